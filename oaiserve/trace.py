@@ -1,0 +1,45 @@
+"""The identity of a request in a distributed trace: W3C `traceparent` in, `traceresponse` out. Stdlib only.
+
+The ids exist from the first moment, long before spans are made of them, so that headers, log lines, exemplars
+and spans all name the same trace.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from random import getrandbits
+
+# https://www.w3.org/TR/trace-context/#traceparent-header; versions above 00 may append fields.
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """`span_id` is that of our own server span; `parent_span_id` is the client's, None where we start the trace."""
+
+    trace_id: int
+    span_id: int
+    parent_span_id: int | None = None
+    parent_sampled: bool = False  # the client's flag; means nothing without a parent
+    tracestate: str | None = None
+
+    @classmethod
+    def from_headers(cls, traceparent: str | None, tracestate: str | None) -> TraceContext:
+        """Continues the client's trace. A header that is absent or invalid starts a new one: never an error."""
+        span_id = getrandbits(64) or 1
+        match = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
+        if match is not None:
+            version, trace_id, parent_id, flags, more = match.groups()
+            ids_are_valid = int(trace_id, 16) != 0 and int(parent_id, 16) != 0
+            if version != "ff" and not (version == "00" and more) and ids_are_valid:
+                return cls(int(trace_id, 16), span_id, int(parent_id, 16), bool(int(flags, 16) & 1), tracestate)
+        return cls(getrandbits(128) or 1, span_id)
+
+    @property
+    def trace_id_hex(self) -> str:
+        return f"{self.trace_id:032x}"
+
+    @property
+    def span_id_hex(self) -> str:
+        return f"{self.span_id:016x}"

@@ -1,0 +1,89 @@
+"""The hand-over from the event loop to the consumers."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event, current_thread
+
+import pytest
+
+from oaiserve.telemetry.recorder import Recorder
+from oaiserve.times import RequestRecord
+
+
+def fail(record: RequestRecord) -> None:
+    raise RuntimeError(f"cannot digest {record.request_id}")
+
+
+def test_each_consumer_sees_each_record_in_order(make_record) -> None:
+    first, second = [], []
+    recorder = Recorder({"first": first.append, "second": second.append}, [].append)
+    records = [make_record(request_id=str(i)) for i in range(10)]
+    for record in records:
+        recorder.record(record)
+    assert recorder.flush(5)
+    assert first == second == records
+
+
+def test_consumers_run_on_a_thread_of_their_own(make_record) -> None:
+    threads = []
+    recorder = Recorder({"one": lambda record: threads.append(current_thread().name)}, [].append)
+    recorder.record(make_record())
+    assert recorder.flush(5)
+    assert threads == ["telemetry"]
+
+
+def test_a_consumer_that_raises_is_counted_and_does_not_stop_the_others(make_record) -> None:
+    seen, errors = [], []
+    recorder = Recorder({"bad": fail, "good": seen.append}, errors.append)
+    recorder.record(make_record())
+    recorder.record(make_record())
+    assert recorder.flush(5)
+    assert (len(seen), errors) == (2, ["bad", "bad"])
+
+
+def test_failures_are_logged_once_a_minute(make_record, caplog: pytest.LogCaptureFixture) -> None:
+    now_seconds = iter([0, 1, 59, 60, 61])
+    recorder = Recorder({"bad": fail}, [].append, clock_ns=lambda: next(now_seconds) * 10**9)
+    for i in range(5):
+        recorder.record(make_record(request_id=f"req-{i}"))
+    with caplog.at_level(logging.ERROR):
+        assert recorder.flush(5)
+    assert ["req-0" in line or "req-3" in line for line in caplog.messages] == [True, True]
+
+
+def test_close_drains_what_is_queued(make_record) -> None:
+    seen = []
+    recorder = Recorder({"one": seen.append}, [].append)
+    for _ in range(100):
+        recorder.record(make_record())
+    assert recorder.close(5)
+    assert len(seen) == 100
+
+
+def test_close_says_when_the_time_was_too_short(make_record) -> None:
+    release = Event()
+    recorder = Recorder({"slow": lambda record: release.wait(5)}, [].append)
+    recorder.record(make_record())
+    assert not recorder.close(0)
+    release.set()
+    assert recorder.close(5)
+
+
+def test_records_beyond_the_bound_are_dropped_and_counted(make_record) -> None:
+    release, taken, errors = Event(), Event(), []
+    recorder = Recorder({"slow": lambda record: (taken.set(), release.wait(5))}, errors.append, max_queued=2)
+    recorder.record(make_record())
+    assert taken.wait(5)  # one is with the consumer, the queue is empty
+    for _ in range(3):
+        recorder.record(make_record())
+    release.set()
+    assert errors == ["queue"]
+
+
+def test_a_record_after_close_is_ignored(make_record) -> None:
+    seen = []
+    recorder = Recorder({"one": seen.append}, [].append)
+    recorder.close(5)
+    recorder.record(make_record())
+    assert seen == []

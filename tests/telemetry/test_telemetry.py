@@ -1,0 +1,115 @@
+"""The assembly: one record reaches spans, histograms and ring, and they tell the same; OTLP over a real socket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from prometheus_client.parser import text_string_to_metric_families
+
+from oaiserve.errors import StartupError
+from oaiserve.telemetry import Telemetry, names
+from oaiserve.times import PHASES
+
+
+class Collector:
+    """Takes OTLP over HTTP on a free port and keeps the spans."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.spans: list[Span] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                collector.paths.append(self.path)
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    thread = Thread(target=collector.server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def traced(collector: Collector, snapshot, monkeypatch: pytest.MonkeyPatch) -> Telemetry:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    return Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+
+
+def test_otlp_carries_the_records_trace_id_and_times(traced: Telemetry, collector: Collector, make_record) -> None:
+    record = make_record()
+    traced.record(record)
+    assert traced.close(5)
+    assert collector.paths == ["/v1/traces"]
+    assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
+    offset_ns = traced.recent.list()[0]["received_unix_ns"] - record.times.received
+    spans = {span.name: span for span in collector.spans}
+    for name, start_ns, end_ns in record.times.phases():
+        assert spans[name].start_time_unix_nano == start_ns + offset_ns
+        assert spans[name].end_time_unix_nano == end_ns + offset_ns
+
+
+def test_spans_histograms_and_ring_agree(traced: Telemetry, collector: Collector, make_record) -> None:
+    for num_stamps in range(1, 8):
+        traced.record(make_record(num_stamps, request_id=str(num_stamps)))
+    assert traced.close(5)
+    page = traced.render(None)[0].decode()
+    sums = {
+        sample.labels["phase"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == f"{names.PHASE_SECONDS.name}_sum"
+    }
+    for phase in PHASES:
+        spans = [span for span in collector.spans if span.name == phase]
+        assert math.isclose(
+            sums[phase], sum(s.end_time_unix_nano - s.start_time_unix_nano for s in spans) / 1e9, rel_tol=1e-9
+        )
+    assert len(traced.recent.list()) == 4
+
+
+def test_exported_spans_are_counted(traced: Telemetry, make_record) -> None:
+    traced.record(make_record())
+    assert traced.close(5)
+    assert b'oaiserve_spans_total{result="exported"} 9.0' in traced.render(None)[0]
+
+
+def test_a_limit_that_is_none_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(StartupError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+
+
+def test_without_the_variables_there_are_no_spans(snapshot, make_record) -> None:
+    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4, environ={})
+    telemetry.record(make_record())
+    assert telemetry.flush(5)
+    page = telemetry.render(None)[0]
+    assert b"oaiserve_requests_total{" in page
+    assert b"oaiserve_spans_total{" not in page
+    assert telemetry.close(5)

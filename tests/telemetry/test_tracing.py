@@ -1,0 +1,229 @@
+"""Spans made from records: same ids, same integers, and they tile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from threading import Event
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.trace import SpanKind, StatusCode
+
+from oaiserve.errors import StartupError
+from oaiserve.telemetry import names
+from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
+from oaiserve.times import PHASES, Outcome, RequestRecord
+from oaiserve.trace import TraceContext
+
+OFFSET_NS = 1_700_000_000_000_000_011
+Export = Callable[..., list[ReadableSpan]]
+
+
+@pytest.fixture
+def export() -> Export:
+    """The spans of a record, in the order server, inner, phases."""
+
+    def spans_of(record: RequestRecord, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
+        exporter = InMemorySpanExporter()
+        tracing = Tracing(
+            exporter, epoch_offset_ns=OFFSET_NS, version="1.2.3", count_spans=lambda *_: None, sampler=sampler
+        )
+        tracing.record(record)
+        assert tracing.close(5)
+        *phases, inner, server = exporter.get_finished_spans() or (None, None)
+        return [server, inner, *phases] if server else []
+
+    return spans_of
+
+
+def test_spans_carry_the_records_integers(export: Export, make_record) -> None:
+    record = make_record()
+    _, _, *phases = export(record)
+    assert [(span.name, span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) for span in phases] == list(
+        record.times.phases()
+    )
+    assert [span.attributes[names.DURATION_NS] for span in phases] == [p.duration_ns for p in record.times.phases()]
+
+
+@pytest.mark.parametrize("num_stamps", range(1, 8))
+def test_phase_spans_tile_the_request_wherever_it_ended(num_stamps: int, export: Export, make_record) -> None:
+    server, inner, *phases = export(make_record(num_stamps, outcome=Outcome.CANCELLED, http_status=None))
+    assert [span.name for span in phases] == list(PHASES[:num_stamps])
+    assert all(left.end_time == right.start_time for left, right in pairwise(phases))
+    whole = (phases[0].start_time, phases[-1].end_time)
+    assert whole == (server.start_time, server.end_time) == (inner.start_time, inner.end_time)
+    assert sum(span.attributes[names.DURATION_NS] for span in phases) == server.attributes[names.DURATION_NS]
+
+
+def test_the_tree_is_server_then_operation_then_phases(export: Export, make_record) -> None:
+    server, inner, *phases = export(make_record())
+    assert (server.name, server.kind, server.parent) == ("POST /v1/chat/completions", SpanKind.SERVER, None)
+    assert (inner.name, inner.kind, inner.parent) == ("chat demo", SpanKind.INTERNAL, server.context)
+    assert all(span.parent == inner.context for span in phases)
+
+
+def test_the_server_span_has_the_records_ids_and_the_others_their_own(export: Export, make_record) -> None:
+    server, *others = export(make_record(trace=TraceContext(trace_id=0xABC, span_id=0xDEF)))
+    assert (server.context.trace_id, server.context.span_id) == (0xABC, 0xDEF)
+    assert {span.context.trace_id for span in others} == {0xABC}
+    assert len({span.context.span_id for span in (server, *others)}) == 9
+
+
+def test_the_clients_trace_is_continued(export: Export, make_record) -> None:
+    trace = TraceContext.from_headers("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1")
+    server, *_ = export(make_record(trace=trace), ParentBased(ALWAYS_OFF))
+    assert server.parent.span_id == 0x00F067AA0BA902B7
+    assert server.parent.is_remote
+    assert (server.context.trace_id, server.context.span_id) == (trace.trace_id, trace.span_id)
+    assert server.context.trace_state.get("vendor") == "1"
+
+
+def test_a_client_that_does_not_sample_is_respected(export: Export, make_record) -> None:
+    trace = TraceContext(trace_id=1, span_id=2, parent_span_id=3, parent_sampled=False)
+    assert export(make_record(trace=trace), ParentBased(ALWAYS_ON)) == []
+
+
+def test_the_standard_variable_chooses_the_sampler(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
+    tracing.record(make_record())
+    assert tracing.close(5)
+    assert exporter.get_finished_spans() == ()
+
+
+def test_a_request_that_was_not_sampled_leaves_no_id_for_the_next(make_record) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(
+        exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None, sampler=ParentBased(ALWAYS_ON)
+    )
+    tracing.record(make_record(trace=TraceContext(trace_id=1, span_id=2, parent_span_id=3)))
+    tracing.record(make_record(trace=TraceContext(trace_id=4, span_id=5)))
+    assert tracing.close(5)
+    assert {span.context.trace_id for span in exporter.get_finished_spans()} == {4}
+    assert exporter.get_finished_spans()[-1].context.span_id == 5
+
+
+@pytest.mark.parametrize(
+    ("outcome", "http_status", "error_type", "status"),
+    [
+        (Outcome.FINISHED, 200, None, StatusCode.UNSET),
+        (Outcome.CANCELLED, None, None, StatusCode.UNSET),
+        (Outcome.REJECTED, 400, "InvalidRequest", StatusCode.UNSET),
+        (Outcome.REJECTED, 503, "Unavailable", StatusCode.ERROR),
+        (Outcome.FAILED, 500, "InternalError", StatusCode.ERROR),
+        (Outcome.FAILED, 200, "InternalError", StatusCode.ERROR),  # a stream that had begun
+    ],
+)
+def test_each_outcome_has_its_status(outcome, http_status, error_type, status, export: Export, make_record) -> None:
+    server, inner, *_ = export(make_record(outcome=outcome, http_status=http_status, error_type=error_type))
+    assert server.status.status_code is inner.status.status_code is status
+    assert server.attributes[names.OUTCOME] == outcome
+    assert server.attributes.get(names.HTTP_RESPONSE_STATUS_CODE) == http_status
+    assert server.attributes.get(names.ERROR_TYPE) == inner.attributes.get(names.ERROR_TYPE) == error_type
+
+
+def test_the_operation_span_follows_the_genai_conventions(export: Export, make_record) -> None:
+    record = make_record(stream=True, params={"temperature": 0.5, "max_completion_tokens": 9, "min_p": 0.1})
+    attributes = export(record)[1].attributes
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.usage.input_tokens"] == 4
+    assert attributes["gen_ai.usage.output_tokens"] == 5
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["gen_ai.response.time_to_first_chunk"] == record.times.time_to_first_token_ns / 1e9
+    assert attributes["gen_ai.request.max_tokens"] == 9
+    assert attributes["oaiserve.request.min_p"] == 0.1
+
+
+@pytest.mark.parametrize(("variable", "name"), [(None, "oaiserve"), ("edge-llm", "edge-llm")])
+def test_the_service_is_oaiserve_unless_named(variable, name, export: Export, make_record, monkeypatch) -> None:
+    if variable:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", variable)
+    resource = export(make_record())[0].resource.attributes
+    assert (resource["service.name"], resource["service.version"]) == (name, "1.2.3")
+
+
+@pytest.mark.parametrize("result", list(SpanExportResult))
+def test_spans_are_counted_by_what_became_of_them(result: SpanExportResult, make_record) -> None:
+    class Exporter(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return result
+
+    counts: Counter[str] = Counter()
+    count_spans = lambda kind, number: counts.update({kind: number})  # noqa: E731
+    tracing = Tracing(Exporter(), epoch_offset_ns=0, version="1", count_spans=count_spans, sampler=ALWAYS_ON)
+    tracing.record(make_record())
+    assert tracing.close(5)
+    assert counts == {"ended": 9, "exported" if result is SpanExportResult.SUCCESS else "failed": 9}
+
+
+def test_close_keeps_its_limit_when_the_collector_hangs(make_record) -> None:
+    class Hanging(SpanExporter):
+        def __init__(self) -> None:
+            self.release = Event()
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            self.release.wait(5)
+            return SpanExportResult.FAILURE
+
+    exporter = Hanging()
+    tracing = Tracing(exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None, sampler=ALWAYS_ON)
+    tracing.record(make_record())
+    assert not tracing.close(0.01)
+    exporter.release.set()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": ""},
+        {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
+        {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"},
+    ],
+)
+def test_tracing_is_off_unless_asked_for(environ: dict[str, str]) -> None:
+    assert exporter_from_environment(environ) is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"},
+        {"OTEL_TRACES_EXPORTER": "otlp"},
+        {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+    ],
+)
+def test_either_endpoint_or_the_exporter_variable_turns_otlp_on(environ: dict[str, str]) -> None:
+    exporter = exporter_from_environment(environ)
+    assert type(exporter).__name__ == "OTLPSpanExporter"
+
+
+def test_console_writes_to_the_terminal() -> None:
+    assert isinstance(exporter_from_environment({"OTEL_TRACES_EXPORTER": "console"}), ConsoleSpanExporter)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'grpc'",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER is 'zipkin'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "must start with http://"),
+    ],
+)
+def test_what_we_cannot_export_stops_the_start(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        exporter_from_environment(environ)
