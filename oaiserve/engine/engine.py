@@ -1,0 +1,268 @@
+"""The facade: an engine to submit requests to, with or without HTTP around it.
+
+    engine = Engine.from_pretrained("demo")
+    engine.start()
+    print(engine.generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0))[0].text)
+    engine.stop()
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.loop import Abort, EngineLoop, EngineSnapshot, Runner, Stop, Submitted
+from oaiserve.engine.request import (
+    TERMINAL,
+    Aborted,
+    Deliver,
+    Event,
+    Failed,
+    FinishReason,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
+from oaiserve.errors import Overloaded, StartupError, Unavailable
+from oaiserve.times import monotonic_ns
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice, whole."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+class Engine:
+    """Built by `from_pretrained`, or of its parts in tests. Every method may be called from any thread.
+
+    Request ids must be unique among the requests that are open.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        runner: Runner,
+        num_blocks: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        default_params: Mapping[str, float | int] | None = None,
+        options: EngineOptions | None = None,
+        clock_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        options = options or EngineOptions()
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len  # tokens of prompt and answer together
+        self.vocab_size = vocab_size
+        self.default_params = dict(default_params or {})  # sampling defaults that the model itself asks for
+        self._max_waiting = options.max_waiting
+        self._clock_ns = clock_ns
+        self._num_submitted = itertools.count()  # next() is atomic
+        self._last_submitted = 0
+        self._is_draining = False
+        pool = BlockPool(num_blocks, options.block_size)
+        self._loop = EngineLoop(
+            Scheduler(pool, max_running=options.max_running, max_step_tokens=options.max_step_tokens),
+            runner,
+            TokenTable(tokenizer.backend),
+            eos_token_ids=eos_token_ids,
+            max_model_len=max_model_len,
+            clock_ns=clock_ns,
+            num_tokenizing=lambda: self._tokenize.num_waiting,
+        )
+        self._tokenize = TokenizeStage(
+            tokenizer,
+            self._loop.post,
+            num_workers=options.tokenize_workers,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            clock=clock_ns,
+        )
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path = "demo", options: EngineOptions | None = None, **kwargs: Any) -> Engine:
+        """Loads `model`: "demo", a folder, a hub id or a GGUF file. Takes EngineOptions, or its fields by name.
+
+        Raises StartupError where the model cannot be loaded or served.
+        """
+        # torch and transformers take seconds to import: `import oaiserve` does without them.
+        from oaiserve.engine.model.load import load_model
+        from oaiserve.engine.model.memory import kv_blocks
+        from oaiserve.engine.model.runner import ModelRunner
+
+        options = replace(options or EngineOptions(), **kwargs)
+        if model == "demo":
+            from oaiserve import demo
+
+            model = demo.resolve()
+        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+        tokenizer = Tokenizer.from_pretrained(model, template)
+        loaded = load_model(model, device=options.device, dtype=options.dtype)
+        if options.max_model_len is not None and options.max_model_len > loaded.max_model_len:
+            raise StartupError(
+                f"--max-model-len is {options.max_model_len}, but the model is good for {loaded.max_model_len} tokens."
+            )
+        max_model_len = options.max_model_len or loaded.max_model_len
+        num_blocks = kv_blocks(loaded, options, max_model_len)
+        capacity = num_blocks * options.block_size
+        if capacity < max_model_len:
+            log.warning("The KV cache holds %d tokens, so that is the longest request (not %d)", capacity, max_model_len)
+            max_model_len = capacity
+        eos_token_id = tokenizer.eos_token_id
+        engine = cls(
+            tokenizer=tokenizer,
+            runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size),
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id}),
+            default_params=loaded.default_params if options.generation_config else {},
+            options=options,
+        )
+        log.info(
+            "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
+            type(loaded.model).__name__,
+            loaded.device,
+            str(loaded.dtype).removeprefix("torch."),
+            num_blocks,
+            options.block_size,
+            capacity * loaded.kv_bytes_per_token / 2**30,
+            max_model_len,
+        )
+        if engine.default_params:
+            log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
+        return engine
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the engine thread, where it was not `stop`."""
+        return self._loop.failure
+
+    @property
+    def is_ready(self) -> bool:
+        return self._loop.is_alive and not self._is_draining
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not entered a step yet."""
+        return self._last_submitted - self._loop.num_left_waiting
+
+    def snapshot(self) -> EngineSnapshot:
+        return self._loop.snapshot
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """Accepts a request; from now on `deliver` gets its events, the last of them terminal, on the engine thread.
+
+        Does not encode and does not block, unless there are no tokenize workers. Raises Unavailable before `start`,
+        while draining and after the end; Overloaded when too many requests wait.
+        """
+        if not self.is_ready:
+            raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
+        if self.num_waiting >= self._max_waiting:
+            raise Overloaded(
+                f"{self._max_waiting} requests are waiting already, which is the limit; try again later.",
+                retry_after_seconds=1,
+            )
+        if request.times.received is None:
+            request.times.received = self._clock_ns()
+        request.times.submitted = self._clock_ns()
+        self._last_submitted = next(self._num_submitted) + 1
+        self._loop.post(Submitted(request, deliver))
+        self._tokenize.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request early, in any phase. Does nothing for one that has ended."""
+        self._tokenize.abort(request_id)
+        self._loop.post(Abort(request_id))
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """Submits and yields the events, the terminal one last. Closing the generator early aborts the request."""
+        inbox: SimpleQueue[list[Event]] = SimpleQueue()
+        self.submit(request, inbox.put)
+        ended = False
+        try:
+            while not ended:
+                for event in inbox.get():
+                    ended = isinstance(event, TERMINAL)
+                    yield event
+        finally:
+            if not ended:
+                self.abort(request.request_id)
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """All choices of all prompts, in order. Raises the APIError of a request that failed."""
+        request = Request(
+            f"generate-{next(_generate_ids)}",
+            tuple(_as_prompt(prompt) for prompt in prompts),
+            params or SamplingParams(),
+            stream_interval=0,
+        )
+        completions: list[Completion] = []
+        for event in self.stream(request):
+            if isinstance(event, TokenChunk):
+                completions.append(
+                    Completion(event.index, event.text, event.token_ids, event.finish_reason, event.stop_reason)
+                )
+            elif isinstance(event, Failed):
+                raise event.error
+            elif isinstance(event, Aborted):
+                raise Unavailable("The engine dropped the request.")
+        return sorted(completions, key=lambda completion: completion.index)
+
+    def stop(self, drain_timeout_seconds: float = 0.0) -> None:
+        """Takes no more requests, gives the open ones that long to finish, fails the rest, and ends the threads."""
+        self._is_draining = True
+        if self._loop.is_alive:
+            self._loop.post(Stop(drain=True))
+            if not self._loop.join(drain_timeout_seconds):
+                self._loop.post(Stop(drain=False))
+                self._loop.join()
+        self._tokenize.stop()
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+_generate_ids = itertools.count()
+
+
+def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, Sequence):
+        return TokenPrompt(prompt)
+    return prompt

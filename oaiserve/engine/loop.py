@@ -1,0 +1,359 @@
+"""The engine thread: takes commands, schedules, runs the model, hands the results over. No torch: the runner is given.
+
+The thread owns scheduler, runner and outputs. Commands come in through one inbox, events go out with one call per step
+and consumer, numbers go out as an immutable snapshot. Hence no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from random import getrandbits
+from threading import Thread
+from typing import Protocol
+
+from oaiserve.engine.detokenize import StopStrings, TokenTable
+from oaiserve.engine.draws import draw_key
+from oaiserve.engine.output import ChoiceOutput, first_token_logprob, token_logprob
+from oaiserve.engine.request import (
+    Aborted,
+    Deliver,
+    Event,
+    Failed,
+    Finished,
+    PromptDone,
+    Request,
+    TextPrompt,
+    TokenLogprob,
+    Usage,
+)
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
+from oaiserve.errors import APIError, InternalError, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    def run(self, step: Step) -> list[ChunkResult]:
+        """One result per chunk of the step, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    request: Request
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the thread: when what is open has ended (`drain`), or at once, failing what is open."""
+
+    drain: bool
+
+
+Command = Submitted | Tokenized | TokenizeFailed | Abort | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine's numbers after a step. Sequences are choices: a request has `prompts * n` of them."""
+
+    num_running: int = 0
+    num_waiting: int = 0  # tokenized, not yet in a step, or preempted
+    num_tokenizing: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_step_tokens: int = 0  # in the last step
+    num_step_sequences: int = 0
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt of an open request until its data has been sent."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that has not had its terminal event."""
+
+    request: Request
+    deliver: Deliver
+    prompts: list[_Prompt] = field(default_factory=list)
+    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        table: TokenTable,
+        *,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        clock_ns: Callable[[], int],
+        num_tokenizing: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._table = table
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._clock_ns = clock_ns
+        self._num_tokenizing = num_tokenizing
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        # owned by the engine thread
+        self._open: dict[str, _OpenRequest] = {}
+        self._outbox: dict[Deliver, list[Event]] = {}
+        self._draining = False
+        self._num_steps = 0
+        # written by the engine thread, read by anyone
+        self.failure: Exception | None = None
+        self.is_stopped = False
+        self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
+        self.num_left_waiting = 0  # requests that entered a step, or ended before
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and not self.is_stopped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """From any thread. What is posted after the end of the loop is answered by the poster itself."""
+        self._inbox.put(command)
+        if self.is_stopped:
+            self._refuse_inbox()
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """True when the thread has ended."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._turn()
+        except Exception as error:
+            log.exception("The engine has stopped")
+            self.failure = error
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        step = self._scheduler.schedule()
+        if step is not None:
+            self._stamp_scheduled(step)
+            results = self._runner.run(step)
+            self._process(step, results)
+            self._num_steps += 1
+        self._hand_over()
+        self._publish(step)
+
+    def _take_commands(self) -> bool:
+        """Waits for a command only where there is nothing to compute. False: the thread shall end."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._scheduler.has_work and not self._outbox)
+            except Empty:
+                return True
+            match command:
+                case Submitted():
+                    self._open[command.request.request_id] = _OpenRequest(command.request, command.deliver)
+                case Tokenized():
+                    self._accept(command)
+                case TokenizeFailed():
+                    if command.request.request_id in self._open:
+                        self._fail(self._open[command.request.request_id], command.error)
+                case Abort():
+                    if command.request_id in self._open:
+                        opened = self._open[command.request_id]
+                        self._end(opened, Aborted(command.request_id, opened.usage))
+                case Stop(drain=True):
+                    self._draining = True
+                case Stop():
+                    return False
+            if self._draining and not self._open:
+                return False
+
+    def _accept(self, tokenized: Tokenized) -> None:
+        """Makes the sequences of a request. One that was aborted meanwhile is not open any more."""
+        request = tokenized.request
+        opened = self._open.get(request.request_id)
+        if opened is None:
+            return
+        params = request.params
+        stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
+        stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
+        opened.usage.prompt_tokens = tokenized.num_prompt_tokens
+        for prompt_index, token_ids in enumerate(tokenized.token_ids):
+            seed = getrandbits(64) if params.seed is None else params.seed
+            limit = self._max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+            logprobs = None if params.prompt_logprobs is None else [first_token_logprob(self._table, token_ids[0])]
+            opened.prompts.append(_Prompt(token_ids, logprobs))
+            for choice in range(params.n):
+                sequence = Sequence(
+                    request.request_id,
+                    prompt_index * params.n + choice,
+                    token_ids,
+                    params,
+                    max_len=limit,
+                    stop_ids=stop_ids,
+                    draw_key=draw_key(seed, choice),
+                )
+                sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
+                opened.outputs[sequence] = ChoiceOutput(
+                    sequence,
+                    self._table,
+                    stops,
+                    eos_token_ids=self._eos_token_ids,
+                    stream_interval=request.stream_interval,
+                )
+                self._scheduler.add(sequence)
+
+    def _stamp_scheduled(self, step: Step) -> None:
+        now_ns = self._clock_ns()
+        for chunk in step.chunks:
+            times = self._open[chunk.sequence.request_id].request.times
+            if times.scheduled is None:
+                times.scheduled = now_ns
+                self.num_left_waiting += 1
+
+    def _process(self, step: Step, results: list[ChunkResult]) -> None:
+        now_ns = self._clock_ns()
+        for chunk, result in zip(step.chunks, results, strict=True):
+            opened = self._open.get(chunk.sequence.request_id)
+            if opened is None:
+                continue  # another choice of the same request has failed in this step
+            try:
+                self._process_chunk(opened, chunk, result, now_ns)
+            except Exception:  # the request's own data: detokenizer, stop strings, logprobs
+                log.exception("Request %s failed", chunk.sequence.request_id)
+                self._fail(opened, InternalError("The server failed on this request's output."))
+
+    def _process_chunk(self, opened: _OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int) -> None:
+        sequence, samples = chunk.sequence, chunk.samples
+        wants_token = samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
+        self._scheduler.commit(sequence, chunk.end, result.token_id if wants_token else None)
+        prompt = opened.prompts[sequence.index // opened.request.params.n]
+        if result.prompt_logprobs is not None and prompt.logprobs is not None:
+            # A prompt that was preempted half-way is computed again from its start.
+            prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
+        if result.error is not None:
+            self._fail(opened, InternalError(result.error))
+            return
+        if not samples:
+            return
+        sequence.wants_prompt_logprobs = False
+        if opened.request.times.first_token is None:
+            opened.request.times.first_token = now_ns
+        output = opened.outputs[sequence]
+        if wants_token:
+            assert result.token_id is not None
+            opened.usage.completion_tokens += 1
+            output.push(result.token_id, result.logprobs)
+        else:
+            output.finish_without_token()
+        self._emit_chunk(opened, prompt, sequence, output)
+        if output.finish_reason is not None:
+            self._scheduler.remove(sequence)
+            del opened.outputs[sequence]
+            if not opened.outputs:
+                opened.request.times.last_token = now_ns
+                self._end(opened, Finished(opened.request.request_id, opened.usage))
+
+    def _emit_chunk(self, opened: _OpenRequest, prompt: _Prompt, sequence: Sequence, output: ChoiceOutput) -> None:
+        token_chunk = output.take()
+        if token_chunk is None:
+            return
+        if not prompt.sent:
+            prompt.sent = True
+            self._emit(opened, self._prompt_done(opened.request, sequence.index // opened.request.params.n, prompt))
+        self._emit(opened, token_chunk)
+
+    def _prompt_done(self, request: Request, prompt_index: int, prompt: _Prompt) -> PromptDone:
+        text = None
+        if request.echo:
+            given = request.prompts[prompt_index]
+            text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
+        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs)
+
+    def _fail(self, opened: _OpenRequest, error: APIError) -> None:
+        self._end(opened, Failed(opened.request.request_id, error, opened.usage))
+
+    def _end(self, opened: _OpenRequest, terminal: Finished | Failed | Aborted) -> None:
+        """The one place where a request ends: frees what it holds and sends its terminal event."""
+        del self._open[opened.request.request_id]
+        for sequence in opened.outputs:
+            self._scheduler.remove(sequence)
+        if opened.request.times.scheduled is None:
+            self.num_left_waiting += 1
+        self._emit(opened, terminal)
+
+    def _emit(self, opened: _OpenRequest, event: Event) -> None:
+        self._outbox.setdefault(opened.deliver, []).append(event)
+
+    def _hand_over(self) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for deliver, events in outbox.items():
+            try:
+                deliver(events)
+            except Exception:  # a consumer that is gone must not stop the others
+                log.exception("A consumer does not take its events; its requests are dropped")
+                for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
+                    self._end(opened, Aborted(opened.request.request_id, opened.usage))
+
+    def _publish(self, step: Step | None) -> None:
+        pool = self._scheduler.pool
+        self.snapshot = EngineSnapshot(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_tokenizing=self._num_tokenizing(),
+            blocks_used=pool.num_used,
+            blocks_total=pool.num_blocks,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_step_tokens=step.num_tokens if step else 0,
+            num_step_sequences=len(step.chunks) if step else 0,
+        )
+
+    def _close(self) -> None:
+        """Nobody is left without an answer, whatever ended the loop."""
+        self.is_stopped = True
+        for opened in list(self._open.values()):
+            self._fail(opened, self._reason())
+        self._hand_over()
+        self._publish(None)
+        self._refuse_inbox()
+
+    def _reason(self) -> APIError:
+        if self.failure is not None:
+            return InternalError("The engine has stopped after an internal error; the server must be restarted.")
+        return Unavailable("The server is shutting down.", retry_after_seconds=5)
+
+    def _refuse_inbox(self) -> None:
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(command, Submitted):
+                command.deliver([Failed(command.request.request_id, self._reason(), Usage(0, 0, 0))])

@@ -1,0 +1,99 @@
+"""The reference backend: plain torch on any device, and the oracle for the others."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    *,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """See `attention.Backend`. Decodes are gathered, padded to the longest and attend as one batch; each prefill
+    attends on its own."""
+    cache.keys.flatten(0, 1)[batch.slots] = key
+    cache.values.flatten(0, 1)[batch.slots] = value
+    if sliding_window not in batch.masks:
+        batch.masks[sliding_window] = _masks(batch, sliding_window)
+    masks = batch.masks[sliding_window]
+    out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
+    num_decodes = batch.num_decodes
+    if num_decodes:
+        keys, values = _gather(cache, batch.block_tables[:num_decodes], masks[0].shape[-1])
+        decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
+        out[:num_decodes] = _attention(decodes, keys, values, masks[0], scaling, softcap).squeeze(2)
+        masks = masks[1:]
+    first = num_decodes
+    for row, mask in enumerate(masks, start=num_decodes):
+        last = first + batch.query_lens[row]
+        keys, values = _gather(cache, batch.block_tables[row : row + 1], batch.context_lens[row])
+        prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
+        out[first:last] = _attention(prefill, keys, values, mask, scaling, softcap)[0].transpose(0, 1)
+        first = last
+    return out
+
+
+def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
+    """One mask for all decodes together, where there are any, then one per prefill. Every layer needs the same."""
+    masks = []
+    num_decodes = batch.num_decodes
+    if num_decodes:
+        length = max(batch.context_lens[:num_decodes])
+        masks.append(_mask(batch.seq_lens[:num_decodes, None] - 1, length, sliding_window))
+    first = num_decodes
+    for query_len, length in zip(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:], strict=True):
+        masks.append(_mask(batch.positions[None, first : first + query_len], length, sliding_window))
+        first += query_len
+    return masks
+
+
+def _gather(cache: LayerCache, block_tables: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of whole sequences: two of [B, kv_heads, length, dim]."""
+    num_blocks = -(-length // cache.keys.shape[1])
+    tables = block_tables[:, :num_blocks]
+    keys = cache.keys[tables].flatten(1, 2)[:, :length]
+    values = cache.values[tables].flatten(1, 2)[:, :length]
+    return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def _mask(positions: torch.Tensor, length: int, sliding_window: int | None) -> torch.Tensor:
+    """Which of `length` keys each query at `positions` [B, Q] may see: bool [B, 1, Q, length]."""
+    keys = torch.arange(length, device=positions.device)
+    distance = positions[:, :, None] - keys
+    visible = distance >= 0
+    if sliding_window is not None:
+        visible &= distance < sliding_window
+    return visible.unsqueeze(1)
+
+
+def _attention(
+    query: torch.Tensor,  # [B, heads, Q, key_dim]
+    key: torch.Tensor,  # [B, kv_heads, L, key_dim]
+    value: torch.Tensor,  # [B, kv_heads, L, value_dim]
+    mask: torch.Tensor,  # [B, 1, Q, L]
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:  # [B, heads, Q, value_dim]
+    groups = query.shape[1] // key.shape[1]
+    if softcap is None and query.shape[2] == 1:
+        # The query heads that share a key head are rows of one query: six times as fast as grouped attention on a CPU.
+        rows = query.reshape(query.shape[0], key.shape[1], groups, query.shape[3])
+        return scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling).flatten(1, 2).unsqueeze(2)
+    if softcap is None:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * scaling
+    scores = (scores / softcap).tanh() * softcap
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value

@@ -1,0 +1,239 @@
+"""Weights and limits of a model; a clear refusal of everything that is no decoder-only text model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from oaiserve.engine.model.attention import ATTENTION, AttentionCall, LayerCache, paged_attention, reference
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+# What of a model's generation_config.json stands in for a request's missing value.
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_PROBE = "oaiserve_probe"
+_PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one layer keeps of one token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numel(self) -> int:
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
+    max_model_len: int  # tokens the positions are good for
+    eos_token_ids: frozenset[int]
+    default_params: dict[str, float | int]
+    kv_shapes: dict[int, KVShape]  # by layer index
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(shape.numel for shape in self.kv_shapes.values()) * self.dtype.itemsize
+
+
+def select_device(name: str) -> torch.device:
+    """`auto`: CUDA where there is one. Raises StartupError for a device that is not here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
+    return torch.device(name)
+
+
+def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+    """From a folder, a hub id or a GGUF file. Raises StartupError with one sentence that says what to do."""
+    location, source = model_source(model)
+    target = select_device(device)
+    try:
+        config = AutoConfig.from_pretrained(location, **source)
+    except (OSError, ValueError, KeyError) as error:
+        raise StartupError(f"No model could be loaded from '{model}': {_first_sentence(error)}") from error
+    refuse_unless_decoder_only(config, str(model))
+    torch_dtype = _select_dtype(dtype, config, target)
+    if source and hasattr(transformers, "GgufConfig"):
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            location, dtype=torch_dtype, attn_implementation="eager", **source
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
+    return prepare(loaded.to(target), str(model))
+
+
+def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
+    """Switches a loaded model to paged attention, after checking that it then computes what it did before."""
+    model.eval()
+    refuse_unless_decoder_only(model.config, name)
+    kv_shapes = _probe_attention(model, name)
+    model.set_attn_implementation(ATTENTION)
+    config = model.config
+    defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
+    return LoadedModel(
+        model=model,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_model_len=_max_model_len(config),
+        eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
+        default_params={key: defaults[key] for key in SAMPLING_DEFAULTS if defaults.get(key) is not None},
+        kv_shapes=kv_shapes,
+    )
+
+
+def model_source(model: str | Path) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds it, and the extra arguments that a GGUF file needs."""
+    path = Path(model)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise StartupError(f"There is no GGUF file at '{model}'.")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise StartupError(f"The folder '{model}' holds no model: it has no config.json.")
+    looks_like_path = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
+    if looks_like_path and not path.exists():
+        raise StartupError(f"There is no model folder at '{model}'.")
+    return str(model), {}
+
+
+def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
+    architecture = (config.architectures or [""])[0]
+    problem = None
+    if config.is_encoder_decoder:
+        problem = "it is an encoder-decoder model"
+    elif set(config.sub_configs) & {"vision_config", "audio_config"}:
+        problem = "it takes images or audio"
+    elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        problem = f"transformers has no text generation model of type '{config.model_type}'"
+    elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        problem = f"its architecture is {architecture}"
+    elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
+        problem = f"it has layers that keep no plain KV cache ({', '.join(sorted(set(config.layer_types)))})"
+    if problem:
+        raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
+
+
+def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    dtype = config.dtype or torch.float32
+    # Half precision has no fast path on CPUs, and its range is narrower than bfloat16's.
+    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
+
+
+def _max_model_len(config: PreTrainedConfig) -> int:
+    limit = int(getattr(config, "max_position_embeddings", None) or 2048)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+        # These scale every position by the length of the longest sequence in the batch: neighbours would matter.
+        limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    return limit
+
+
+def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
+    """The KV shape of every layer, seen in a short run whose logits must equal those of the model's own attention.
+
+    That catches what the interface cannot carry: attention sinks, ALiBi, layers that do not go through it.
+    """
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    ids = [(7 * i + 3) % vocab_size for i in range(_PROBE_TOKENS)]
+    sequence = Sequence("probe", 0, ids, SamplingParams(), max_len=_PROBE_TOKENS + 1)
+    sequence.blocks = [0]
+    batch = build_batch(Step([Chunk(sequence, 0, _PROBE_TOKENS)]), _PROBE_TOKENS, model.device)
+    shapes: dict[int, KVShape] = {}
+    with torch.inference_mode():
+        expected = model(input_ids=batch.input_ids[None], use_cache=False, logits_to_keep=1).logits.float()
+        model.set_attn_implementation(_PROBE)
+        if model.config._attn_implementation != _PROBE:
+            raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
+        try:
+            out = model(**model_inputs(batch), shapes=shapes, batch=batch)
+        except TypeError as error:
+            raise StartupError(f"'{name}' cannot be served: {_first_sentence(error)}.") from error
+    if len(shapes) != model.config.num_hidden_layers:
+        raise StartupError(
+            f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
+            "transformers' attention interface."
+        )
+    difference = float((out.logits.float() - expected).norm() / expected.norm())
+    limit = 1e-3 if model.dtype == torch.float32 else 0.1
+    if not difference <= limit:
+        raise StartupError(
+            f"'{name}' cannot be served: with paged attention its outputs differ by {difference:.1%} from its own "
+            f"(allowed: {limit:.1%}), so its attention does something that the interface does not carry."
+        )
+    return shapes
+
+
+def model_inputs(batch: Batch) -> dict[str, Any]:
+    """What every forward is called with. The 4-dimensional mask is a dummy: it keeps transformers from building one,
+    and from looking (with a read-back from the device) for sequence bounds that the batch knows."""
+    return {
+        "input_ids": batch.input_ids[None],
+        "position_ids": batch.positions[None],
+        "attention_mask": torch.empty(1, 1, 1, 1, device=batch.input_ids.device),
+        "logits_to_keep": batch.logits_rows,
+        "use_cache": False,
+    }
+
+
+def _probe(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    shapes: dict[int, KVShape],
+    batch: Batch,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
+    shapes[layer] = shape
+    cache = LayerCache(
+        key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
+        value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
+    )
+    call = AttentionCall(reference.attend, {layer: cache}, batch)
+    return paged_attention(module, query, key, value, attention_mask, call=call, **kwargs)
+
+
+AttentionInterface.register(_PROBE, _probe)
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + "…"

@@ -1,0 +1,38 @@
+"""How many blocks the KV cache gets."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.errors import StartupError
+
+CUDA_SHARE = 0.8  # of the memory that is free once the weights are loaded; the rest is for activations
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 4 * 2**30
+
+
+def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -> int:
+    """The number asked for; or what fits the memory asked for, or a share of the free memory, but not more than all
+    running sequences can use. Raises StartupError where not even one block fits."""
+    if options.kv_blocks is not None:
+        return options.kv_blocks
+    block_bytes = loaded.kv_bytes_per_token * options.block_size
+    memory = options.kv_cache_memory
+    if memory is None:
+        most = options.max_running * -(-max_model_len // options.block_size)
+        return max(1, min(most, _default_bytes(loaded.device) // block_bytes))
+    if memory < block_bytes:
+        raise StartupError(f"--kv-cache-memory is {memory}, but one block of the KV cache takes {block_bytes} bytes.")
+    return memory // block_bytes
+
+
+def _default_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * CPU_SHARE), CPU_MOST_BYTES)

@@ -1,0 +1,107 @@
+"""From sampled ids to what the client gets: text, stop conditions, chunks. One `ChoiceOutput` per sequence, engine
+thread only, no torch."""
+
+from __future__ import annotations
+
+from oaiserve.engine.detokenize import StopStrings, TokenTable
+from oaiserve.engine.request import FinishReason, TokenChunk, TokenLogprob, TopLogprob
+from oaiserve.engine.sequence import Logprobs, Sequence
+
+
+class ChoiceOutput:
+    """Takes the tokens of one choice as they are sampled and gives them out in chunks."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        table: TokenTable,
+        stops: StopStrings,
+        *,
+        eos_token_ids: frozenset[int],
+        stream_interval: int,
+    ) -> None:
+        params = sequence.params
+        self._sequence = sequence
+        self._table = table
+        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self._stream_interval = stream_interval  # see Request
+        self._detokenizer = table.detokenizer(sequence.token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._stops = stops.matcher()
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+    def push(self, token_id: int, logprobs: Logprobs | None) -> None:
+        """The next token of the choice, which the sequence already holds. It may end the choice.
+
+        The order of the checks: end of sequence, stop token, stop string, length; so a stop string that completes
+        with the last allowed token counts as a stop.
+        """
+        sequence, params = self._sequence, self._sequence.params
+        self._token_ids.append(token_id)
+        if logprobs is not None:
+            self._logprobs.append(token_logprob(self._table, logprobs))
+        if token_id in self._eos_token_ids:
+            self._finish(FinishReason.STOP)
+        elif token_id in params.stop_token_ids:
+            if params.include_stop_str_in_output:
+                self._add(self._detokenizer.push(token_id))
+            self._finish(FinishReason.STOP, token_id)
+        else:
+            self._add(self._detokenizer.push(token_id))
+            if self.finish_reason is None and len(sequence.token_ids) >= sequence.max_len:
+                self._finish(FinishReason.LENGTH)
+
+    def finish_without_token(self) -> None:
+        """For max_tokens 0: the prompt has been computed, and nothing is to follow."""
+        self._finish(FinishReason.LENGTH)
+
+    def take(self) -> TokenChunk | None:
+        """What has gathered since the last call, once it is enough to send."""
+        if self.finish_reason is None:
+            if self._stream_interval == 0 or len(self._token_ids) < self._stream_interval:
+                return None
+            if not (any(self._text) or self._logprobs):
+                return None  # all of it is held back: part of a character, or maybe of a stop string
+        chunk = TokenChunk(
+            self._sequence.request_id,
+            self._sequence.index,
+            "".join(self._text),
+            self._token_ids,
+            self._logprobs if self._sequence.params.logprobs is not None else None,
+            self.finish_reason,
+            self.stop_reason,
+        )
+        self._text, self._token_ids, self._logprobs = [], [], []
+        return chunk
+
+    def _add(self, text: str) -> None:
+        """Text that is complete; before min_tokens stop strings do not count."""
+        if not text:
+            return
+        enabled = self._sequence.num_generated >= self._sequence.params.min_tokens
+        sendable, matched = self._stops.push(text, enabled=enabled)
+        self._text.append(sendable)
+        if matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, matched
+
+    def _finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        self._add(self._detokenizer.finish())
+        if self.finish_reason is None:
+            self._text.append(self._stops.finish())
+            self.finish_reason, self.stop_reason = reason, stop_reason
+
+
+def token_logprob(table: TokenTable, logprobs: Logprobs) -> TokenLogprob:
+    top = [
+        TopLogprob(token_id, *table.token_text(token_id), logprob)
+        for token_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    ]
+    return TokenLogprob(logprobs.token_id, *table.token_text(logprobs.token_id), logprobs.logprob, top)
+
+
+def first_token_logprob(table: TokenTable, token_id: int) -> TokenLogprob:
+    """The first token of a prompt follows nothing, so it has no probability."""
+    return TokenLogprob(token_id, *table.token_text(token_id), float("nan"))

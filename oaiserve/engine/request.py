@@ -1,0 +1,164 @@
+"""What goes into the engine (`Request`) and what comes out of it (the events). Stdlib only, no tensors, no HTTP.
+
+Each accepted request gets any number of `PromptDone` and `TokenChunk`, then exactly one terminal event:
+`Finished`, `Failed` or `Aborted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from oaiserve.errors import APIError
+from oaiserve.times import RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used as they are."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the model's chat template: `content` is a string or a list of `{"type": "text", "text": str}`."""
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template writes them itself
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to continue each prompt. Values are checked by whoever builds one; ids are checked against the vocabulary
+    by the tokenize stage."""
+
+    n: int = 1  # choices per prompt
+    max_tokens: int | None = None  # None: the rest of the context
+    min_tokens: int = 0  # before that many, end-of-sequence and stop tokens are masked
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None  # None: fresh entropy
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a client: every prompt gets `params.n` choices; choice `i` belongs to prompt `i // params.n`."""
+
+    request_id: str
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    echo: bool = False  # send the prompt's text in PromptDone
+    stream_interval: int = 1  # tokens of a choice per TokenChunk; 0: all in one, when the choice has finished
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in the API's spelling."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(slots=True)
+class TopLogprob:
+    """`token` is what the token decodes to on its own, `bytes` its true UTF-8 bytes (maybe part of a character)."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(slots=True)
+class TokenLogprob(TopLogprob):
+    """A token that was sampled (or stands in the prompt) and the best alternatives there, best first. The first
+    token of a prompt has no logprob: NaN and no alternatives."""
+
+    top: list[TopLogprob] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PromptDone:
+    """A prompt's own data: comes before the first chunk of its choices, once per prompt."""
+
+    request_id: str
+    prompt_index: int
+    token_ids: Sequence[int]
+    text: str | None  # only with Request.echo
+    logprobs: list[TokenLogprob] | None  # only with SamplingParams.prompt_logprobs
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """What a choice gained since its last chunk. Concatenated texts are the whole answer. The last chunk of a choice
+    carries its finish_reason."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int  # each prompt counted once
+    cached_tokens: int
+    completion_tokens: int  # every sampled token of every choice
+
+
+@dataclass(slots=True)
+class Finished:
+    request_id: str
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Failed:
+    request_id: str
+    error: APIError
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Aborted:
+    request_id: str
+    usage: Usage
+
+
+Event = PromptDone | TokenChunk | Finished | Failed | Aborted
+TERMINAL = (Finished, Failed, Aborted)
+
+# Takes a whole step's events for one consumer; called on the engine thread, so it must only hand them over.
+Deliver = Callable[[list[Event]], None]

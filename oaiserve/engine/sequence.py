@@ -1,0 +1,122 @@
+"""The mutable state of one sequence, and the data that passes between scheduler and model runner.
+
+Token ids only: no text, no tensors. Sequences never leave the engine thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oaiserve.engine.request import SamplingParams
+
+
+class Sequence:
+    """One choice of one prompt. `num_computed <= len(token_ids)`: the rest of its state follows from these two.
+
+    A sequence decodes when one known token is left to compute; with more it prefills, be it a prompt or a
+    recomputation after preemption. Each group of fields names its only writer.
+    """
+
+    __slots__ = (
+        "blocks",
+        "draw_key",
+        "index",
+        "max_len",
+        "num_computed",
+        "num_preemptions",
+        "params",
+        "prompt_len",
+        "request_id",
+        "stop_ids",
+        "token_ids",
+        "wants_prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        max_len: int,
+        stop_ids: frozenset[int] = frozenset(),
+        draw_key: int = 0,
+    ) -> None:
+        # written here, then fixed
+        self.request_id = request_id
+        self.index = index
+        self.params = params
+        self.prompt_len = len(prompt)
+        self.max_len = max_len  # prompt and answer together, in tokens
+        self.stop_ids = stop_ids  # ids that end it: end-of-sequence unless ignored, and the client's stop_token_ids
+        self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
+        # written by Scheduler
+        self.token_ids = list(prompt)
+        self.num_computed = 0  # tokens whose keys and values are in `blocks`
+        self.blocks: list[int] = []
+        self.num_preemptions = 0
+        # written by the engine loop: the first choice of a prompt reports its logprobs, once
+        self.wants_prompt_logprobs = False
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
+
+
+class Chunk(NamedTuple):
+    """A sequence's part in a step: tokens `start` to `start + num_tokens` get their keys and values computed."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """True when the last known token is in it, so that the next one can be drawn."""
+        return self.end == len(self.sequence.token_ids)
+
+
+@dataclass(slots=True)
+class Step:
+    """What one run of the model computes. Chunks of one token come first: attention treats them as one batch."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log-probabilities of the unmodified distribution at one position."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]  # best first
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    """What the runner has to say about one chunk of a step."""
+
+    token_id: int | None = None  # None: the chunk does not sample
+    logprobs: Logprobs | None = None  # of the sampled token, where the sequence asks for them
+    prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
+    error: str | None = None  # this sequence cannot go on; the others can

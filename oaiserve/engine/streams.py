@@ -1,0 +1,104 @@
+"""The event loop's side of the engine: one hand-over per step in, one awaitable stream per request out.
+
+Everything here but `LoopStreams._deliver` runs on the event loop, so nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
+
+
+class Engine(Protocol):
+    """What a stream needs of the engine."""
+
+    def submit(self, request: Request, deliver: Deliver) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+
+class LoopStream:
+    """The events of one request. `ended` turns true with the terminal event, also when nobody reads any more."""
+
+    def __init__(self, request: Request, engine: Engine) -> None:
+        self.request = request
+        self._engine = engine
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_end: Callable[[Event], None] | None = None
+        self.terminal: Event | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.terminal is not None
+
+    async def next(self) -> list[Event]:
+        """All events that are ready, at least one, in order: what came while the reader was busy comes at once.
+        The last event ever is the terminal one; do not call again after it."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def abort(self) -> None:
+        """The client has left: frees what the request holds, within a step. Does nothing once it has ended."""
+        if not self.ended:
+            self._engine.abort(self.request.request_id)
+
+    def on_end(self, callback: Callable[[Event], None]) -> None:
+        """Calls back with the terminal event: at once where it is known already."""
+        if self.terminal is not None:
+            callback(self.terminal)
+        else:
+            self._on_end = callback
+
+    def _push(self, event: Event) -> None:
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if isinstance(event, TERMINAL):
+            self.terminal = event
+            if self._on_end is not None:
+                self._on_end(event)
+
+
+class LoopStreams:
+    """Submits for one event loop. A stream stays registered until its terminal event, not until its reader leaves."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._streams: dict[str, LoopStream] = {}
+
+    def __len__(self) -> int:
+        """Requests whose terminal event has not come yet."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> LoopStream:
+        """Raises what `Engine.submit` raises; then there is no stream and there will be no event."""
+        stream = LoopStream(request, self._engine)
+        self._streams[request.request_id] = stream
+        try:
+            self._engine.submit(request, self._deliver)
+        except BaseException:
+            del self._streams[request.request_id]
+            raise
+        return stream
+
+    def _deliver(self, events: list[Event]) -> None:
+        """On the engine thread, once per step: one wake-up of the loop for all requests together."""
+        self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            stream = self._streams[event.request_id]
+            if isinstance(event, TERMINAL):
+                del self._streams[event.request_id]
+            stream._push(event)

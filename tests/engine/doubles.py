@@ -1,0 +1,126 @@
+"""What the engine's tests put in place of the slow parts: a runner that follows a script, a consumer that can wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Semaphore
+
+from transformers import PreTrainedTokenizerFast
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
+from oaiserve.engine.tokenize import Tokenizer
+from tests.engine.tokenizers_for_tests import CHATML, byte_level
+
+TIMEOUT_SECONDS = 30  # of waits that end at once unless something is broken
+
+
+TOKENIZER = Tokenizer(
+    PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=CHATML)
+)
+EOS: int = TOKENIZER.eos_token_id  # type: ignore[assignment]
+
+
+def letter_id(letter: str) -> int:
+    (token_id,) = TOKENIZER.encode(TextPrompt(letter))
+    return token_id
+
+
+LETTERS = [letter_id(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+
+def next_letter(sequence: Sequence) -> int:
+    """a, b, c, ... by position in the answer."""
+    return LETTERS[sequence.num_generated % len(LETTERS)]
+
+
+class ScriptedRunner:
+    """Gives each sequence the token that `token_of` says. With `gated`, each step waits for `permit()`."""
+
+    def __init__(self, token_of: Callable[[Sequence], int] = next_letter, *, gated: bool = False) -> None:
+        self.token_of = token_of
+        self.steps: list[list[tuple[str, int, int]]] = []  # (request id, choice, tokens) of each chunk
+        self.started: SimpleQueue[Step] = SimpleQueue()
+        self._permits = Semaphore(0) if gated else None
+
+    def permit(self, steps: int = 1) -> None:
+        assert self._permits is not None
+        self._permits.release(steps)
+
+    def run(self, step: Step) -> list[ChunkResult]:
+        self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])
+        self.started.put(step)
+        if self._permits is not None:
+            assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+        results = []
+        for chunk in step.chunks:
+            result = ChunkResult()
+            sequence = chunk.sequence
+            if chunk.samples:
+                result.token_id = self.token_of(sequence)
+                if sequence.params.logprobs is not None:
+                    result.logprobs = Logprobs(result.token_id, -0.5, [result.token_id], [-0.5])
+            if sequence.wants_prompt_logprobs:
+                last = min(chunk.end, sequence.prompt_len - 1)
+                result.prompt_logprobs = [
+                    Logprobs(sequence.token_ids[i + 1], -float(i + 1), [], []) for i in range(chunk.start, last)
+                ]
+            results.append(result)
+        return results
+
+
+class Inbox:
+    """A consumer: keeps what it was handed, one list per hand-over."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[list[Event]] = SimpleQueue()
+        self.hand_overs: list[list[Event]] = []
+
+    def __call__(self, events: list[Event]) -> None:
+        self._queue.put(events)
+
+    def wait(self) -> list[Event]:
+        """The next hand-over."""
+        events = self._queue.get(timeout=TIMEOUT_SECONDS)
+        self.hand_overs.append(events)
+        return events
+
+    def wait_terminal(self, *request_ids: str) -> dict[str, Event]:
+        """Until each of the requests has had its terminal event."""
+        ended: dict[str, Event] = {}
+        while not set(request_ids) <= ended.keys():
+            for event in self.wait():
+                if isinstance(event, TERMINAL):
+                    assert event.request_id not in ended, "two terminal events"
+                    ended[event.request_id] = event
+        return ended
+
+
+def make_engine(runner: ScriptedRunner | None = None, tokenizer: Tokenizer | None = None, **options: int) -> Engine:
+    """Blocks of 4 tokens, 64 of them unless `kv_blocks` says otherwise."""
+    num_blocks = options.pop("kv_blocks", 64)
+    max_model_len = options.pop("max_model_len", 4 * num_blocks)
+    defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
+    return Engine(
+        tokenizer=tokenizer or TOKENIZER,
+        runner=runner or ScriptedRunner(),
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        vocab_size=TOKENIZER.vocab_size,
+        eos_token_ids=frozenset([EOS]),
+        options=EngineOptions(**{**defaults, **options}),
+    )
+
+
+def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:
+    """A request of token ids, so that it passes the tokenize stage at once."""
+    params = {"max_tokens": 3, "temperature": 0.0, **params}
+    return Request(
+        request_id,
+        (TokenPrompt([1] * prompt_len),),
+        SamplingParams(**params),  # type: ignore[arg-type]
+        stream_interval=stream_interval,
+    )

@@ -1,0 +1,114 @@
+"""The reference backend against attention written out token by token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+
+BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
+
+
+def plain_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, softcap: float | None
+) -> torch.Tensor:
+    """The last token's query [heads, dim] over all tokens' keys and values [L, kv_heads, dim]."""
+    out = []
+    for head in range(HEADS):
+        kv_head = head // (HEADS // KV_HEADS)
+        scores = keys[:, kv_head] @ query[head] / math.sqrt(KEY_DIM)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if window is not None:
+            scores[: max(0, len(scores) - window)] = -math.inf
+        out.append(scores.softmax(0) @ values[:, kv_head])
+    return torch.stack(out)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 9)), min_size=1, max_size=5),
+    window=st.sampled_from([None, 1, 3, 100]),
+    softcap=st.sampled_from([None, 2.0]),
+    seed=st.integers(0, 1000),
+)
+def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
+    lengths: list[tuple[int, int]], window: int | None, softcap: float | None, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lengths.sort(key=lambda pair: pair[1] != 1)  # chunks of one token come first
+    num_blocks = sum(-(-(start + count) // BLOCK_SIZE) for start, count in lengths)
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    # What is in the cache but belongs to nobody must not matter, so it is not a number.
+    cache = LayerCache(
+        torch.full((num_blocks, BLOCK_SIZE, KV_HEADS, KEY_DIM), math.nan, dtype=torch.float64),
+        torch.full((num_blocks, BLOCK_SIZE, KV_HEADS, VALUE_DIM), math.nan, dtype=torch.float64),
+    )
+    step, all_keys, all_values = Step(), [], []
+    for start, count in lengths:
+        sequence = Sequence("r", 0, [0] * (start + count), SamplingParams(), max_len=99)
+        sequence.blocks = [free.pop() for _ in range(-(-(start + count) // BLOCK_SIZE))]
+        step.chunks.append(Chunk(sequence, start, count))
+        all_keys.append(randn(start + count, KV_HEADS, KEY_DIM))
+        all_values.append(randn(start + count, KV_HEADS, VALUE_DIM))
+        for position in range(start):
+            block, offset = sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+            cache.keys[block, offset] = all_keys[-1][position]
+            cache.values[block, offset] = all_values[-1][position]
+    # Padding is read, then masked: a real cache is zeroed at the start.
+    cache.keys.nan_to_num_()
+    cache.values.nan_to_num_()
+    query = randn(sum(count for _, count in lengths), HEADS, KEY_DIM)
+    got = reference.attend(
+        query,
+        torch.cat([keys[start:] for keys, (start, _) in zip(all_keys, lengths, strict=True)]),
+        torch.cat([values[start:] for values, (start, _) in zip(all_values, lengths, strict=True)]),
+        cache,
+        build_batch(step, BLOCK_SIZE, torch.device("cpu")),
+        scaling=KEY_DIM**-0.5,
+        sliding_window=window,
+        softcap=softcap,
+    )
+    row = 0
+    for keys, values, (start, count) in zip(all_keys, all_values, lengths, strict=True):
+        for position in range(start, start + count):
+            expected = plain_attention(query[row], keys[: position + 1], values[: position + 1], window, softcap)
+            torch.testing.assert_close(got[row], expected, rtol=1e-6, atol=1e-6)  # softmax is in float32
+            row += 1
+
+
+def test_a_step_is_packed_without_padding() -> None:
+    decode = Sequence("a", 0, [10, 11, 12, 13, 14], SamplingParams(), max_len=9)
+    decode.blocks = [3, 1]
+    prompt = Sequence("b", 0, [20, 21, 22], SamplingParams(), max_len=9)
+    prompt.blocks = [2]
+    batch = build_batch(Step([Chunk(decode, 4, 1), Chunk(prompt, 0, 2)]), BLOCK_SIZE, torch.device("cpu"))
+    assert batch.input_ids.tolist() == [14, 20, 21]
+    assert batch.positions.tolist() == [4, 0, 1]
+    assert batch.slots.tolist() == [1 * 4 + 0, 8, 9]
+    assert batch.block_tables.tolist() == [[3, 1], [2, 0]]
+    assert batch.query_start.tolist() == [0, 1, 3]
+    assert batch.seq_lens.tolist() == [5, 2]
+    assert batch.logits_rows.tolist() == [0]  # the prompt is not complete, so it does not sample
+    assert (batch.num_decodes, batch.sample_chunks) == (1, [0])
+
+
+@pytest.mark.parametrize(("start", "count", "rows"), [(0, 2, [0, 1]), (2, 2, [0]), (0, 4, [3, 0, 1, 2])])
+def test_prompt_logprobs_take_every_position_but_the_last(start: int, count: int, rows: list[int]) -> None:
+    prompt = Sequence("a", 0, [1, 2, 3, 4], SamplingParams(prompt_logprobs=0), max_len=9)
+    prompt.blocks, prompt.wants_prompt_logprobs = [0], True
+    batch = build_batch(Step([Chunk(prompt, start, count)]), BLOCK_SIZE, torch.device("cpu"))
+    expected = [count - 1, *rows] if start == 2 else rows
+    assert batch.logits_rows.tolist() == expected
