@@ -5,8 +5,8 @@ Stdlib only. The stages stamp `RequestTimes`; spans, histograms, headers and log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from time import monotonic_ns
 from typing import NamedTuple
@@ -76,6 +76,13 @@ class RequestTimes:
                 break
             starts.append(at_ns)
         return [Phase(*row) for row in zip(PHASES, starts, [*starts[1:], self.responded], strict=False)]
+
+    def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:
+        """A copy that ends now. A copy, and made first, because a worker that was encoding when the client left goes on
+        to stamp the original."""
+        copy = replace(self)
+        copy.responded = clock_ns()
+        return copy
 
     @property
     def duration_ns(self) -> int:

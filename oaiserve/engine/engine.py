@@ -1,9 +1,9 @@
 """The facade: an engine to submit requests to, with or without HTTP around it.
 
-    engine = Engine.from_pretrained("demo")
-    engine.start()
-    print(engine.generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0))[0].text)
-    engine.stop()
+engine = Engine.from_pretrained("demo")
+engine.start()
+print(engine.generate(["The capital of France is"], SamplingParams(max_tokens=8, temperature=0))[0].text)
+engine.stop()
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from oaiserve.engine.loop import Abort, EngineLoop, EngineSnapshot, Runner, Stop
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
+    ChatPrompt,
     Deliver,
     Event,
     Failed,
@@ -91,7 +92,6 @@ class Engine:
             eos_token_ids=eos_token_ids,
             max_model_len=max_model_len,
             clock_ns=clock_ns,
-            num_tokenizing=lambda: self._tokenize.num_waiting,
         )
         self._tokenize = TokenizeStage(
             tokenizer,
@@ -129,7 +129,7 @@ class Engine:
         num_blocks = kv_blocks(loaded, options, max_model_len)
         capacity = num_blocks * options.block_size
         if capacity < max_model_len:
-            log.warning("The KV cache holds %d tokens, so that is the longest request (not %d)", capacity, max_model_len)
+            log.warning("The KV cache holds %d tokens, so no request can be longer (not %d)", capacity, max_model_len)
             max_model_len = capacity
         eos_token_id = tokenizer.eos_token_id
         engine = cls(
@@ -157,7 +157,7 @@ class Engine:
         return engine
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         """What ended the engine thread, where it was not `stop`."""
         return self._loop.failure
 
@@ -171,7 +171,8 @@ class Engine:
         return self._last_submitted - self._loop.num_left_waiting
 
     def snapshot(self) -> EngineSnapshot:
-        return self._loop.snapshot
+        """The numbers after the last step; at no cost to the engine thread."""
+        return replace(self._loop.snapshot, num_tokenizing=self._tokenize.num_waiting)
 
     def start(self) -> None:
         self._loop.start()
@@ -263,6 +264,6 @@ _generate_ids = itertools.count()
 def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    if isinstance(prompt, Sequence):
-        return TokenPrompt(prompt)
-    return prompt
+    if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
+        return prompt
+    return TokenPrompt(prompt)

@@ -69,7 +69,7 @@ class EngineSnapshot:
 
     num_running: int = 0
     num_waiting: int = 0  # tokenized, not yet in a step, or preempted
-    num_tokenizing: int = 0
+    num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
     blocks_used: int = 0
     blocks_total: int = 0
     num_preemptions: int = 0
@@ -108,7 +108,6 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         clock_ns: Callable[[], int],
-        num_tokenizing: Callable[[], int] = lambda: 0,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -116,7 +115,6 @@ class EngineLoop:
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._clock_ns = clock_ns
-        self._num_tokenizing = num_tokenizing
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
@@ -125,7 +123,7 @@ class EngineLoop:
         self._draining = False
         self._num_steps = 0
         # written by the engine thread, read by anyone
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.is_stopped = False
         self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
         self.num_left_waiting = 0  # requests that entered a step, or ended before
@@ -152,7 +150,7 @@ class EngineLoop:
         try:
             while self._take_commands():
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust code is no Exception
             log.exception("The engine has stopped")
             self.failure = error
         finally:
@@ -170,7 +168,7 @@ class EngineLoop:
 
     def _take_commands(self) -> bool:
         """Waits for a command only where there is nothing to compute. False: the thread shall end."""
-        while True:
+        while not (self._draining and not self._open):
             try:
                 command = self._inbox.get(block=not self._scheduler.has_work and not self._outbox)
             except Empty:
@@ -191,8 +189,7 @@ class EngineLoop:
                     self._draining = True
                 case Stop():
                     return False
-            if self._draining and not self._open:
-                return False
+        return False
 
     def _accept(self, tokenized: Tokenized) -> None:
         """Makes the sequences of a request. One that was aborted meanwhile is not open any more."""
@@ -245,7 +242,7 @@ class EngineLoop:
                 continue  # another choice of the same request has failed in this step
             try:
                 self._process_chunk(opened, chunk, result, now_ns)
-            except Exception:  # the request's own data: detokenizer, stop strings, logprobs
+            except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 log.exception("Request %s failed", chunk.sequence.request_id)
                 self._fail(opened, InternalError("The server failed on this request's output."))
 
@@ -326,7 +323,6 @@ class EngineLoop:
         self.snapshot = EngineSnapshot(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            num_tokenizing=self._num_tokenizing(),
             blocks_used=pool.num_used,
             blocks_total=pool.num_blocks,
             num_preemptions=self._scheduler.num_preemptions,

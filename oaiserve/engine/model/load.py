@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Chunk, Sequence, Step
 from oaiserve.errors import StartupError
-
-log = logging.getLogger(__name__)
 
 # What of a model's generation_config.json stands in for a request's missing value.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -68,6 +66,8 @@ def select_device(name: str) -> torch.device:
 
 def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
     """From a folder, a hub id or a GGUF file. Raises StartupError with one sentence that says what to do."""
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     location, source = model_source(model)
     target = select_device(device)
     try:
@@ -84,7 +84,8 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") 
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
-    return prepare(loaded.to(target), str(model))
+    loaded.to(target)  # type: ignore[arg-type]
+    return prepare(loaded, str(model))
 
 
 def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
@@ -99,7 +100,7 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         model=model,
         device=model.device,
         dtype=model.dtype,
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=_rows(model.get_output_embeddings()),
         max_model_len=_max_model_len(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
         default_params={key: defaults[key] for key in SAMPLING_DEFAULTS if defaults.get(key) is not None},
@@ -142,7 +143,7 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
 def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
-    dtype = config.dtype or torch.float32
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     # Half precision has no fast path on CPUs, and its range is narrower than bfloat16's.
     return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
@@ -161,7 +162,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
 
     That catches what the interface cannot carry: attention sinks, ALiBi, layers that do not go through it.
     """
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    vocab_size = _rows(model.get_input_embeddings())
     ids = [(7 * i + 3) % vocab_size for i in range(_PROBE_TOKENS)]
     sequence = Sequence("probe", 0, ids, SamplingParams(), max_len=_PROBE_TOKENS + 1)
     sequence.blocks = [0]
@@ -226,6 +227,12 @@ def _probe(
 
 
 AttentionInterface.register(_PROBE, _probe)
+
+
+def _rows(embedding: torch.nn.Module) -> int:
+    weight = embedding.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from oaiserve.engine.model.attention import AttentionCall, Backend, LayerCache, reference
@@ -22,12 +25,12 @@ class ModelRunner:
         self._loaded = loaded
         self._block_size = block_size
         self._backend = backend
-
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(num_blocks, block_size, *shape, dtype=loaded.dtype, device=loaded.device)
-
+        tokens = (num_blocks, block_size)
         self._caches = {
-            layer: LayerCache(zeros(kv.kv_heads, kv.key_dim), zeros(kv.kv_heads, kv.value_dim))
+            layer: LayerCache(
+                _zeros((*tokens, kv.kv_heads, kv.key_dim), loaded.dtype, loaded.device),
+                _zeros((*tokens, kv.kv_heads, kv.value_dim), loaded.dtype, loaded.device),
+            )
             for layer, kv in loaded.kv_shapes.items()
         }
 
@@ -77,3 +80,12 @@ class ModelRunner:
             num_top = [chunk.sequence.params.prompt_logprobs or 0] * num_rows
             rows = logits[first_row : first_row + num_rows]
             results[index].prompt_logprobs = logprobs_of(rows, next_ids, num_top) if num_rows else []
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because attention multiplies what it masks by 0, and 0 times a NaN left in memory is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which
+    # takes seconds for some GiB.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,7 +1,7 @@
 """Logits to token ids, for the whole batch at once on its device.
 
-The order of operations is vLLM's: allowed ids, min_tokens mask and logit bias, penalties, [greedy: argmax], temperature,
-min_p, top_k, top_p, draw. Log-probabilities are those of the unmodified logits.
+The order of operations is vLLM's: allowed ids, min_tokens mask and logit bias, penalties, [greedy: argmax],
+temperature, min_p, top_k, top_p, draw. Log-probabilities are those of the unmodified logits.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _truncate(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
 
 
 def _invert(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The index at which the cumulative sum of `probs` [R, vocab], which need not add up to 1, passes `uniforms` [R]."""
+    """Where the cumulative sum of each row of `probs` [R, vocab] passes `uniforms` [R] times its total: ids [R]."""
     cumulative = probs.cumsum(dim=-1)
     total = cumulative[:, -1:]
     index = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import (
     BertConfig,
     BloomConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
     GptOssConfig,
     LlamaConfig,
     MambaConfig,
-    MistralConfig,
     PreTrainedConfig,
-    Qwen3Config,
     T5Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
@@ -27,54 +20,10 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import StartupError
+from tools.random_models import FAMILIES, SMALL, generate, random_model
 
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # far from uniform, so that a wrong position or window changes the answer
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SMALL),
-    "gpt2": GPT2Config(
-        vocab_size=97, n_positions=128, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3,
-        bos_token_id=1, eos_token_id=2,
-    ),  # fmt: skip
-    "qwen3": Qwen3Config(**SMALL),
-    "mistral": MistralConfig(**SMALL, sliding_window=6),
-    "gemma2": Gemma2Config(
-        **SMALL, sliding_window=6, layer_types=WINDOWS, attn_logit_softcapping=5.0, query_pre_attn_scalar=8
-    ),
-    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=WINDOWS, query_pre_attn_scalar=8),
-}
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
-
-
-def random_model(config: PreTrainedConfig, seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return Auto.from_config(config, attn_implementation="eager").float().eval()
-
-
-def generate_one_by_one(model: torch.nn.Module) -> list[list[int]]:
-    answers = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        out = model.generate(  # type: ignore[operator]
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
-            do_sample=False, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
 
 
 def run_all(loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int) -> tuple[list[list[int]], int]:
@@ -99,9 +48,9 @@ def run_all(loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int) -> tu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     model = random_model(FAMILIES[family])
-    expected = generate_one_by_one(model)
+    expected = generate(model, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
-    loaded = prepare(model)  # type: ignore[arg-type]
+    loaded = prepare(model)
     assert run_all(loaded, num_blocks=64, max_step_tokens=64) == (expected, 0)  # whole prompts
     assert run_all(loaded, num_blocks=64, max_step_tokens=7) == (expected, 0)  # chunks of all sizes
     answers, num_preemptions = run_all(loaded, num_blocks=13, max_step_tokens=7)  # far too few blocks
@@ -132,18 +81,18 @@ def test_what_is_no_decoder_only_text_model_is_refused_by_its_config(config: Pre
 )
 def test_what_does_not_attend_through_the_interface_is_refused_after_a_look(config: PreTrainedConfig) -> None:
     with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):
-        prepare(random_model(config))  # type: ignore[arg-type]
+        prepare(random_model(config))
 
 
 def test_attention_that_the_backends_do_not_have_is_noticed_by_its_outputs() -> None:
     """gpt-oss adds a learned sink to every softmax."""
     config = GptOssConfig(**{**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6})
     with pytest.raises(StartupError, match="its outputs differ by"):
-        prepare(random_model(config))  # type: ignore[arg-type]
+        prepare(random_model(config))
 
 
 def test_limits_come_from_the_config() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"]))  # type: ignore[arg-type]
+    loaded = prepare(random_model(FAMILIES["llama"]))
     assert (loaded.vocab_size, loaded.max_model_len, loaded.eos_token_ids) == (97, 128, frozenset([2]))
     assert loaded.kv_bytes_per_token == 3 * 2 * (8 + 8) * 4
 
@@ -151,4 +100,4 @@ def test_limits_come_from_the_config() -> None:
 def test_rope_that_depends_on_the_batch_bounds_the_length() -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
     config = LlamaConfig(**{**SMALL, "rope_parameters": rope})
-    assert prepare(random_model(config)).max_model_len == 32  # type: ignore[arg-type]
+    assert prepare(random_model(config)).max_model_len == 32

@@ -1,0 +1,8 @@
+"""`python -m oaiserve`."""
+
+import sys
+
+from oaiserve.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

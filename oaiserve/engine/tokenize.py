@@ -1,0 +1,360 @@
+"""The first stage of a request: worker threads turn its prompts into token ids, once, and check what ids can tell.
+
+Knows the tokenizer, its chat template and the length of the context; must not know HTTP, torch or the scheduler.
+The engine submits and aborts; results go to the callable it gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jinja2 import TemplateSyntaxError
+
+from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.request import ChatPrompt, Prompt, Request, TextPrompt, TokenPrompt
+from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, StartupError, Unavailable
+from oaiserve.times import monotonic_ns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+
+class Tokenizer:
+    """Text and messages to token ids. Any number of threads may share one: nothing changes after construction."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str | None = None) -> None:
+        """`chat_template` is Jinja source and replaces the model's own. Raises StartupError."""
+        if not getattr(tokenizer, "is_fast", False):
+            raise StartupError(
+                f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
+            )
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        self.backend = tokenizer.backend_tokenizer
+        # What `tokenizer(text)` would set anew on each call, which fails while another thread encodes.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = tokenizer.split_special_tokens
+        self.vocab_size = len(tokenizer)
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self._table = TokenTable(self.backend)
+        self.special_ids = self._table.special_ids
+        self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+
+    @classmethod
+    def from_pretrained(cls, path: Path | str, chat_template: str | None = None) -> Tokenizer:
+        """Loads from a folder, a GGUF file or a hub id. Raises StartupError."""
+        from transformers import AutoTokenizer  # takes seconds to import
+
+        source, gguf_file = str(path), None
+        if source.startswith(("/", ".", "~")) and not Path(path).exists():
+            raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
+        if source.endswith(".gguf"):
+            source, gguf_file = str(Path(path).parent), Path(path).name
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise StartupError(f"Could not load a tokenizer from '{path}': {reason}") from error
+        return cls(tokenizer, chat_template)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Raises InvalidRequest for a prompt that cannot be encoded, or that has no tokens."""
+        match prompt:
+            case TokenPrompt():
+                param, token_ids = "prompt", list(prompt.token_ids)
+            case TextPrompt():
+                param, token_ids = "prompt", self._encode(prompt.text, prompt.add_special_tokens, "prompt")
+            case ChatPrompt():
+                if self.chat_template is None:
+                    raise InvalidRequest(
+                        "This model has no chat template. Use /v1/completions, or start the server with a template.",
+                        param="messages",
+                    )
+                text = self.chat_template.render(prompt)
+                param, token_ids = "messages", self._encode(text, prompt.add_special_tokens, "messages")
+        if not token_ids:
+            raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
+        return token_ids
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        try:
+            text.encode()
+            # Of the backend's methods only those for batches release the GIL; this one also skips offsets.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+                "which is no character. Send valid Unicode text.",
+                param=param,
+            ) from error
+        except Exception as error:  # the Rust encoder has one class for all its errors, and that is Exception itself
+            raise InvalidRequest(
+                f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """What a token is on its own: with its leading space, and U+FFFD for part of a character."""
+        return self._table.token_text(token_id)[0]
+
+
+class ChatTemplate:
+    """The model's Jinja template, and what it can take: found out once, by rendering a few small samples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Raises StartupError for a template that does not compile."""
+        self._tokenizer = tokenizer
+        # Arguments of apply_chat_template that are no template variables, so that no client can set them.
+        arguments = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = {"messages", *arguments} - {"tools", "documents"}
+
+        text, more = "A sample text.", "One more of them."
+        as_string = self._sample([{"role": "user", "content": text}])
+        as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
+        takes_strings = text in as_string
+        self._needs_parts = not takes_strings and text in as_parts
+        self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
+        systems = [{"role": "system", "content": self._content(content)} for content in (text, more)]
+        two_systems = self._sample([*systems, {"role": "user", "content": self._content("Hello.")}])
+        self._takes_systems = text in two_systems and more in two_systems
+        source = tokenizer.chat_template
+        sources = source.values() if isinstance(source, dict) else [source]
+        self._knows_developer = any(re.search(r"""['"]developer['"]""", source) for source in sources)
+
+    def _sample(self, messages: list[Message]) -> str:
+        try:
+            return self._apply(messages, add_generation_prompt=True)
+        except InvalidRequest as error:
+            if isinstance(cause := error.__cause__, TemplateSyntaxError):
+                raise StartupError(
+                    f"The chat template is not valid Jinja: {cause.message} (line {cause.lineno})."
+                ) from cause
+            return ""  # it does not take this sample, which is what we wanted to know
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """Raises InvalidRequest where the template rejects the messages."""
+        if reserved := sorted(self._reserved & prompt.template_kwargs.keys()):
+            raise InvalidRequest(
+                f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
+            )
+        return self._apply(
+            self._prepare(prompt.messages),
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            **prompt.template_kwargs,
+        )
+
+    def _apply(self, messages: list[Message], **arguments: Any) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        except Exception as error:  # a template is a program run on the client's data: it can raise anything
+            raise InvalidRequest(
+                f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
+            ) from error
+
+    def _prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        prepared = [self._prepare_message(message) for message in messages]
+        if not self._takes_systems and any(message.get("role") == "system" for message in prepared[1:]):
+            systems = [message for message in prepared if message.get("role") == "system"]
+            text = "\n\n".join(_text(message.get("content") or "") for message in systems)
+            others = [message for message in prepared if message.get("role") != "system"]
+            prepared = [{"role": "system", "content": self._content(text)}, *others]
+        return prepared
+
+    def _prepare_message(self, message: Mapping[str, Any]) -> Message:
+        prepared = dict(message)
+        if prepared.get("role") == "developer" and not self._knows_developer:
+            prepared["role"] = "system"
+        if prepared.get("content") is not None:
+            prepared["content"] = self._content(prepared["content"])
+        if prepared.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
+        return prepared
+
+    def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
+        """Parts for a template that iterates over them, else a string: it would print Python's form of a list."""
+        text = _text(content)
+        if isinstance(content, str):
+            return [{"type": "text", "text": text}] if self._needs_parts else text
+        return [dict(part) for part in content] if self._takes_parts else text
+
+
+def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(
+                f"Invalid 'messages': a content part of type '{part.get('type')}'. This model takes parts of type "
+                "'text' only.",
+                param="messages",
+            )
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
+    """Arguments arrive as a JSON string, templates want the object. What is no JSON object stays as it is."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return dict(call)
+    if not isinstance(arguments, dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The token ids of each prompt, in order. No lists at all: the request was aborted before a worker took it."""
+
+    request: Request
+    token_ids: list[list[int]]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeFailed:
+    request: Request
+    error: APIError
+
+
+class Encoder(Protocol):
+    """What the stage needs of a tokenizer."""
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+
+class TokenizeStage:
+    """Worker threads over one queue. Each request submitted is posted exactly once, as `Tokenized` or
+    `TokenizeFailed`, also when it is aborted or the stage stops; after that, the stage no longer touches it."""
+
+    def __init__(
+        self,
+        tokenizer: Encoder,
+        post: Callable[[Tokenized | TokenizeFailed], None],
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        num_workers: int = 2,
+        clock: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        """`max_model_len` in tokens; `vocab_size` is the model's; `post` is called on the workers' threads; `clock`
+        gives nanoseconds. Without workers `submit` encodes on the caller's thread: for comparison only."""
+        self._tokenizer = tokenizer
+        self._post = post
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        # The requests in the queue that are not aborted. Who pops one, decides: a worker, `abort` or `stop`.
+        self._waiting: dict[str, Request] = {}
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tokenize-{i}", daemon=True) for i in range(num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no worker has taken yet."""
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Never blocks. Request ids are unique among those in the stage."""
+        if not self._threads:
+            self._post(self._tokenize(request))
+            return
+        self._waiting[request.request_id] = request
+        self._queue.put(request)
+        if self._stopped:
+            self._fail_waiting()
+
+    def abort(self, request_id: str) -> None:
+        """Saves the encoding of a request that still waits; it is posted in its turn all the same."""
+        self._waiting.pop(request_id, None)
+
+    def stop(self) -> None:
+        """Fails what waits, finishes what is being encoded, joins the threads."""
+        self._fail_waiting()
+        self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        # The order matters: a submit that comes too late for the drain below sees the flag and drains by itself.
+        self._stopped = True
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        while True:
+            try:
+                request = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if request is not None:
+                self._waiting.pop(request.request_id, None)
+                self._post(TokenizeFailed(request, Unavailable("The server is shutting down.")))
+
+    def _work(self) -> None:
+        while (request := self._queue.get()) is not None:
+            if self._waiting.pop(request.request_id, None) is None:
+                self._post(Tokenized(request, []))
+            else:
+                self._post(self._tokenize(request))
+        self._queue.put(None)  # for the next worker
+
+    def _tokenize(self, request: Request) -> Tokenized | TokenizeFailed:
+        request.times.tokenize_started = self._clock()
+        try:
+            self._check_ids(request.params.logit_bias, "logit_bias")
+            self._check_ids(request.params.stop_token_ids, "stop_token_ids")
+            self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
+            token_ids = [self._encode(prompt, request.params.max_tokens) for prompt in request.prompts]
+        except APIError as error:
+            return TokenizeFailed(request, error)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the Rust encoder is no Exception, and must not end the worker
+            logger.exception("Request %s could not be tokenized.", request.request_id)
+            return TokenizeFailed(request, InternalError("The server failed while it tokenized this request."))
+        request.times.tokenized = self._clock()
+        return Tokenized(request, token_ids)
+
+    def _encode(self, prompt: Prompt, max_tokens: int | None) -> list[int]:
+        is_chat = isinstance(prompt, ChatPrompt)
+        token_ids = self._tokenizer.encode(prompt)
+        self._check_ids(token_ids, "messages" if is_chat else "prompt")
+        room_for = 1 if max_tokens is None else max_tokens
+        if len(token_ids) + room_for > self._max_model_len:
+            raise ContextLengthExceeded(self._max_model_len, len(token_ids), max_tokens, chat=is_chat)
+        return token_ids
+
+    def _check_ids(self, token_ids: Collection[int], param: str) -> None:
+        lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+        if lowest < 0 or highest >= self._vocab_size:
+            raise InvalidRequest(
+                f"Invalid '{param}': token id {lowest if lowest < 0 else highest} is outside the model's vocabulary. "
+                f"Ids are from 0 to {self._vocab_size - 1}.",
+                param=param,
+            )

@@ -1,0 +1,404 @@
+"""The engine as its callers see it, with a scripted runner: events, ends, stamps, limits."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.loop import Stop, Submitted
+from oaiserve.engine.request import (
+    Aborted,
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Prompt,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.sequence import ChunkResult, Sequence, Step
+from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, Inbox, ScriptedRunner, letter_id, make_engine, request
+
+
+def events_of(engine: Engine, asked: Request) -> list[Event]:
+    with engine:
+        return list(engine.stream(asked))
+
+
+def texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, TokenChunk)]
+
+
+def test_a_request_gets_its_prompt_then_chunks_then_one_terminal_event() -> None:
+    events = events_of(make_engine(), request(max_tokens=3))
+    assert [type(event) for event in events] == [PromptDone, TokenChunk, TokenChunk, TokenChunk, Finished]
+    assert texts(events) == ["a", "b", "c"]
+    assert [event.finish_reason for event in events if isinstance(event, TokenChunk)] == [None, None, "length"]
+    assert events[-1].usage.prompt_tokens == 5
+    assert events[-1].usage.completion_tokens == 3
+
+
+def test_generate_returns_all_choices_of_all_prompts_in_order() -> None:
+    with make_engine() as engine:
+        completions = engine.generate(["hello", [1, 2, 3]], SamplingParams(n=2, max_tokens=2))
+    assert [(c.index, c.text, c.finish_reason) for c in completions] == [(i, "ab", "length") for i in range(4)]
+
+
+def test_end_of_sequence_stops_without_its_text() -> None:
+    engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 2 else letter_id("x")))
+    *_, last, finished = events_of(engine, request(max_tokens=9))
+    assert isinstance(last, TokenChunk)
+    assert (last.text, last.token_ids, last.finish_reason, last.stop_reason) == ("", [EOS], "stop", None)
+    assert finished.usage.completion_tokens == 3
+
+
+def test_ignore_eos_goes_on_to_the_limit() -> None:
+    events = events_of(make_engine(ScriptedRunner(lambda s: EOS)), request(max_tokens=4, ignore_eos=True))
+    assert events[-1].usage.completion_tokens == 4
+
+
+def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
+    for include, text in ((False, "ab"), (True, "abc")):
+        asked = request(max_tokens=9, stop_token_ids=(letter_id("c"),), include_stop_str_in_output=include)
+        events = events_of(make_engine(), asked)
+        assert "".join(texts(events)) == text
+        assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", letter_id("c"))
+
+
+def test_a_stop_string_never_leaks_and_wins_over_length_on_the_last_token() -> None:
+    events = events_of(make_engine(), request(max_tokens=4, stop=("cd",)))
+    assert texts(events) == ["a", "b", ""]
+    assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", "cd")
+
+
+def test_what_was_held_back_for_a_stop_string_comes_out_at_the_end() -> None:
+    assert texts(events_of(make_engine(), request(max_tokens=3, stop=("cd",)))) == ["a", "b", "c"]
+
+
+def test_min_tokens_lets_an_early_stop_string_pass() -> None:
+    events = events_of(make_engine(), request(max_tokens=9, stop=("b", "e"), min_tokens=3))
+    assert "".join(texts(events)) == "abcd"
+
+
+def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
+    events = events_of(make_engine(), request(max_tokens=0))
+    assert [(event.text, event.finish_reason) for event in events if isinstance(event, TokenChunk)] == [("", "length")]
+    assert events[-1].usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"), [(1, ["a", "b", "c", "d", "e"]), (2, ["ab", "cd", "e"]), (0, ["abcde"])]
+)
+def test_stream_interval_says_how_many_tokens_make_a_chunk(interval: int, expected: list[str]) -> None:
+    assert texts(events_of(make_engine(), request(max_tokens=5, stream_interval=interval))) == expected
+
+
+def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prompt_is_chunked() -> None:
+    asked = Request(
+        "r",
+        (TextPrompt("abcdefghijklmnopqrstuvwxyz"),),
+        SamplingParams(max_tokens=1, prompt_logprobs=0, n=2),
+        echo=True,
+    )
+    done, *_ = events_of(make_engine(max_step_tokens=8), asked)
+    assert isinstance(done, PromptDone)
+    assert done.text == "abcdefghijklmnopqrstuvwxyz"
+    assert done.logprobs is not None
+    assert [row.token for row in done.logprobs] == list(done.text)
+    assert [row.logprob for row in done.logprobs[1:]] == [-float(i) for i in range(1, 26)]
+
+
+def test_every_sampled_token_has_its_logprobs_also_a_hidden_one() -> None:
+    engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 1 else letter_id("x")))
+    events = events_of(engine, request(max_tokens=9, logprobs=1))
+    rows = [row for event in events if isinstance(event, TokenChunk) for row in event.logprobs or []]
+    assert [(row.token, row.logprob, len(row.top)) for row in rows] == [("x", -0.5, 1), ("<|im_end|>", -0.5, 1)]
+
+
+def test_stamps_are_in_order_and_the_phases_add_up() -> None:
+    asked = request()
+    events_of(make_engine(), asked)
+    times = asked.times
+    times.responded = times.last_token
+    assert [phase.name for phase in times.phases()][-2:] == ["decode", "respond"]
+    assert all(phase.duration_ns >= 0 for phase in times.phases())
+    assert sum(phase.duration_ns for phase in times.phases()) == times.duration_ns
+
+
+def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, tokenize_workers=0) as engine:
+        engine.submit(request("first"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # so that the others enter the next step together
+        for name in ("a", "b", "c"):
+            engine.submit(request(name, prompt_len=2), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("first", "a", "b", "c")
+    in_second = [event.request_id for event in inbox.hand_overs[1] if isinstance(event, TokenChunk)]
+    assert in_second == ["first", "a", "b", "c"]
+    assert len(inbox.hand_overs) == 4  # as many as there were steps
+
+
+# ---------------------------------------------------------------------------------------------- every way to end
+
+
+class BlockedTokenizer:
+    """Encodes as the real one does, but stops at the prompt "blocked" until it is released."""
+
+    def __init__(self) -> None:
+        self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.encoded: list[Prompt] = []
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        self.encoded.append(prompt)
+        if prompt == TextPrompt("blocked"):
+            self.entered.set()
+            assert self.release.wait(TIMEOUT_SECONDS)
+        return TOKENIZER.encode(prompt)
+
+
+def text_request(request_id: str, text: str) -> Request:
+    return Request(request_id, (TextPrompt(text),), SamplingParams(max_tokens=3, temperature=0.0))
+
+
+def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:  # type: ignore[arg-type]
+        engine.submit(text_request("stuck", "blocked"), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)  # submit has returned, encode has not
+        for i in range(20):
+            engine.submit(text_request(f"free-{i}", "hello"), inbox)
+        ended = inbox.wait_terminal(*(f"free-{i}" for i in range(20)))
+        assert all(isinstance(event, Finished) for event in ended.values())
+        assert "stuck" not in ended
+        tokenizer.release.set()
+        assert isinstance(inbox.wait_terminal("stuck")["stuck"], Finished)
+
+
+def test_encode_is_called_once_per_text_prompt_and_never_for_token_ids() -> None:
+    tokenizer = BlockedTokenizer()
+    prompts = (TextPrompt("one"), TokenPrompt([1, 2]), ChatPrompt([{"role": "user", "content": "two"}]))
+    with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
+        engine.generate(prompts, SamplingParams(max_tokens=2, n=3))
+    assert tokenizer.encoded == list(prompts)
+
+
+def test_aborted_while_being_tokenized() -> None:
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
+        asked = text_request("r", "blocked")
+        engine.submit(asked, inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        engine.abort("r")
+        assert isinstance(inbox.wait_terminal("r")["r"], Aborted)  # at once, though encode has not returned
+        tokenizer.release.set()
+        engine.submit(text_request("next", "hello"), inbox)
+        assert isinstance(inbox.wait_terminal("next")["next"], Finished)
+        assert asked.times.scheduled is None
+        assert engine.num_waiting == 0
+
+
+def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=2, max_step_tokens=8, tokenize_workers=0) as engine:
+        engine.submit(request("decoding", prompt_len=4, max_tokens=50), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("prefilling", prompt_len=40), inbox)
+        engine.submit(request("queued", prompt_len=40), inbox)
+        runner.permit(3)
+        for _ in range(3):
+            step = runner.started.get(timeout=TIMEOUT_SECONDS)
+        assert {chunk.sequence.request_id for chunk in step.chunks} == {"decoding", "prefilling"}
+        for name in ("decoding", "prefilling", "queued"):
+            engine.abort(name)
+        runner.permit(1)  # the step that is under way; no other follows
+        ended = inbox.wait_terminal("decoding", "prefilling", "queued")
+        assert all(isinstance(event, Aborted) for event in ended.values())
+        runner.permit(100)
+        engine.submit(request("next", prompt_len=2), inbox)
+        inbox.wait_terminal("next")
+        assert (engine.snapshot().blocks_used, engine.snapshot().num_running, engine.num_waiting) == (0, 0, 0)
+    assert {name for step in runner.steps[4:] for name, _, _ in step} == {"next"}
+
+
+def test_aborting_what_has_ended_or_never_was_does_nothing() -> None:
+    with make_engine() as engine:
+        engine.abort("nobody")
+        assert isinstance(list(engine.stream(request()))[-1], Finished)
+        engine.abort("r")
+        assert isinstance(list(engine.stream(request("again")))[-1], Finished)
+
+
+def test_a_prompt_that_cannot_be_encoded_or_is_too_long_fails_alone() -> None:
+    with make_engine(kv_blocks=8) as engine:
+        (empty,) = engine.stream(text_request("empty", ""))
+        assert isinstance(empty, Failed)
+        assert isinstance(empty.error, InvalidRequest)
+        (long,) = engine.stream(request("long", prompt_len=31, max_tokens=2))
+        assert isinstance(long, Failed)
+        assert isinstance(long.error, ContextLengthExceeded)
+        assert isinstance(list(engine.stream(request("fits", prompt_len=30, max_tokens=2)))[-1], Finished)
+
+
+class FailingRunner(ScriptedRunner):
+    def run(self, step: Step) -> list[ChunkResult]:
+        super().run(step)
+        raise RuntimeError("the device is gone")
+
+
+def test_when_a_step_fails_everybody_is_told_and_nobody_is_taken() -> None:
+    runner, inbox = FailingRunner(gated=True), Inbox()
+    engine = make_engine(runner)
+    engine.start()
+    for name in ("running", "waiting"):
+        engine.submit(request(name), inbox)
+    runner.permit()
+    ended = inbox.wait_terminal("running", "waiting")
+    assert all(isinstance(event, Failed) and event.error.status == 500 for event in ended.values())
+    assert engine._loop.join(TIMEOUT_SECONDS)
+    assert isinstance(engine.failure, RuntimeError)
+    assert not engine.is_ready
+    with pytest.raises(Unavailable):
+        engine.submit(request("late"), inbox)
+    engine.stop()
+
+
+def test_a_command_that_comes_after_the_end_is_answered_all_the_same() -> None:
+    """Between the check in submit and the hand-over to the thread, the thread may end."""
+    engine, inbox = make_engine(), Inbox()
+    engine.start()
+    engine.stop()
+    engine._loop.post(Submitted(request("late"), inbox))
+    assert isinstance(inbox.wait_terminal("late")["late"], Failed)
+
+
+class OneBadSequence(ScriptedRunner):
+    def run(self, step: Step) -> list[ChunkResult]:
+        results = super().run(step)
+        for chunk, result in zip(step.chunks, results, strict=True):
+            if chunk.sequence.request_id == "bad":
+                result.token_id, result.error = None, "not a number"
+        return results
+
+
+def test_bad_logits_end_their_request_and_no_other() -> None:
+    inbox = Inbox()
+    with make_engine(OneBadSequence()) as engine:
+        for name in ("good", "bad", "other"):
+            engine.submit(request(name), inbox)
+        ended = inbox.wait_terminal("good", "bad", "other")
+    assert isinstance(ended["bad"], Failed)
+    assert isinstance(ended["bad"].error, InternalError)
+    assert isinstance(ended["good"], Finished)
+    assert isinstance(ended["other"], Finished)
+
+
+def test_an_exception_in_one_requests_output_ends_that_request_and_no_other() -> None:
+    def token_of(sequence: Sequence) -> int:
+        return "no id" if sequence.request_id == "bad" else letter_id("x")  # type: ignore[return-value]
+
+    inbox = Inbox()
+    with make_engine(ScriptedRunner(token_of)) as engine:
+        for name in ("good", "bad"):
+            engine.submit(request(name), inbox)
+        ended = inbox.wait_terminal("good", "bad")
+    assert isinstance(ended["bad"], Failed)
+    assert isinstance(ended["good"], Finished)
+
+
+def test_a_consumer_that_fails_loses_its_requests_and_no_other_does() -> None:
+    inbox = Inbox()
+
+    def gone(events: list[Event]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    with make_engine() as engine:
+        engine.submit(request("gone", max_tokens=50), gone)
+        engine.submit(request("here", max_tokens=5), inbox)
+        assert isinstance(inbox.wait_terminal("here")["here"], Finished)
+        engine.submit(request("next", max_tokens=5), inbox)
+        inbox.wait_terminal("next")
+        assert engine.snapshot().blocks_used == 0
+
+
+def test_too_many_waiting_requests_are_refused_at_once() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=2) as engine:
+        engine.submit(request("runs"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits"), inbox)
+        engine.submit(request("waits too"), inbox)
+        with pytest.raises(Overloaded, match="2 requests are waiting already"):
+            engine.submit(request("one more"), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("runs", "waits", "waits too")
+        engine.submit(request("later"), inbox)
+        inbox.wait_terminal("later")
+
+
+def test_stop_with_time_lets_requests_finish() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    engine = make_engine(runner)
+    engine.start()
+    engine.submit(request(), inbox)
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    stopper = threading.Thread(target=engine.stop, args=(TIMEOUT_SECONDS,))
+    stopper.start()
+    runner.permit(100)
+    assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+    stopper.join(TIMEOUT_SECONDS)
+    assert not stopper.is_alive()
+    with pytest.raises(Unavailable):
+        engine.submit(request("late"), inbox)
+
+
+def test_stop_without_time_fails_them() -> None:
+    inbox = Inbox()
+    runner = ScriptedRunner(gated=True)
+    engine = make_engine(runner)
+    engine.start()
+    engine.submit(request(max_tokens=200), inbox)
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    engine._loop.post(Stop(drain=False))
+    runner.permit(1)
+    ended = inbox.wait_terminal("r")["r"]
+    assert isinstance(ended, Failed)
+    assert ended.error.status == 503
+    engine.stop()
+
+
+def test_closing_the_event_iterator_early_aborts_the_request() -> None:
+    with make_engine() as engine:
+        events = engine.stream(request(max_tokens=200))
+        next(events)
+        events.close()  # type: ignore[attr-defined]
+        inbox = Inbox()
+        engine.submit(request("next"), inbox)
+        inbox.wait_terminal("next")
+        assert engine.snapshot().blocks_used == 0
+
+
+def test_answers_under_preemption_are_the_same() -> None:
+    inbox, big = Inbox(), make_engine(kv_blocks=6, max_model_len=24, max_step_tokens=16)
+    with big as engine:
+        for i in range(6):
+            engine.submit(request(f"{i}", prompt_len=4, max_tokens=16), inbox)
+        ended = inbox.wait_terminal(*map(str, range(6)))
+        assert engine.snapshot().num_preemptions > 0
+    assert all(isinstance(event, Finished) for event in ended.values())
+    for i in range(6):
+        chunks = [
+            event for events in inbox.hand_overs for event in events
+            if isinstance(event, TokenChunk) and event.request_id == str(i)
+        ]  # fmt: skip
+        assert "".join(chunk.text for chunk in chunks) == "abcdefghijklmnop"
+        assert chunks[-1].finish_reason is FinishReason.LENGTH

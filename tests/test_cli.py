@@ -1,0 +1,271 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from oaiserve import __version__, cli
+from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.errors import StartupError
+
+FREE_PORT = ("--port", "0")
+
+
+class Served:
+    """Stands in for the server: keeps what it was to serve."""
+
+    config: Config
+    port: int
+
+    def __call__(self, config: Config, sock: socket.socket) -> int:
+        self.config, self.port = config, sock.getsockname()[1]
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("OAISERVE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def serve(served: Served, *flags: str, model: str = "demo") -> Config:
+    assert cli.main(["serve", model, *FREE_PORT, *flags], served) == 0
+    return served.config
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one sentence that a wrong command line ends with."""
+    assert cli.main(argv, Served()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("oaiserve: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_without_flags_every_setting_has_its_default(served: Served) -> None:
+    assert serve(served) == Config("demo", ServerOptions(port=0), EngineOptions(), TelemetryOptions())
+
+
+def test_every_option_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--help"], Served()) == 0
+    text = capsys.readouterr().out
+    for group in (ServerOptions, EngineOptions, TelemetryOptions):
+        for option in fields(group):
+            assert f"--{option.name.replace('_', '-')} " in text
+    assert "[default: 8MiB]" in text
+    assert "[default: ]" not in text
+
+
+def test_flags_of_all_groups_are_set(served: Served) -> None:
+    config = serve(served, "--api-key", "a", "--api-key", "b", "--max-running", "7", "--recent-requests", "3")
+    assert (config.server.api_key, config.engine.max_running, config.telemetry.recent_requests) == (("a", "b"), 7, 3)
+
+
+def test_a_flag_can_switch_a_default_off(served: Served) -> None:
+    assert serve(served, "--no-generation-config").engine.generation_config is False
+
+
+def test_a_size_flag_takes_a_unit(served: Served) -> None:
+    assert serve(served, "--kv-cache-memory", "4GiB").engine.kv_cache_memory == 4 * 2**30
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "oaiserve.toml"
+    file.write_text("max-running = 1\nmax-waiting = 1\nmax-step-tokens = 1\n")
+    monkeypatch.setenv("OAISERVE_MAX_RUNNING", "2")
+    monkeypatch.setenv("OAISERVE_MAX_WAITING", "2")
+    engine = serve(served, "--config", str(file), "--max-running", "3").engine
+    assert (engine.max_running, engine.max_waiting, engine.max_step_tokens, engine.block_size) == (3, 2, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.toml", 'api_key = ["a", "b"]\nguard-all = true\nbody-limit = "1KiB"\n'),
+        ("c.yaml", "api-key: [a, b]\nguard-all: true\nbody-limit: 1KiB\n"),
+        ("c.json", '{"api-key": ["a", "b"], "guard-all": true, "body_limit": 1024}'),
+    ],
+)
+def test_a_config_file_is_toml_yaml_or_json(served: Served, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    server = serve(served, "--config", str(tmp_path / name)).server
+    assert (server.api_key, server.guard_all, server.body_limit) == (("a", "b"), True, 1024)
+
+
+def test_the_environment_can_name_model_and_config_file(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text("port = 0\nserved-model-name = 'small'\n")
+    monkeypatch.setenv("OAISERVE_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("OAISERVE_MODEL", "demo")
+    assert cli.main(["serve"], served) == 0
+    assert (served.config.model, served.config.server.served_model_name) == ("demo", "small")
+
+
+def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OAISERVE_API_KEY", "a b")
+    assert serve(served).server.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
+        (["serve"], "MODEL is missing."),
+        (["serve", "demo", "more"], "'more' is too much."),
+        (["serve", "demo", "--max-runing", "3"], "Unknown option: --max-runing. Did you mean --max-running?"),
+        (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
+        (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
+        (["serve", "demo", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
+        (["serve", "demo", "--device", "tpu"], 'Choose from: "auto", "cpu", "cuda".'),
+        (["serve", "demo", "--body-limit", "8MB"], "--body-limit is wrong: '8MB' is no size."),
+        (["serve", "demo", "--host", "a" * 64], "which is no address of this machine: not a valid name."),
+        (["serve", "demo", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
+        (["serve", "./no/such/folder"], "MODEL is './no/such/folder', which does not exist."),
+        (["serve", "no-such.gguf"], "MODEL is 'no-such.gguf', which does not exist."),
+        (["serve", "demo", "--config", "no-such.toml"], "which cannot be read: No such file or directory."),
+        (["serve", "demo", "--config", "settings.ini"], "must end in .toml, .yaml, .yml, .json."),
+        (["serve", "demo", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "--tls-certificate is 'c.pem'"),
+        (["serve", "demo", "--chat-template", "c.jinja"], "--chat-template is 'c.jinja', which cannot be read"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, *argv)
+
+
+def test_an_unknown_key_in_the_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("max-runing = 3\n")
+    sentence = refusal(capsys, "serve", "demo", "--config", str(file))
+    assert "max-runing" in sentence
+    assert str(file) in sentence
+
+
+def test_a_file_that_is_no_toml_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("max-running = \n")
+    assert f"--config is '{file}', which cannot be read" in refusal(capsys, "serve", "demo", "--config", str(file))
+
+
+def test_an_unknown_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OAISERVE_MAX_RUNING", "3")
+    assert "OAISERVE_MAX_RUNING is no setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?" in refusal(
+        capsys, "serve", "demo"
+    )
+
+
+def test_the_cache_folder_is_a_variable_and_no_setting(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
+    assert serve(served).model == "demo"
+
+
+def test_a_file_that_is_no_gguf_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "model.txt").touch()
+    assert "a file of another kind" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
+
+
+@pytest.mark.parametrize("model", ["demo", "gpt2", "Qwen/Qwen3-0.6B", "."])
+def test_a_model_may_be_demo_a_hub_id_or_a_folder(served: Served, model: str) -> None:
+    assert serve(served, model=model).model == model
+
+
+def test_files_that_are_no_certificate_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "not.pem"
+    file.write_text("nothing\n")
+    sentence = refusal(capsys, "serve", "demo", "--tls-certificate", str(file), "--tls-key", str(file))
+    assert "are no PEM certificate and its key" in sentence
+
+
+def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFixture[str], busy_port: int) -> None:
+    sentence = refusal(capsys, "serve", "demo", "--port", str(busy_port))
+    assert f"Cannot listen on 127.0.0.1 port {busy_port}: Address already in use." in sentence
+
+
+def test_nobody_can_connect_while_the_model_loads() -> None:
+    def connect(config: Config, sock: socket.socket) -> int:
+        with socket.socket() as client:
+            return client.connect_ex(sock.getsockname())
+
+    assert cli.main(["serve", "demo", *FREE_PORT], connect) != 0
+
+
+def test_a_start_that_fails_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(config: Config, sock: socket.socket) -> int:
+        raise StartupError("The weights\nare gone.")
+
+    assert cli.main(["serve", "demo", *FREE_PORT], fail) == 2
+    assert capsys.readouterr().err == "oaiserve: The weights are gone.\n"
+
+
+def test_the_exit_code_is_the_servers() -> None:
+    assert cli.main(["serve", "demo", *FREE_PORT], lambda config, sock: 1) == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"], Served()) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_help_and_wrong_flags_cost_no_torch() -> None:
+    code = "import sys; from oaiserve import cli; cli.main(['serve', '--help']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+SERVE_A_TINY_APP = """
+import sys
+from oaiserve import cli
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        for _ in range(2):
+            await send({"type": (await receive())["type"] + ".complete"})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+def serve_app(config, sock):
+    cli.run_until_signal(app, config, sock)
+    return 0
+
+sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1:]], serve_app))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_with_exit_code_0(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SERVE_A_TINY_APP]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        banner = next(line for line in process.stderr if line.startswith("oaiserve"))
+        url = banner.split(" at ")[1].strip()
+        assert urllib.request.urlopen(url).read() == b"ok"
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert process.returncode == 0
+    assert "Traceback" not in rest

