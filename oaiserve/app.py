@@ -1,0 +1,129 @@
+"""The one place where the server is put together. Everything is built here and passed down; nothing is global."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from oaiserve import __version__
+from oaiserve.config import Config
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.streams import LoopStreams
+from oaiserve.routes import chat, completions, health, models, tokens
+from oaiserve.routes.exchange import Accounting
+from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, SingleSlashes, render_http_exception
+from oaiserve.routes.serving import Serving
+from oaiserve.telemetry import Telemetry
+from oaiserve.times import monotonic_ns
+
+LAG_INTERVAL_SECONDS = 0.1
+TELEMETRY_CLOSE_SECONDS = 5.0  # what a collector that does not answer may cost at the end
+
+
+def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = None) -> Starlette:
+    """The server around a loaded engine, which it starts and stops. Raises StartupError."""
+    model_name = config.server.served_model_name or config.model
+    if telemetry is None:
+        telemetry = Telemetry(
+            snapshot=engine.snapshot,
+            model=model_name,
+            version=__version__,
+            recent_requests=config.telemetry.recent_requests,
+        )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.serving = Serving(
+            engine=engine,
+            streams=LoopStreams(engine, asyncio.get_running_loop()),
+            record=telemetry.record,
+            render_metrics=telemetry.render,
+            model_name=model_name,
+            version=__version__,
+            created=int(time.time()),
+            body_limit_bytes=config.server.body_limit,
+        )
+        engine.start()
+        lag = asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))
+        try:
+            yield
+        finally:
+            lag.cancel()
+            await run_in_threadpool(engine.stop, config.server.drain_timeout_seconds)
+            # Only now are all records made: the engine's last events came before its stop returned.
+            await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
+
+    return Starlette(
+        routes=routes(),
+        middleware=middleware(config),
+        exception_handlers={HTTPException: render_http_exception},
+        lifespan=lifespan,
+    )
+
+
+async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
+    """How much later than asked a sleeper wakes up is what every stream waits, too."""
+    while True:
+        before_ns = monotonic_ns()
+        await asyncio.sleep(LAG_INTERVAL_SECONDS)
+        observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
+
+
+def routes() -> list[Route]:
+    def accounted(operation: str, path: str) -> list[Middleware]:
+        return [Middleware(Accounting, operation=operation, http_route=path)]
+
+    completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
+    return [
+        Route(
+            completions_path,
+            completions.completions,
+            methods=["POST"],
+            middleware=accounted("text_completion", completions_path),
+        ),
+        Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
+        Route("/v1/models", models.list_models),
+        Route("/v1/models/{model_id:path}", models.retrieve_model),
+        Route("/v1/embeddings", models.embeddings, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/health", health.health),
+        Route("/ready", health.ready),
+        Route("/version", health.version),
+        Route("/metrics", health.metrics),
+    ]
+
+
+def middleware(config: Config) -> list[Middleware]:
+    """Outermost first. Errors stands inside the headers and CORS, so that web pages can read an error, too."""
+    server = config.server
+    chain = [Middleware(RequestHeaders), Middleware(SingleSlashes)]
+    if server.cors_origin:
+        chain.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=server.cors_origin,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[
+                    "x-request-id",
+                    "server-timing",
+                    "traceresponse",
+                    "openai-processing-ms",
+                    "retry-after",
+                ],
+            )
+        )
+    chain.append(Middleware(Errors))
+    if server.api_key:
+        chain.append(Middleware(APIKeys, keys=server.api_key, guard_all=server.guard_all))
+    return chain

@@ -1,0 +1,132 @@
+"""The account of one request to a generation route: made before its first byte is read, recorded once, at its end.
+
+Knows neither the shapes of the API nor who reads the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.engine.request import Aborted, Event, Failed, Finished, Usage
+from oaiserve.engine.streams import LoopStream
+from oaiserve.errors import APIError, Unavailable
+from oaiserve.routes.middleware import as_api_error, error_response
+from oaiserve.routes.serving import serving_of
+from oaiserve.times import PHASES, STAMPS, Outcome, RequestRecord, RequestTimes, monotonic_ns
+from oaiserve.trace import TraceContext
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What is known so far. The route fills in what it learns; `Accounting` turns it into the record."""
+
+    request_id: str  # as in the header x-request-id; the client may have chosen it
+    unique_id: str  # our own
+    trace: TraceContext
+    times: RequestTimes = field(default_factory=RequestTimes)
+    http_status: int | None = None
+    error: APIError | None = None  # what the client was told
+    client_left: bool = False  # before it had its whole answer
+    stream: LoopStream | None = None  # the engine's events, once the request was accepted
+    is_streaming: bool = False
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
+    params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    def server_timing(self) -> str:
+        """The phases that are over, for the header `server-timing`: milliseconds, of the same stamps as the record."""
+        stamps = [getattr(self.times, stamp) for stamp in STAMPS]
+        ended = []
+        for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
+            if start_ns is None or end_ns is None:
+                break
+            ended.append(f"{phase};dur={(end_ns - start_ns) / 1e6:.3f}")
+        return ", ".join(ended)
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.client_left:
+            return Outcome.CANCELLED
+        if self.error is None:
+            return Outcome.FINISHED
+        is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
+        return Outcome.REJECTED if is_refused else Outcome.FAILED
+
+
+class Accounting:
+    """Around a generation route: exactly one record per request that reached it, however it ended.
+
+    It renders the errors of its route itself, so that `responded` comes after the answer also then.
+    """
+
+    def __init__(self, app: ASGIApp, *, operation: str, http_route: str) -> None:
+        self.app = app
+        self._operation = operation
+        self._http_route = http_route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"])
+        state["exchange"] = exchange
+
+        async def stamped_receive() -> Message:
+            message = await receive()
+            if exchange.times.received is None:
+                exchange.times.received = monotonic_ns()
+            return message
+
+        async def watched_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.http_status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, stamped_receive, watched_send)
+        except ClientDisconnect:
+            exchange.client_left = True
+        except (Exception, asyncio.CancelledError) as error:
+            exchange.error = as_api_error(error, scope)
+            if exchange.http_status is not None:
+                raise
+            await error_response(exchange.error)(scope, receive, watched_send)
+        finally:
+            self._finish(scope, exchange)
+
+    def _finish(self, scope: Scope, exchange: Exchange) -> None:
+        if exchange.stream is None:
+            self._record(scope, exchange, None)
+        else:
+            # The engine stamps until its terminal event, so a request that was aborted just now ends with that event.
+            exchange.stream.on_end(lambda event: self._record(scope, exchange, event))
+
+    def _record(self, scope: Scope, exchange: Exchange, terminal: Event | None) -> None:
+        times = exchange.times
+        times.responded = monotonic_ns()
+        if times.received is None:  # answered or cancelled before the body began
+            times.received = times.responded
+        usage = terminal.usage if isinstance(terminal, Finished | Failed | Aborted) else Usage(0, 0, 0)
+        serving = serving_of(Request(scope))
+        serving.record(
+            RequestRecord(
+                request_id=exchange.request_id,
+                trace=exchange.trace,
+                times=times,
+                outcome=exchange.outcome,
+                operation=self._operation,
+                http_method=scope["method"],
+                http_route=self._http_route,
+                http_status=exchange.http_status,
+                model=serving.model_name,
+                error_type=type(exchange.error).__name__ if exchange.error is not None else None,
+                stream=exchange.is_streaming,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+                params=exchange.params,
+            )
+        )

@@ -1,0 +1,37 @@
+"""The operator's routes: is it alive, may it get requests, which version, which numbers."""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.errors import Unavailable
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.serving import serving_of
+
+
+async def health(request: Request) -> Response:
+    """200 while the process can still serve; 503 once it must be restarted."""
+    failure = serving_of(request).engine.failure
+    if failure is not None:
+        raise Unavailable(f"The engine has stopped ({type(failure).__name__}). Please restart the server.")
+    return Response()
+
+
+async def ready(request: Request) -> Response:
+    """200 when requests are welcome; 503 while the model loads, while the server drains, and after a failure."""
+    await health(request)
+    if not serving_of(request).engine.is_ready:
+        raise Unavailable("The server is not ready for requests.")
+    return Response()
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": serving_of(request).version})
+
+
+async def metrics(request: Request) -> Response:
+    render = serving_of(request).render_metrics
+    content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})

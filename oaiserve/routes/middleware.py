@@ -1,0 +1,170 @@
+"""What every request passes, outermost first: its headers, single slashes, CORS (starlette's), errors, the API key.
+
+Pure ASGI. Knows nothing of models or of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from random import getrandbits
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.errors import (
+    APIError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+from oaiserve.times import monotonic_ns
+from oaiserve.trace import TraceContext
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RequestHeaders:
+    """Names the request, and puts its id, its trace and the time it took so far on the response.
+
+    `scope["state"]` gets `request_id` (the client's own where it is sane), `unique_id` (always ours), `trace`, and
+    `send`: the chunks of a stream go straight to the server, as no layer between looks at them and each costs time.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started_ns = monotonic_ns()
+        headers = Headers(scope=scope)
+        unique_id = f"{getrandbits(128):032x}"
+        request_id = headers.get("x-request-id", "")
+        if _REQUEST_ID.fullmatch(request_id) is None:
+            request_id = f"req-{unique_id}"
+        trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
+        scope.setdefault("state", {}).update(unique_id=unique_id, request_id=request_id, trace=trace, send=send)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                response = MutableHeaders(scope=message)
+                response["x-request-id"] = request_id
+                response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
+                flags = f"{int(trace.parent_sampled):02x}"
+                response["traceresponse"] = f"00-{trace.trace_id_hex}-{trace.span_id_hex}-{flags}"
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class SingleSlashes:
+    """Reads /v1//models as /v1/models: base URLs with a slash at their end are common."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "//" in scope["path"]:
+            scope["path"] = re.sub("/{2,}", "/", scope["path"])
+        await self.app(scope, receive, send)
+
+
+class Errors:
+    """Answers what the app raises with OpenAI's error object: the outermost handler."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        is_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched_send)
+        except ClientDisconnect:
+            pass  # nobody is there to be answered
+        except (Exception, asyncio.CancelledError) as error:
+            if is_started:
+                raise  # the server can only close the connection
+            await error_response(as_api_error(error, scope))(scope, receive, send)
+
+
+def as_api_error(error: BaseException, scope: Scope) -> APIError:
+    """What the client is told. An exception that nobody foresaw is logged here, and nothing of it is shown."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, asyncio.CancelledError):  # uvicorn cancels what still runs when the drain time is over
+        return Unavailable("The server is shutting down. Please try again.")
+    request_id = scope["state"]["request_id"]
+    logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)
+    return InternalError(f"The server failed on this request. Its log says why, under the request id {request_id}.")
+
+
+def error_response(error: APIError) -> Response:
+    return json_response(error.body(), status=error.status, headers=error.headers())
+
+
+def json_response(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+async def render_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, which are plain text by default."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 405:
+        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."))
+    elif error.status_code == 404:
+        response = error_response(NotFound(f"There is no {request.method} {path} on this server."))
+    else:
+        api_error = InvalidRequest(error.detail)
+        api_error.status = error.status_code
+        response = error_response(api_error)
+    response.headers.update(error.headers or {})
+    return response
+
+
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+
+
+class APIKeys:
+    """Asks for `Authorization: Bearer KEY` everywhere but on the operator's routes, and there too with `guard_all`."""
+
+    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], guard_all: bool) -> None:
+        self.app = app
+        self._keys = [key.encode() for key in keys]
+        self._open_paths = frozenset() if guard_all else _OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # OPTIONS passes: browsers ask without credentials whether they may ask.
+        if scope["type"] == "http" and scope["method"] != "OPTIONS" and scope["path"] not in self._open_paths:
+            self._check(Headers(scope=scope).get("authorization", ""))
+        await self.app(scope, receive, send)
+
+    def _check(self, authorization: str) -> None:
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            raise Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
+        key = given.strip().encode("latin-1")  # as it was on the wire
+        # All of them, so that the time does not tell which one it was.
+        matches = [hmac.compare_digest(key, known) for known in self._keys]
+        if not any(matches):
+            raise Unauthorized("The API key is not known to this server.")

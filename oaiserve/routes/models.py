@@ -1,0 +1,39 @@
+"""/v1/models: the one model that is served. And the routes for what this server does not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.errors import NotFound
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.serving import Serving, serving_of
+
+
+async def list_models(request: Request) -> Response:
+    return json_response({"object": "list", "data": [_model(serving_of(request))]})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """Names may hold slashes, plain or as %2F. Raises ModelNotFound."""
+    serving = serving_of(request)
+    serving.check_model(request.path_params["model_id"])
+    return json_response(_model(serving))
+
+
+async def embeddings(request: Request) -> Response:
+    raise NotFound("This server generates text only. It has no embeddings.")
+
+
+def _model(serving: Serving) -> dict[str, Any]:
+    return {
+        "id": serving.model_name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "oaiserve",
+        "root": serving.model_name,
+        "parent": None,
+        "max_model_len": serving.engine.max_model_len,
+    }

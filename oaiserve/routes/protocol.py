@@ -1,0 +1,381 @@
+"""What clients may send: one struct per route over a shared base, checked and turned into `SamplingParams`.
+
+JSON null means "as if omitted", and 2.0 is fine where an integer is asked for. Knows no HTTP and no engine but its
+request types. Every refusal is an `InvalidRequest` that names the parameter.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+Integer = int | float  # JSON libraries of some languages write every number as a float
+
+MAX_CHOICES = 128  # OpenAI's limit for n
+MAX_CHOICES_PER_REQUEST = 2048  # prompts times n
+MAX_LOGPROBS = 20
+MAX_STOPS = 128
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+
+
+class SamplingBody(msgspec.Struct, kw_only=True):
+    """What both generation routes take; None is "not given"."""
+
+    model: str | None = None
+    n: Integer | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Integer] | None = None
+    seed: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Integer] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Integer | None = None
+    stream: bool | None = None
+    stream_options: dict[str, bool | None] | None = None
+    stream_interval: Integer | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    prompt: str | list[Any] | None = None
+    echo: bool | None = None
+    logprobs: bool | Integer | None = None
+    best_of: Integer | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[Integer]
+
+
+# Known names that this server cannot honour and that would change the answer, and the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "modalities": (["text"], []),
+    "response_format": ({"type": "text"},),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+# Known names that mean nothing here, so that leaving them out changes no answer.
+IGNORED = frozenset(
+    {
+        "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
+        "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction", "priority",
+        "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
+        "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",
+    }
+)  # fmt: skip
+
+
+class UnknownNames:
+    """Tells the log once about each parameter name that nobody knows; bounded, since clients choose the names."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._limit = limit
+        self._seen: set[str] = set()
+
+    def ignore(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._seen and len(self._seen) < self._limit:
+                self._seen.add(name)
+                logger.warning("A client sent the unknown parameter %r. It is ignored.", name[:80])
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse(decoder: msgspec.json.Decoder[Body], body: bytes, unknown: UnknownNames) -> Body:
+    """The checked types of a JSON body. Ranges are for the route to check."""
+    try:
+        parsed = decoder.decode(body)
+        given = _names_decoder.decode(body)
+        unsupported = {name: msgspec.json.decode(given[name]) for name in given.keys() & UNSUPPORTED.keys()}
+    except msgspec.ValidationError as error:
+        raise _invalid_type(str(error)) from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
+    for name, value in sorted(unsupported.items()):
+        if value is not None and value not in UNSUPPORTED[name]:
+            raise InvalidRequest(
+                f"'{name}' is not supported by this server. Please leave it out.",
+                param=name,
+                code="unsupported_parameter",
+            )
+    unknown.ignore(given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED)
+    return parsed
+
+
+_JSON_TYPES = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+_EXPECTED = re.compile(r"Expected `(.+?)`, got `(.+?)`")
+_MISSING = re.compile(r"Object missing required field `(.+?)`")
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def _invalid_type(text: str) -> InvalidRequest:
+    """msgspec's ``Expected `float | null`, got `str` - at `$.temperature` `` in our words."""
+    path = match[1] if (match := _PATH.search(text)) else ""
+    if missing := _MISSING.search(text):
+        where = f" in '{path}'" if path else ""
+        return InvalidRequest(f"Missing required parameter: '{missing[1]}'{where}.", param=_top(path) or missing[1])
+    if expected := _EXPECTED.search(text):
+        wanted = [name for name in expected[1].split(" | ") if name != "null"]
+        if "int" in wanted:
+            wanted = [name for name in wanted if name != "float"]  # see Integer
+        kinds = " or ".join(_JSON_TYPES.get(name, name) for name in wanted)
+        got = "a boolean" if expected[2] == "bool" else _JSON_TYPES.get(expected[2], expected[2])
+        reason = f"must be {kinds}, got {got}"
+    else:
+        reason = _PATH.sub("", text)
+        reason = reason[:1].lower() + reason[1:]
+    if not path:
+        return InvalidRequest(f"Invalid body: {reason}.")
+    return InvalidRequest(f"Invalid '{path}': {reason}.", param=_top(path))
+
+
+def _top(path: str) -> str | None:
+    return re.split(r"[.\[]", path)[0] or None
+
+
+def show(value: object) -> str:
+    """A client's value for a message; bounded, since clients choose its length."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def invalid(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)
+
+
+def integer(body: msgspec.Struct, name: str, low: int, high: int) -> int | None:
+    """The field as an int within [low, high]; None where it was not given."""
+    value = getattr(body, name)
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise invalid(name, f"must be an integer, got {show(value)}")
+        value = int(value)
+    return int(_within(name, value, low, high))
+
+
+def number(body: msgspec.Struct, name: str, low: float, high: float) -> float | None:
+    """The field as a float within [low, high]; None where it was not given."""
+    value = getattr(body, name)
+    return None if value is None else _within(name, value, low, high)
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not value >= low:
+        raise invalid(name, f"must be >= {low}, got {show(value)}")
+    if not value <= high:
+        raise invalid(name, f"must be <= {high}, got {show(value)}")
+    return value
+
+
+def sampling_params(
+    body: SamplingBody,
+    defaults: Mapping[str, float | int],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """The one conversion. A value is the request's, else that of `defaults` (the model's), else OpenAI's default."""
+    min_tokens = integer(body, "min_tokens", 0, MAX_INT32) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
+    top_k = _or_default(integer(body, "top_k", -1, MAX_INT32), defaults, "top_k", 0)
+    seed = integer(body, "seed", -MAX_INT64 - 1, MAX_INT64)
+    return SamplingParams(
+        n=integer(body, "n", 1, MAX_CHOICES) or 1,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_or_default(number(body, "temperature", 0, 2), defaults, "temperature", 1.0),
+        top_p=_or_default(number(body, "top_p", 0, 1), defaults, "top_p", 1.0),
+        top_k=max(0, int(top_k)),  # -1 and 0 are both "off"
+        min_p=_or_default(number(body, "min_p", 0, 1), defaults, "min_p", 0.0),
+        presence_penalty=_or_default(number(body, "presence_penalty", -2, 2), defaults, "presence_penalty", 0.0),
+        frequency_penalty=_or_default(number(body, "frequency_penalty", -2, 2), defaults, "frequency_penalty", 0.0),
+        # The bounds keep logits finite in 32 bits: beyond them nothing but noise comes out.
+        repetition_penalty=_or_default(
+            number(body, "repetition_penalty", 0.01, 100), defaults, "repetition_penalty", 1.0
+        ),
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        allowed_token_ids=_allowed_token_ids(body),
+        seed=None if seed == -1 else seed,
+        stop=_stop(body.stop),
+        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or []),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _or_default(value: float | None, defaults: Mapping[str, float | int], name: str, default: float) -> float:
+    return value if value is not None else defaults.get(name, default)
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    converted = {}
+    for key, value in bias.items():
+        # At most 10 digits: more is no token id, and a long string of digits is slow to convert.
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise invalid("logit_bias", f"a key must be a token id such as '50256', got {show(key)}")
+        if not -100 <= value <= 100:
+            raise invalid("logit_bias", f"a bias must be between -100 and 100, got {show(value)}")
+        converted[int(key)] = value
+    return converted
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if "" in stops:
+        raise invalid("stop", "a stop string must not be empty")
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"at most {MAX_STOPS} strings are allowed, got {len(stops)}")
+    return stops
+
+
+def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
+    if body.allowed_token_ids is None:
+        return None
+    if not body.allowed_token_ids:
+        raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")
+    return token_ids("allowed_token_ids", body.allowed_token_ids)
+
+
+def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
+    """Whole numbers from 0. Whether they are in the vocabulary is for the engine to say."""
+    converted = []
+    for token_id in ids:
+        if token_id < 0 or token_id != int(token_id):
+            raise invalid(param, f"a token id must be an integer >= 0, got {show(token_id)}")
+        converted.append(int(token_id))
+    return tuple(converted)
+
+
+def prompt_logprobs(body: SamplingBody) -> int | None:
+    value = integer(body, "prompt_logprobs", 0, MAX_LOGPROBS)
+    if value is not None and body.stream:
+        if value > 0:
+            raise invalid("prompt_logprobs", "is not available with 'stream': true")
+        return None  # 0 asks for no alternatives, and a stream has no place for the rest
+    return value
+
+
+def stream_options(body: SamplingBody) -> tuple[bool, bool]:
+    """(include_usage, continuous_usage_stats)"""
+    options = body.stream_options or {}
+    if options and not body.stream:
+        raise invalid("stream_options", "is only allowed with 'stream': true")
+    include_usage = bool(options.get("include_usage"))
+    return include_usage, include_usage and bool(options.get("continuous_usage_stats"))
+
+
+# What a record tells about a request: numbers only, no text of the client.
+_RECORDED = (
+    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+
+def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
+    """Only what the client set itself, with the checked values."""
+    given = {name for name in _RECORDED if getattr(body, name) is not None}
+    if body.max_completion_tokens is not None:
+        given.add("max_tokens")
+    values = {name: getattr(params, name) for name in _RECORDED if name in given}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,75 @@
+"""What the routes are given: one value, made by `app` when the event loop runs, read through `app.state.serving`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.requests import Request
+
+from oaiserve.engine.request import Prompt
+from oaiserve.engine.streams import LoopStreams
+from oaiserve.errors import ModelNotFound
+from oaiserve.routes.protocol import UnknownNames
+from oaiserve.times import RequestRecord
+
+
+class Tokenizer(Protocol):
+    """May block: call it off the event loop."""
+
+    def encode(self, prompt: Prompt, /) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], /) -> str: ...
+
+    def token_text(self, token_id: int, /) -> str: ...
+
+
+class Engine(Protocol):
+    """What the routes ask of the engine besides streams."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def default_params(self) -> Mapping[str, float | int]: ...
+
+    @property
+    def failure(self) -> BaseException | None: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    engine: Engine
+    streams: LoopStreams
+    record: Callable[[RequestRecord], None]
+    render_metrics: Callable[[str], tuple[bytes, str]]  # Accept -> body, content type; blocks
+    model_name: str
+    version: str
+    created: int  # Unix seconds, as in the API
+    body_limit_bytes: int
+    body_timeout_seconds: float = 60.0
+    unknown_names: UnknownNames = field(default_factory=UnknownNames)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"oaiserve-{self.version}"
+
+    def check_model(self, asked: str | None) -> None:
+        """A request without a model means the one that is served."""
+        if asked is not None and asked != self.model_name:
+            raise ModelNotFound(asked, self.model_name)
+
+
+def serving_of(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving

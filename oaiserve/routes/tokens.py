@@ -1,0 +1,53 @@
+"""/tokenize and /detokenize: the model's tokenizer as a service, in the form that vLLM's clients use."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.engine.request import Prompt, TextPrompt
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes import protocol
+from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
+from oaiserve.routes.respond import read_body
+from oaiserve.routes.serving import serving_of
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def tokenize(request: Request) -> Response:
+    serving = serving_of(request)
+    body = protocol.parse(_tokenize_decoder, await read_body(request, serving), serving.unknown_names)
+    serving.check_model(body.model)
+    tokenizer = serving.engine.tokenizer
+    ids = await run_in_threadpool(tokenizer.encode, _prompt(body))
+    texts = None
+    if body.return_token_strs:
+        texts = await run_in_threadpool(lambda: [tokenizer.token_text(token_id) for token_id in ids])
+    max_model_len = serving.engine.max_model_len
+    return json_response({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts})
+
+
+async def detokenize(request: Request) -> Response:
+    serving = serving_of(request)
+    body = protocol.parse(_detokenize_decoder, await read_body(request, serving), serving.unknown_names)
+    serving.check_model(body.model)
+    ids = protocol.token_ids("tokens", body.tokens)
+    size = serving.engine.vocab_size
+    if ids and max(ids) >= size:
+        raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(ids))}")
+    text = await run_in_threadpool(serving.engine.tokenizer.decode, list(ids))
+    return json_response({"prompt": text})
+
+
+def _prompt(body: TokenizeBody) -> Prompt:
+    if body.messages is not None and body.prompt is None:
+        return build_prompt(body, body.messages)
+    if body.prompt is not None and body.messages is None:
+        return TextPrompt(body.prompt, body.add_special_tokens is not False)
+    raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

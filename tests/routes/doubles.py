@@ -1,0 +1,206 @@
+"""An engine whose answers are scripted, and a telemetry that keeps what it is told."""
+
+from __future__ import annotations
+
+import math
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+
+from oaiserve.engine.request import (
+    Aborted,
+    ChatPrompt,
+    Deliver,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Prompt,
+    PromptDone,
+    Request,
+    TextPrompt,
+    TokenChunk,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from oaiserve.errors import APIError, InvalidRequest
+from oaiserve.times import RequestRecord, monotonic_ns
+
+VOCAB_SIZE = 1000
+
+Script = Callable[[Request], Iterable[list[Event]]]  # what the engine delivers, step by step
+
+
+class FakeTokenizer:
+    """Each character is a token."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, ChatPrompt):
+            return [ord(c) for message in prompt.messages for c in str(message["content"])]
+        if isinstance(prompt, TextPrompt):
+            if not prompt.text:
+                raise InvalidRequest("Invalid 'prompt': it has no tokens. Send at least one.", param="prompt")
+            return [ord(c) for c in prompt.text]
+        return list(prompt.token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.max_model_len = 4096
+        self.vocab_size = VOCAB_SIZE
+        self.tokenizer = FakeTokenizer()
+        self.reset()
+
+    def reset(self) -> None:
+        self.default_params: dict[str, float] = {}
+        self.failure: Exception | None = None
+        self.is_ready = True
+        self.script: Script = says("Hello", " world")
+        self.submit_error: APIError | None = None
+        self.submitted: queue.Queue[Request] = queue.Queue()
+        self.aborted: queue.Queue[str] = queue.Queue()
+        self.open: dict[str, Deliver] = {}
+
+    def start(self) -> None:
+        pass
+
+    def stop(self, drain_timeout_seconds: float) -> None:
+        pass
+
+    def snapshot(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        if self.submit_error is not None:
+            raise self.submit_error
+        times = request.times
+        times.submitted = times.tokenize_started = times.tokenized = monotonic_ns()
+        self.open[request.request_id] = deliver
+        self.submitted.put(request)
+        try:
+            self._check(request)
+        except APIError as error:
+            self.deliver([Failed(request.request_id, error, Usage(0, 0, 0))])
+            return
+        times.scheduled = monotonic_ns()
+        for events in self.script(request):
+            if times.first_token is None and any(isinstance(event, TokenChunk) for event in events):
+                times.first_token = monotonic_ns()
+            if isinstance(events[-1], Finished):
+                times.last_token = monotonic_ns()
+            self.deliver(events)
+
+    def _check(self, request: Request) -> None:
+        params = request.params
+        named_ids = {
+            "prompt": [i for prompt in request.prompts for i in self.tokenizer.encode(prompt)],
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+        }
+        for name, ids in named_ids.items():
+            if max(ids, default=0) >= VOCAB_SIZE:
+                raise InvalidRequest(f"Invalid '{name}': a token id is outside the model's vocabulary.", param=name)
+
+    def deliver(self, events: list[Event]) -> None:
+        deliver = self.open[events[-1].request_id]
+        if isinstance(events[-1], Finished | Failed | Aborted):
+            del self.open[events[-1].request_id]
+        deliver(events)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.open:
+            self.aborted.put(request_id)
+            self.deliver([Aborted(request_id, Usage(3, 0, 1))])
+
+
+def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str | int | None = None) -> Script:
+    """Each choice gets these texts, a token each; the choices take turns."""
+
+    def script(request: Request) -> Iterable[list[Event]]:
+        rid, params = request.request_id, request.params
+        yield list(prompts_done(request))
+        num_choices = len(request.prompts) * params.n
+        for position, text in enumerate(texts):
+            is_last = position == len(texts) - 1
+            yield [
+                TokenChunk(
+                    rid,
+                    index,
+                    text,
+                    [position + 10],
+                    [logprob(text, position + 10)] if params.logprobs is not None else None,
+                    finish if is_last else None,
+                    stop_reason if is_last else None,
+                )
+                for index in range(num_choices)
+            ]
+        yield [Finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
+
+    return script
+
+
+def prompts_done(request: Request) -> Iterable[PromptDone]:
+    for index in range(len(request.prompts)):
+        tokens = None
+        if request.params.prompt_logprobs is not None:
+            tokens = [TokenLogprob(1, "In", b"In", math.nan), logprob(" a", 2)]
+        yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens)
+
+
+def logprob(text: str, token_id: int) -> TokenLogprob:
+    """A sampled token that is the second best."""
+    better = TopLogprob(token_id + 1, text + "!", f"{text}!".encode(), -0.25)
+    itself = TopLogprob(token_id, text, text.encode(), -1.5)
+    worse = TopLogprob(token_id + 2, text + "?", f"{text}?".encode(), -math.inf)
+    return TokenLogprob(token_id, text, text.encode(), -1.5, [better, itself, worse])
+
+
+def fails(error: APIError, *texts: str) -> Script:
+    """The engine gives up, after these texts."""
+
+    def script(request: Request) -> Iterable[list[Event]]:
+        if texts:
+            yield [*prompts_done(request), *(TokenChunk(request.request_id, 0, text, [5], None) for text in texts)]
+        yield [Failed(request.request_id, error, Usage(3, 0, len(texts)))]
+
+    return script
+
+
+def starts(*texts: str) -> Script:
+    """These texts, and then nothing until somebody aborts."""
+
+    def script(request: Request) -> Iterable[list[Event]]:
+        if texts:
+            yield [*prompts_done(request), *(TokenChunk(request.request_id, 0, text, [5], None) for text in texts)]
+
+    return script
+
+
+class FakeTelemetry:
+    def __init__(self) -> None:
+        self.records: queue.Queue[RequestRecord] = queue.Queue()
+        self.closed = False
+
+    def record(self, record: RequestRecord) -> None:
+        self.records.put(record)
+
+    def next_record(self) -> RequestRecord:
+        return self.records.get(timeout=5)
+
+    def observe_event_loop_lag(self, seconds: float) -> None:
+        pass
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        return f"# accept: {accept}\n".encode(), "text/plain; version=0.0.4"
+
+    def close(self, timeout_seconds: float) -> bool:
+        self.closed = True
+        return True

@@ -1,0 +1,270 @@
+"""Every malformed request gets its 4xx with OpenAI's error object, and harms nobody.
+
+`BAD_REQUESTS` is data: it can be sent to any server of ours. Rows with `by="engine"` are answered by the engine, as
+they need the vocabulary or the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.routes.conftest import Served
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+OUTSIDE = 2**31 - 1  # of any vocabulary
+BODY_LIMIT = 8 * 2**20  # the default
+
+
+@dataclass(frozen=True)
+class BadRequest:
+    name: str
+    path: str
+    body: bytes | dict[str, Any]
+    says: str  # in the message
+    param: str | None = None
+    status: int = 400
+    code: str | None = None
+    by: str = "http"
+    method: str = "POST"
+    content_type: str = "application/json"
+
+    def send(self, client: httpx.Client) -> httpx.Response:
+        content = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        headers = {"content-type": self.content_type}
+        return client.request(self.method, self.path, content=content, headers=headers)
+
+
+def completion(name: str, says: str, param: str | None = None, /, **fields: Any) -> BadRequest:
+    return BadRequest(name, COMPLETIONS, {"prompt": "Hi", **fields}, says, param)
+
+
+def chat(name: str, says: str, param: str | None = None, /, **fields: Any) -> BadRequest:
+    return BadRequest(name, CHAT, {"messages": HI, **fields}, says, param)
+
+
+def raw(name: str, body: bytes, says: str, param: str | None = None) -> BadRequest:
+    return BadRequest(name, COMPLETIONS, body, says, param)
+
+
+def by_engine(name: str, says: str, param: str, **fields: Any) -> BadRequest:
+    return BadRequest(name, COMPLETIONS, {"prompt": "Hi", **fields}, says, param, by="engine")
+
+
+def unknown_model(name: str, asked: str, path: str, **request: Any) -> BadRequest:
+    says = f"The model '{asked}' does not exist"
+    return BadRequest(name, path, says=says, param="model", status=404, code="model_not_found", **request)
+
+
+def unsupported(name: str, value: Any, path: str = CHAT) -> BadRequest:
+    body = {"messages": HI} if path == CHAT else {"prompt": "Hi"}
+    says = f"'{name}' is not supported"
+    return BadRequest(f"{name} on {path}", path, {**body, name: value}, says, name, code="unsupported_parameter")
+
+
+BAD_REQUESTS = [
+    # The body as such.
+    raw("no body", b"", "not valid JSON"),
+    raw("half an object", b'{"prompt": "Hi"', "not valid JSON"),
+    raw("trailing comma", b'{"prompt": "Hi",}', "trailing comma"),
+    raw("single quotes", b"{'prompt': 'Hi'}", "not valid JSON"),
+    raw("two values", b'{"prompt": "Hi"} {}', "trailing characters"),
+    raw("a list", b'["Hi"]', "must be an object, got a list"),
+    raw("a string", b'"Hi"', "must be an object, got a string"),
+    raw("null", b"null", "must be an object, got null"),
+    raw("not UTF-8", b'{"prompt": "\xff\xfe"}', "not UTF-8"),
+    raw("UTF-16", '{"prompt": "Hi"}'.encode("utf-16"), "not valid JSON"),
+    raw("a byte order mark", b'\xef\xbb\xbf{"prompt": "Hi"}', "not valid JSON"),
+    raw("a raw control character", b'{"prompt": "a\nb"}', "not valid JSON"),
+    raw("half a surrogate pair, high", b'{"prompt": "a \\ud83d and more text"}', "surrogate pair"),
+    raw("half a surrogate pair, low", b'{"prompt": "a \\ude00 and more text"}', "surrogate pair"),
+    raw("NaN", b'{"prompt": "Hi", "temperature": NaN}', "not valid JSON"),
+    raw("Infinity", b'{"prompt": "Hi", "top_p": Infinity}', "not valid JSON"),
+    raw("-Infinity", b'{"prompt": "Hi", "logit_bias": {"5": -Infinity}}', "not valid JSON"),
+    raw("a number beyond floats", b'{"prompt": "Hi", "temperature": 1e999}', "out of range", "temperature"),
+    raw("an integer of 5000 digits", b'{"prompt": "Hi", "n": ' + b"9" * 5000 + b"}", "out of range", "n"),
+    raw("an integer of 400 digits", b'{"prompt": "Hi", "seed": ' + b"9" * 400 + b"}", "must be <=", "seed"),
+    raw("deep lists", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    raw("deep unknown objects", b'{"x": ' + b'{"x":' * 100_000 + b"1" + b"}" * 100_001, "nested too deeply"),
+    BadRequest("a form", COMPLETIONS, b"a=b", "application/json", content_type="application/x-www-form-urlencoded"),
+    BadRequest("plain text", CHAT, {"messages": HI}, "application/json", content_type="text/plain"),
+    BadRequest("over the limit", COMPLETIONS, b" " * (BODY_LIMIT + 1), "too large", status=413),
+    # Method, path, model.
+    BadRequest("GET", COMPLETIONS, b"", "GET is not allowed", status=405, method="GET"),
+    BadRequest("DELETE", CHAT, b"", "DELETE is not allowed", status=405, method="DELETE"),
+    BadRequest("unknown path", "/v1/nothing", {}, "no POST /v1/nothing", status=404),
+    BadRequest("embeddings", "/v1/embeddings", {"input": "Hi"}, "generates text only", status=404),
+    unknown_model("unknown model", "gpt-9", COMPLETIONS, body={"model": "gpt-9", "prompt": "Hi"}),
+    unknown_model("unknown model, chat", "", CHAT, body={"model": "", "messages": HI}),
+    unknown_model("GET an unknown model", "a/b", "/v1/models/a/b", body=b"", method="GET"),
+    completion("model of a wrong type", "must be a string, got an integer", "model", model=5),
+    # Prompts.
+    BadRequest("no prompt", COMPLETIONS, {}, "Missing required parameter: 'prompt'", "prompt"),
+    completion("prompt null", "Missing required parameter: 'prompt'", "prompt", prompt=None),
+    completion("prompt a number", "must be a string or a list, got an integer", "prompt", prompt=5),
+    completion("prompt an object", "must be a string or a list, got an object", "prompt", prompt={}),
+    completion("no prompts", "must not be an empty list", "prompt", prompt=[]),
+    completion("no tokens", "must not be empty", "prompt", prompt=[[]]),
+    completion("text and tokens", "must be a string, a list of strings", "prompt", prompt=["Hi", 5]),
+    completion("text and a list", "must be a string, a list of strings", "prompt", prompt=["Hi", [5]]),
+    completion("null in a list", "must be a string, a list of strings", "prompt", prompt=["Hi", None]),
+    completion("bools as tokens", "must be a string, a list of strings", "prompt", prompt=[True, False]),
+    completion("floats as tokens", "must be a string, a list of strings", "prompt", prompt=[1.5]),
+    completion("text in tokens", "integers only", "prompt", prompt=[[5, "Hi"]]),
+    completion("bools in tokens", "integers only", "prompt", prompt=[[5, True]]),
+    completion("negative token", "must be >= 0, got -1", "prompt", prompt=[5, -1]),
+    completion("too many choices", "prompts times n must be <= 2048", "prompt", prompt=["Hi"] * 17, n=128),
+    by_engine("empty prompt", "it has no tokens", "prompt", prompt=""),
+    by_engine("empty prompt in a list", "it has no tokens", "prompt", prompt=["Hi", ""]),
+    by_engine("token outside", "vocabulary", "prompt", prompt=[5, OUTSIDE]),
+    # Sampling.
+    completion("temperature 3", "must be <= 2, got 3", "temperature", temperature=3),
+    completion("temperature -0.1", "must be >= 0, got -0.1", "temperature", temperature=-0.1),
+    completion("temperature as text", "must be a number, got a string", "temperature", temperature="1"),
+    completion("temperature true", "must be a number, got a boolean", "temperature", temperature=True),
+    completion("top_p 1.5", "must be <= 1, got 1.5", "top_p", top_p=1.5),
+    completion("top_p -1", "must be >= 0", "top_p", top_p=-1),
+    completion("top_k -2", "must be >= -1, got -2", "top_k", top_k=-2),
+    completion("top_k 1.5", "must be an integer, got 1.5", "top_k", top_k=1.5),
+    completion("top_k beyond 32 bits", "must be <= 2147483647", "top_k", top_k=2**40),
+    completion("min_p 2", "must be <= 1", "min_p", min_p=2),
+    completion("repetition_penalty 0", "must be >= 0.01, got 0", "repetition_penalty", repetition_penalty=0),
+    completion("repetition_penalty -1", "must be >= 0.01", "repetition_penalty", repetition_penalty=-1),
+    completion("repetition_penalty 1e30", "must be <= 100", "repetition_penalty", repetition_penalty=1e30),
+    completion("presence_penalty 2.1", "must be <= 2", "presence_penalty", presence_penalty=2.1),
+    completion("frequency_penalty -3", "must be >= -2", "frequency_penalty", frequency_penalty=-3),
+    completion("seed beyond 64 bits", "must be <= 9223372036854775807", "seed", seed=2**63),
+    completion("seed 0.5", "must be an integer", "seed", seed=0.5),
+    completion("n 0", "must be >= 1, got 0", "n", n=0),
+    completion("n 129", "must be <= 128, got 129", "n", n=129),
+    completion("n true", "must be an integer, got a boolean", "n", n=True),
+    completion("n as text", "must be an integer, got a string", "n", n="2"),
+    completion("best_of 3 of 2", "must be 1 or equal to n (2), got 3", "best_of", n=2, best_of=3),
+    completion("max_tokens -1", "must be >= 0, got -1", "max_tokens", max_tokens=-1),
+    completion("max_tokens 1e300", "must be <= 2147483647", "max_tokens", max_tokens=1e300),
+    chat("max_tokens 0 in chat", "must be >= 1, got 0", "max_tokens", max_tokens=0),
+    chat("max_completion_tokens 0", "must be >= 1", "max_completion_tokens", max_completion_tokens=0),
+    completion("min_tokens over max_tokens", "must be <= max_tokens (4)", "min_tokens", min_tokens=5, max_tokens=4),
+    completion("min_tokens -1", "must be >= 0", "min_tokens", min_tokens=-1),
+    completion("empty stop", "must not be empty", "stop", stop=""),
+    completion("empty stop in a list", "must not be empty", "stop", stop=["a", ""]),
+    completion("stop a number", "must be a string or a list, got an integer", "stop", stop=5),
+    completion("null in stop", "must be a string, got null", "stop", stop=["a", None]),
+    completion("1000 stops", "at most 128", "stop", stop=["a"] * 1000),
+    completion("stop_token_ids negative", "must be an integer >= 0, got -1", "stop_token_ids", stop_token_ids=[-1]),
+    completion("stop_token_ids as text", "must be an integer", "stop_token_ids", stop_token_ids=["5"]),
+    by_engine("stop_token_ids outside", "vocabulary", "stop_token_ids", stop_token_ids=[OUTSIDE]),
+    completion("no allowed_token_ids", "must not be empty", "allowed_token_ids", allowed_token_ids=[]),
+    by_engine("allowed_token_ids outside", "vocabulary", "allowed_token_ids", allowed_token_ids=[OUTSIDE]),
+    completion("logit_bias a list", "must be an object, got a list", "logit_bias", logit_bias=[]),
+    completion("logit_bias by text", "a key must be a token id", "logit_bias", logit_bias={"AI": 1}),
+    completion("logit_bias by a negative", "a key must be a token id", "logit_bias", logit_bias={"-1": 1}),
+    completion("logit_bias by 5000 digits", "a key must be a token id", "logit_bias", logit_bias={"9" * 5000: 1}),
+    completion("logit_bias 101", "between -100 and 100, got 101", "logit_bias", logit_bias={"5": 101}),
+    completion("logit_bias as text", "must be a number, got a string", "logit_bias", logit_bias={"5": "1"}),
+    by_engine("logit_bias outside", "vocabulary", "logit_bias", logit_bias={str(OUTSIDE): 1}),
+    completion("logprobs 21", "must be <= 20, got 21", "logprobs", logprobs=21),
+    completion("logprobs -1", "must be >= 0", "logprobs", logprobs=-1),
+    chat("logprobs a number in chat", "must be true or false, got an integer", "logprobs", logprobs=2),
+    chat("top_logprobs alone", "only allowed with 'logprobs': true", "top_logprobs", top_logprobs=2),
+    chat("top_logprobs 21", "must be <= 20", "top_logprobs", logprobs=True, top_logprobs=21),
+    completion("prompt_logprobs -1", "must be >= 0", "prompt_logprobs", prompt_logprobs=-1),
+    completion("prompt_logprobs streamed", "not available", "prompt_logprobs", prompt_logprobs=1, stream=True),
+    completion("echo as text", "must be true or false, got a string", "echo", echo="yes"),
+    completion("stream as text", "must be true or false, got a string", "stream", stream="true"),
+    completion("stream 1", "must be true or false, got an integer", "stream", stream=1),
+    completion("stream_options alone", "only allowed", "stream_options", stream_options={"include_usage": True}),
+    completion("stream_options a list", "must be an object", "stream_options", stream=True, stream_options=[]),
+    completion("include_usage as text", "true or false", "stream_options", stream=True, stream_options={"x": "y"}),
+    completion("stream_interval 0", "must be >= 1", "stream_interval", stream=True, stream_interval=0),
+    # Messages.
+    BadRequest("no messages", CHAT, {}, "Missing required parameter: 'messages'", "messages"),
+    chat("messages null", "must be a list, got null", "messages", messages=None),
+    chat("messages empty", "at least one message", "messages", messages=[]),
+    chat("messages a string", "must be a list, got a string", "messages", messages="Hi"),
+    chat("a message as text", "must be an object, got a string", "messages", messages=["Hi"]),
+    chat("no role", "'role' in 'messages[0]'", "messages", messages=[{"content": "Hi"}]),
+    chat("unknown role", "must be one of system", "messages", messages=[{"role": "root", "content": "Hi"}]),
+    chat("content a number", "'messages[0].content'", "messages", messages=[{"role": "user", "content": 5}]),
+    chat("no content", "is required for the role 'user'", "messages", messages=[{"role": "user"}]),
+    chat("an assistant without anything", "is required", "messages", messages=[{"role": "assistant", "content": None}]),
+    chat("a tool without id", "tool_call_id", "messages", messages=[{"role": "tool", "content": "1"}]),
+    chat("a function without name", "messages[0].name", "messages", messages=[{"role": "function", "content": "1"}]),
+    chat("a part without type", "takes text only, got None", "messages", messages=[{"role": "user", "content": [{}]}]),
+    chat(
+        "an image",
+        "'messages[0].content[0].type': this server takes text only, got 'image_url'",
+        "messages",
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+    ),
+    chat(
+        "a text part without text",
+        "'messages[0].content[0].text': must be a string",
+        "messages",
+        messages=[{"role": "user", "content": [{"type": "text"}]}],
+    ),
+    chat(
+        "continue and begin",
+        "must not be true together",
+        "continue_final_message",
+        continue_final_message=True,
+        add_generation_prompt=True,
+    ),
+    # Known, not built.
+    unsupported("tools", [{"type": "function", "function": {"name": "f"}}]),
+    unsupported("tool_choice", "auto"),
+    unsupported("functions", [{"name": "f"}]),
+    unsupported("function_call", "auto"),
+    unsupported("response_format", {"type": "json_object"}),
+    unsupported("response_format", {"type": "json_schema", "json_schema": {}}, COMPLETIONS),
+    unsupported("structured_outputs", {"regex": "a"}, COMPLETIONS),
+    unsupported("guided_json", {}, COMPLETIONS),
+    unsupported("guided_regex", "a+"),
+    unsupported("guided_choice", ["a"]),
+    unsupported("guided_grammar", "root ::= 'a'"),
+    unsupported("suffix", "end", COMPLETIONS),
+    unsupported("audio", {"voice": "x"}),
+    unsupported("modalities", ["text", "audio"]),
+    unsupported("use_beam_search", True, COMPLETIONS),
+    unsupported("logits_processors", ["x"], COMPLETIONS),
+    unsupported("bad_words", ["x"], COMPLETIONS),
+    unsupported("chat_template", "{{ messages }}"),
+    unsupported("truncate_prompt_tokens", 5, COMPLETIONS),
+    unsupported("cache_salt", "tenant", COMPLETIONS),
+    # The tokenizer's routes.
+    BadRequest("nothing to tokenize", "/tokenize", {}, "either 'prompt' or 'messages'", "prompt"),
+    BadRequest("both to tokenize", "/tokenize", {"prompt": "Hi", "messages": HI}, "either 'prompt' or", "prompt"),
+    BadRequest("no tokens given", "/detokenize", {}, "Missing required parameter: 'tokens'", "tokens"),
+    BadRequest("negative token to text", "/detokenize", {"tokens": [-5]}, "must be an integer >= 0", "tokens"),
+    BadRequest("outside token to text", "/detokenize", {"tokens": [OUTSIDE]}, "a token id must be <", "tokens"),
+]  # fmt: skip
+
+
+def check_refused(bad: BadRequest, response: httpx.Response) -> None:
+    """The status, the four keys, the parameter, and words that say what was wrong."""
+    assert response.status_code == bad.status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert bad.says in error["message"]
+    assert len(error["message"]) < 600
+    assert error["param"] == bad.param
+    assert error["code"] == bad.code
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("bad", BAD_REQUESTS, ids=lambda bad: bad.name)
+def test_a_malformed_request_is_refused_with_the_error_object(served: Served, bad: BadRequest) -> None:
+    check_refused(bad, bad.send(served.http))
+
+
+def test_only_what_the_engine_must_judge_reaches_it(served: Served) -> None:
+    for bad in BAD_REQUESTS:
+        bad.send(served.http)
+    assert served.engine.submitted.qsize() == sum(bad.by == "engine" for bad in BAD_REQUESTS)

@@ -1,0 +1,173 @@
+"""/v1/chat/completions: what messages become, and what the answer looks like, whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.request import ChatPrompt, SamplingParams
+from tests.routes.conftest import Served
+from tests.routes.doubles import says
+from tests.routes.test_completions import stream_of
+
+CHAT = "/v1/chat/completions"
+
+
+def prompt_of(served: Served, *messages: dict[str, Any], **body: Any) -> ChatPrompt:
+    assert served.chat(messages=list(messages), **body).status_code == 200
+    (prompt,) = served.engine.submitted.get().prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_the_answer_has_the_documented_shape(served: Served) -> None:
+    answer = served.chat().json()
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    assert answer["usage"]["total_tokens"] == 5
+
+
+def test_an_answer_may_take_the_rest_of_the_context(served: Served) -> None:
+    served.chat()
+    assert served.engine.submitted.get().params == SamplingParams()
+
+
+def test_max_completion_tokens_wins_over_its_older_name(served: Served) -> None:
+    served.chat(max_tokens=5, max_completion_tokens=6)
+    assert served.engine.submitted.get().params.max_tokens == 6
+
+
+def test_messages_keep_what_a_template_can_use(served: Served) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    prompt = prompt_of(
+        served,
+        {"role": "developer", "content": "Be brief.", "unknown": 1},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}], "name": "Ada"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "c1"},
+    )
+    assert prompt.messages == [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}], "name": "Ada"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "c1"},
+    ]
+    assert prompt.add_generation_prompt
+    assert not prompt.add_special_tokens
+
+
+def test_a_refusal_in_the_history_is_text(served: Served) -> None:
+    parts = [{"type": "refusal", "refusal": "No."}]
+    prompt = prompt_of(
+        served, {"role": "assistant", "content": parts}, {"role": "assistant", "content": None, "refusal": "No."}
+    )
+    assert [message["content"] for message in prompt.messages] == [[{"type": "text", "text": "No."}], "No."]
+
+
+def test_continuing_the_last_message_begins_no_new_one(served: Served) -> None:
+    prompt = prompt_of(served, {"role": "assistant", "content": "He"}, continue_final_message=True)
+    assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
+
+
+def test_the_template_gets_its_own_variables(served: Served) -> None:
+    prompt = prompt_of(served, {"role": "user", "content": "Hi"}, chat_template_kwargs={"enable_thinking": False})
+    assert prompt.template_kwargs == {"enable_thinking": False}
+
+
+def test_each_choice_begins_with_its_role_in_order(served: Served) -> None:
+    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT, n=3)]
+    role = {"role": "assistant", "content": ""}
+    assert [(choice["index"], choice["delta"]) for choice in choices[:3]] == [(0, role), (1, role), (2, role)]
+    assert all("role" not in choice["delta"] for choice in choices[3:])
+
+
+def test_a_stream_ends_each_choice_with_an_empty_delta(served: Served) -> None:
+    served.engine.script = says("a", "", "b")
+    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
+    assert [(choice["delta"].get("content"), choice["finish_reason"]) for choice in choices] == [
+        ("", None),
+        ("a", None),
+        ("b", None),
+        (None, "stop"),
+    ]
+
+
+def test_chunks_have_the_documented_shape(served: Served) -> None:
+    _, chunk, *_ = stream_of(served, CHAT)
+    assert chunk["object"] == "chat.completion.chunk"
+    assert chunk["choices"] == [{"index": 0, "delta": {"content": "Hello"}, "logprobs": None, "finish_reason": None}]
+
+
+def test_logprobs_show_the_true_bytes_and_the_best_alternatives(served: Served) -> None:
+    served.engine.script = says("é")
+    logprobs = served.chat(logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]
+    assert logprobs == {
+        "refusal": None,
+        "content": [
+            {
+                "token": "é",
+                "logprob": -1.5,
+                "bytes": [195, 169],
+                "top_logprobs": [{"token": "é!", "logprob": -0.25, "bytes": [195, 169, 33]}],
+            }
+        ],
+    }
+
+
+def test_logprobs_alone_have_no_alternatives(served: Served) -> None:
+    content = served.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in content] == [[], []]
+
+
+def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
+    body = {"logprobs": True, "top_logprobs": 2}
+    whole = served.chat(**body).json()["choices"][0]["logprobs"]["content"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, CHAT, **body)]
+    assert [entry for part in parts if part for entry in part["content"]] == whole
+
+
+def test_token_ids_and_prompt_logprobs_stand_beside_the_choices(served: Served) -> None:
+    answer = served.chat(return_token_ids=True, prompt_logprobs=0).json()
+    assert answer["prompt_token_ids"] == [1, 2, 3]
+    assert answer["prompt_logprobs"] == [None, {"2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"}}]
+    assert answer["choices"][0]["token_ids"] == [10, 11]
+    assert stream_of(served, CHAT, return_token_ids=True)[0]["prompt_token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"store": True}])
+def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
+    assert served.chat(**options, parallel_tool_calls=True, reasoning_effort="low").status_code == 200
+
+
+def test_the_sdk_collects_a_stream_of_several_choices(served: Served) -> None:
+    with (
+        served.sdk() as client,
+        client.chat.completions.stream(
+            model="org/demo",
+            messages=[{"role": "user", "content": "Hi"}],
+            n=3,
+            stream_options={"include_usage": True},
+        ) as stream,
+    ):
+        final = stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == ["Hello world"] * 3
+    assert {choice.message.role for choice in final.choices} == {"assistant"}
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 6
+
+
+def test_the_sdk_reads_a_whole_answer(served: Served) -> None:
+    with served.sdk() as client:
+        answer = client.chat.completions.create(model="org/demo", messages=[{"role": "user", "content": "Hi"}])
+    assert answer.choices[0].message.content == "Hello world"
+    assert answer._request_id is not None

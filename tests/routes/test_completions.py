@@ -1,0 +1,243 @@
+"""/v1/completions: what a request becomes, and what its answer looks like, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from oaiserve import __version__
+from oaiserve.engine.request import FinishReason, SamplingParams, TextPrompt, TokenPrompt
+from tests.routes.conftest import Served
+from tests.routes.doubles import says
+
+
+def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream that ends as it should."""
+    default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    response = served.post(path, **{**default, "stream": True, **body})
+    assert response.status_code == 200, response.text
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def test_the_answer_has_the_documented_shape(served: Served) -> None:
+    answer = served.complete().json()
+    assert answer.pop("id").startswith("cmpl-")
+    assert isinstance(answer.pop("created"), int)
+    assert answer == {
+        "object": "text_completion",
+        "model": "org/demo",
+        "system_fingerprint": f"oaiserve-{__version__}",
+        "choices": [
+            {"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
+    }
+
+
+def test_without_any_parameter_openais_defaults_hold(served: Served) -> None:
+    served.complete()
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
+
+
+def test_null_is_as_if_left_out(served: Served) -> None:
+    names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
+    served.complete(**dict.fromkeys(names), guided_json=None, tools=None)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
+
+
+def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
+    body: dict[str, Any] = {
+        "n": 2,
+        "max_tokens": 30,
+        "min_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.2,
+        "seed": 7,
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+    }
+    served.complete(**body, logit_bias={"5": -100}, allowed_token_ids=[5, 6], stop=["a", "b"], stop_token_ids=[9])
+    assert served.engine.submitted.get().params == SamplingParams(
+        **body, logit_bias={5: -100}, allowed_token_ids=(5, 6), stop=("a", "b"), stop_token_ids=(9,)
+    )
+
+
+def test_what_the_request_leaves_out_comes_from_the_model(served: Served) -> None:
+    served.engine.default_params = {"temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1}
+    served.complete(temperature=0, top_k=0)
+    params = served.engine.submitted.get().params
+    assert (params.temperature, params.top_k, params.repetition_penalty) == (0, 0, 1.1)
+
+
+def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
+    served.complete(max_tokens=8.0, n=2.0, seed=-1, top_k=-1)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2)
+
+
+def test_max_completion_tokens_is_an_alias_that_wins(served: Served) -> None:
+    served.complete(max_tokens=8, max_completion_tokens=9)
+    assert served.engine.submitted.get().params.max_tokens == 9
+
+
+@pytest.mark.parametrize("options", [{"best_of": 1}, {"n": 3, "best_of": 3}, {"suffix": ""}, {"tools": []}, {"x": 1}])
+def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
+    assert served.complete(**options, user="me", response_format={"type": "text"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("Hi", (TextPrompt("Hi"),)),
+        (["Hi", "Ho"], (TextPrompt("Hi"), TextPrompt("Ho"))),
+        ([5, 6], (TokenPrompt([5, 6]),)),
+        ([[5], [6, 7]], (TokenPrompt([5]), TokenPrompt([6, 7]))),
+    ],
+)
+def test_prompts_come_in_four_forms(served: Served, prompt: Any, prompts: Any) -> None:
+    served.complete(prompt=prompt)
+    assert served.engine.submitted.get().prompts == prompts
+
+
+def test_special_tokens_can_be_left_away(served: Served) -> None:
+    served.complete(add_special_tokens=False)
+    assert served.engine.submitted.get().prompts == (TextPrompt("Hi", add_special_tokens=False),)
+
+
+def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
+    choices = served.complete(prompt=["Hi", "Ho"], n=2, echo=True).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert {choice["text"] for choice in choices} == {"In aHello world"}
+
+
+def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:
+    served.engine.script = says("a", "", "b", finish=FinishReason.LENGTH)
+    choices = [chunk["choices"][0] for chunk in stream_of(served)]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("a", None),
+        ("b", None),
+        ("", "length"),
+    ]
+
+
+def test_the_chunks_of_a_stream_share_id_and_created(served: Served) -> None:
+    chunks = stream_of(served)
+    assert len({(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in chunks}) == 1
+    assert chunks[0]["object"] == "text_completion"
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("text", ['"quoted"\n', "naïve 🎉", "\u2028", "\x00\x1f", "<|end|>", "a\\b"])
+def test_a_streamed_text_is_the_whole_text(served: Served, text: str) -> None:
+    served.engine.script = says(text, text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in stream_of(served)) == text * 2
+    assert served.complete().json()["choices"][0]["text"] == text * 2
+
+
+def test_usage_comes_last_and_only_when_asked(served: Served) -> None:
+    *chunks, last = stream_of(served, stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 5
+
+
+def test_usage_can_run_along(served: Served) -> None:
+    chunks = stream_of(served, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [4, 5, 5, 5]
+
+
+def test_a_streamed_echo_comes_first(served: Served) -> None:
+    chunks = stream_of(served, prompt=["Hi", "Ho"], echo=True)
+    assert [(c["choices"][0]["index"], c["choices"][0]["text"]) for c in chunks[:3]] == [
+        (0, "In a"),
+        (1, "In a"),
+        (0, "Hello"),
+    ]
+
+
+def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(served: Served) -> None:
+    served.engine.script = says("a", "b")
+    assert served.complete(logprobs=1).json()["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-1.5, -1.5],
+        "text_offset": [0, 1],
+        "top_logprobs": [{"a!": -0.25, "a": -1.5}, {"b!": -0.25, "b": -1.5}],
+    }
+
+
+def test_logprobs_zero_gives_the_sampled_token(served: Served) -> None:
+    logprobs = served.complete(logprobs=0).json()["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [{"Hello": -1.5}, {" world": -1.5}]
+
+
+def test_echoed_logprobs_begin_with_null(served: Served) -> None:
+    served.engine.script = says("b")
+    logprobs = served.complete(logprobs=1, echo=True).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["In", " a", "b"]
+    assert logprobs["token_logprobs"] == [None, -1.5, -1.5]
+    assert logprobs["text_offset"] == [0, 2, 4]
+    assert logprobs["top_logprobs"][0] is None
+
+
+def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
+    body = {"logprobs": 2, "echo": True}
+    whole = served.complete(**body).json()["choices"][0]["logprobs"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, **body)]
+    assert {name: [value for part in parts if part for value in part[name]] for name in whole} == whole
+
+
+def test_infinity_is_written_as_a_number(served: Served) -> None:
+    top = served.complete(logprobs=3).json()["choices"][0]["logprobs"]["top_logprobs"][0]
+    assert top["Hello?"] == -9999.0
+
+
+def test_tokens_can_be_shown_as_ids(served: Served) -> None:
+    logprobs = served.complete(logprobs=1, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:10", "token_id:11"]
+    assert logprobs["text_offset"] == [0, 5]
+
+
+def test_token_ids_can_be_returned(served: Served) -> None:
+    choice = served.complete(return_token_ids=True).json()["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [10, 11])
+    first, *rest = [chunk["choices"][0] for chunk in stream_of(served, return_token_ids=True)]
+    assert first["prompt_token_ids"] == [1, 2, 3]
+    assert [token_id for choice in rest for token_id in choice.get("token_ids", [])] == [10, 11]
+
+
+def test_prompt_logprobs_are_by_token_id(served: Served) -> None:
+    first, second = served.complete(prompt_logprobs=1).json()["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "3": {"logprob": -0.25, "rank": 1, "decoded_token": " a!"},
+        "2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"},
+    }
+
+
+def test_the_stop_reason_is_told(served: Served) -> None:
+    served.engine.script = says("a", stop_reason="END")
+    assert served.complete().json()["choices"][0]["stop_reason"] == "END"
+    assert stream_of(served)[-1]["choices"][0]["stop_reason"] == "END"
+
+
+def test_the_sdk_reads_whole_and_streamed_answers(served: Served) -> None:
+    with served.sdk() as client:
+        whole = client.completions.create(model="org/demo", prompt=["Hi", "Ho"], n=2, logprobs=2)
+        streamed = client.completions.create(model="org/demo", prompt="Hi", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in streamed) == whole.choices[3].text == "Hello world"

@@ -1,0 +1,76 @@
+"""Reading a body, without a server."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.request import TokenLogprob, TopLogprob
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse, sampling_params
+from oaiserve.routes.shapes import completion_logprobs
+
+decoder = msgspec.json.Decoder(CompletionBody)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def refusal(body: bytes) -> InvalidRequest | None:
+    try:
+        parsed = parse(decoder, body, UnknownNames())
+        sampling_params(parsed, {}, max_tokens=16, logprobs=None, prompt_logprobs=None)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_body_or_a_refusal(body: bytes) -> None:
+    error = refusal(body)
+    assert error is None or error.status == 400
+
+
+@given(st.dictionaries(st.sampled_from(CompletionBody.__struct_fields__), json_values, max_size=4))
+def test_any_values_are_sampling_params_or_a_refusal_that_names_one(fields: dict[str, object]) -> None:
+    error = refusal(msgspec.json.encode(fields))
+    assert error is None or (error.param in fields and len(error.message) < 400)
+
+
+def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = UnknownNames()
+    for _ in range(3):
+        parse(decoder, b'{"temprature": 1, "user": "me"}', unknown)
+    assert [record.getMessage() for record in caplog.records] == [
+        "A client sent the unknown parameter 'temprature'. It is ignored."
+    ]
+
+
+def test_clients_cannot_flood_the_log_with_names(caplog: pytest.LogCaptureFixture) -> None:
+    UnknownNames(limit=2).ignore(["a" * 1000, "b", "c", "d"])
+    assert len(caplog.records) == 2
+    assert len(caplog.records[0].getMessage()) < 200
+
+
+def test_the_two_bodies_share_every_sampling_field() -> None:
+    shared = set(CompletionBody.__struct_fields__) & set(ChatBody.__struct_fields__)
+    assert set(CompletionBody.__struct_fields__) - shared == {"prompt", "echo", "best_of"}
+
+
+def test_of_tokens_with_equal_texts_the_better_one_stays() -> None:
+    better, worse = TopLogprob(5, "�", b"\xe2", -0.5), TopLogprob(6, "�", b"\xe3", -2.0)
+    token = TokenLogprob(6, "�", b"\xe3", -2.0, [better, worse])
+    assert completion_logprobs([token], 2, False)["top_logprobs"] == [{"�": -0.5}]
+
+
+def test_the_sampled_logprob_is_the_same_float_in_both_places() -> None:
+    value = math.nextafter(-0.1, -1)
+    token = TokenLogprob(5, "a", b"a", value, [TopLogprob(5, "a", b"a", value)])
+    logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs([token], 1, False)))
+    assert logprobs["token_logprobs"][0] == max(logprobs["top_logprobs"][0].values()) == value

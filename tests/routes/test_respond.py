@@ -1,0 +1,245 @@
+"""A request's life on the event loop: how it can end, what the client sees then, and the one record it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+from starlette.requests import Request
+
+from oaiserve.app import create_app
+from oaiserve.config import Config
+from oaiserve.errors import ContextLengthExceeded, InternalError, Overloaded, RequestTimeout
+from oaiserve.routes.respond import read_body
+from oaiserve.times import PHASES, Outcome
+from tests.routes.conftest import Serve, Served, run_server
+from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, starts
+
+
+def events_of(response: httpx.Response) -> list[str]:
+    return [event.removeprefix("data: ") for event in response.text.split("\n\n")]
+
+
+def send_raw(served: Served, body: bytes, *headers: bytes) -> socket.socket:
+    url = urlsplit(served.url)
+    sock = socket.create_connection((url.hostname, url.port), timeout=10)
+    lines = [b"POST /v1/completions HTTP/1.1", b"host: x", b"content-type: application/json", *headers, b"", body]
+    sock.sendall(b"\r\n".join(lines))
+    return sock
+
+
+# Ends that are good.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_finished_request_leaves_one_record_whose_phases_tile(served: Served, stream: bool) -> None:
+    served.complete(stream=stream, n=2, temperature=0.5)
+    record = served.telemetry.next_record()
+    phases = record.times.phases()
+    assert tuple(phase.name for phase in phases) == PHASES
+    assert all(one.end_ns == next_.start_ns for one, next_ in pairwise(phases))
+    assert sum(phase.duration_ns for phase in phases) == record.times.duration_ns
+    assert min(phase.duration_ns for phase in phases) >= 0
+    assert served.telemetry.records.empty()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_record_says_what_was_asked_and_answered(served: Served, stream: bool) -> None:
+    response = served.complete(stream=stream, n=2, temperature=0.5, stop=["secret"])
+    record = served.telemetry.next_record()
+    assert record.request_id == response.headers["x-request-id"]
+    assert (record.outcome, record.http_status, record.error_type) == (Outcome.FINISHED, 200, None)
+    assert (record.operation, record.http_route) == ("text_completion", "/v1/completions")
+    assert (record.model, record.stream) == ("org/demo", stream)
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 4)
+    assert record.finish_reasons == ("stop", "stop")
+    assert record.params == {"n": 2, "temperature": 0.5}
+
+
+def test_the_headers_of_a_stream_tell_the_phases_until_its_first_token(served: Served) -> None:
+    timing = served.chat(stream=True).headers["server-timing"].split(", ")
+    assert [part.partition(";dur=")[0] for part in timing[:5]] == list(PHASES[:5])
+
+
+def test_the_headers_of_a_whole_answer_tell_all_phases_but_the_last(served: Served) -> None:
+    timing = served.chat().headers["server-timing"]
+    times = served.telemetry.next_record().times
+    assert timing == ", ".join(f"{phase.name};dur={phase.duration_ns / 1e6:.3f}" for phase in times.phases()[:-1])
+
+
+def test_a_stream_is_not_buffered_on_its_way(served: Served) -> None:
+    headers = served.chat(stream=True).headers
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+
+
+def test_two_requests_with_the_same_id_are_two_requests(served: Served) -> None:
+    headers = {"x-request-id": "same"}
+    answers = [served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers).json() for _ in range(2)]
+    assert answers[0]["id"] != answers[1]["id"]
+    assert [served.telemetry.next_record().request_id for _ in range(2)] == ["same", "same"]
+
+
+def test_the_clients_trace_goes_on(served: Served) -> None:
+    trace = f"{0xABC:032x}"
+    headers = {"traceparent": f"00-{trace}-{5:016x}-01"}
+    response = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
+    record = served.telemetry.next_record()
+    assert (record.trace.trace_id_hex, record.trace.parent_span_id) == (trace, 5)
+    assert response.headers["traceresponse"] == f"00-{trace}-{record.trace.span_id_hex}-01"
+
+
+# Errors before and after the status line.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_the_first_token_is_an_http_error(served: Served, stream: bool) -> None:
+    served.engine.script = fails(ContextLengthExceeded(8, 9, 2, chat=False))
+    response = served.complete(stream=stream)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.error_type) == (Outcome.REJECTED, "ContextLengthExceeded")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_engine_says_when_to_come_back(served: Served, stream: bool) -> None:
+    served.engine.submit_error = Overloaded("1024 requests are waiting.", retry_after_seconds=3)
+    response = served.complete(stream=stream)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status, record.times.submitted) == (Outcome.REJECTED, 429, None)
+
+
+def test_a_500_is_not_to_be_repeated(served: Served) -> None:
+    served.engine.script = fails(InternalError("The step failed."), "Hel")
+    response = served.complete()
+    assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
+    assert served.telemetry.next_record().outcome == Outcome.FAILED
+
+
+def test_a_failure_within_a_stream_is_its_last_event(served: Served) -> None:
+    error = InternalError("The step failed.")
+    served.engine.script = fails(error, "Hel")
+    *_, said, done, end = events_of(served.complete(stream=True))
+    assert json.loads(said) == error.body()
+    assert (done, end) == ("[DONE]", "")
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status, record.error_type) == (Outcome.FAILED, 200, "InternalError")
+    assert record.completion_tokens == 1
+
+
+def test_the_sdk_raises_on_a_failure_within_a_stream(served: Served) -> None:
+    served.engine.script = fails(InternalError("The step failed."), "Hel")
+    with served.sdk() as client, pytest.raises(openai.APIError, match="The step failed."):
+        list(client.completions.create(model="org/demo", prompt="Hi", stream=True))
+
+
+def test_an_error_nobody_foresaw_is_logged_and_not_shown(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(request: object) -> Iterator[list[object]]:
+        raise ZeroDivisionError("a secret")
+
+    served.engine.script = broken
+    response = served.complete()
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"] in response.json()["error"]["message"]
+    assert "a secret" in caplog.text
+    assert served.telemetry.next_record().outcome == Outcome.FAILED
+
+
+def test_a_refused_request_was_received_but_never_submitted(served: Served) -> None:
+    served.complete(temperature=3)
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status, record.error_type) == (Outcome.REJECTED, 400, "InvalidRequest")
+    assert [phase.name for phase in record.times.phases()] == ["receive"]
+
+
+def test_a_body_over_the_limit_is_not_read_to_its_end(serve: Serve) -> None:
+    served = serve(body_limit=1000)
+    parts = (b" " * 100 for _ in range(11))  # without a content-length
+    response = served.http.post("/v1/completions", content=parts, headers={"content-type": "application/json"})
+    assert response.status_code == 413
+    assert served.telemetry.next_record().http_status == 413
+
+
+# Clients that leave.
+
+
+def test_a_client_that_leaves_its_stream_is_aborted(served: Served) -> None:
+    served.engine.script = starts("Hel")
+    with served.http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}) as response:
+        next(response.iter_lines())
+    assert served.engine.aborted.get(timeout=5) == served.engine.submitted.get().request_id
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, 200)
+    assert sum(phase.duration_ns for phase in record.times.phases()) == record.times.duration_ns
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "Hi"}', b'{"prompt": "Hi", "stream": true}'])
+def test_a_client_that_leaves_before_its_first_token_is_aborted(served: Served, body: bytes) -> None:
+    served.engine.script = starts()
+    with send_raw(served, body, b"content-length: %d" % len(body)):
+        request = served.engine.submitted.get(timeout=5)
+    assert served.engine.aborted.get(timeout=5) == request.request_id
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
+
+
+def test_a_client_that_leaves_while_it_sends_leaves_a_record(served: Served) -> None:
+    send_raw(served, b'{"prompt": ', b"content-length: 100").close()
+    record = served.telemetry.next_record()
+    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
+    assert [phase.name for phase in record.times.phases()] == ["receive"]
+
+
+def test_all_choices_of_a_client_that_leaves_go_together(served: Served) -> None:
+    served.engine.script = starts("Hel")
+    body = {"prompt": ["Hi", "Ho"], "n": 3, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    served.engine.aborted.get(timeout=5)
+    assert served.telemetry.next_record().outcome == Outcome.CANCELLED
+    assert not served.engine.open
+
+
+# A server that goes down.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_cut_off_by_the_shutdown_is_told_so(stream: bool) -> None:
+    engine, telemetry = FakeEngine(), FakeTelemetry()
+    engine.script = starts("Hel")
+    answers: list[httpx.Response] = []
+    with run_server(create_app(Config("demo"), engine, telemetry), drain_timeout_seconds=0) as url:
+        body = {"prompt": "Hi", "stream": stream}
+        post = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body)))
+        post.start()
+        engine.submitted.get(timeout=5)
+    post.join(5)
+    assert answers[0].status_code == (200 if stream else 503)
+    assert "The server is shutting down." in answers[0].text
+    assert engine.aborted.qsize() == 1
+    assert telemetry.next_record().error_type == "Unavailable"
+    assert telemetry.closed
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def read() -> None:
+        never = asyncio.Future[Any]()
+        request = Request({"type": "http", "headers": []}, receive=lambda: never)
+        await read_body(request, SimpleNamespace(body_limit_bytes=10, body_timeout_seconds=0))
+
+    with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
+        asyncio.run(read())

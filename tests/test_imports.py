@@ -1,0 +1,122 @@
+"""Who may import whom: the boundaries of docs/architecture.md, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "oaiserve").rglob("*.py"))
+
+# For each part of the package, what of ours it may import. The longest prefix counts.
+LEAVES = {"oaiserve.config", "oaiserve.errors", "oaiserve.times", "oaiserve.trace"}
+ENGINE = "oaiserve.engine"
+MAY_IMPORT: dict[str, set[str]] = {
+    "oaiserve": {f"{ENGINE}.engine", f"{ENGINE}.request", "oaiserve.config"},  # lazily: the public names
+    "oaiserve.config": set(),
+    "oaiserve.errors": set(),
+    "oaiserve.trace": set(),
+    "oaiserve.times": {"oaiserve.trace"},
+    "oaiserve.demo": {"oaiserve.errors"},
+    f"{ENGINE}.request": LEAVES,
+    f"{ENGINE}.draws": set(),
+    f"{ENGINE}.blocks": set(),
+    f"{ENGINE}.sequence": {f"{ENGINE}.request"},
+    f"{ENGINE}.scheduler": {f"{ENGINE}.blocks", f"{ENGINE}.sequence"},
+    f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
+    f"{ENGINE}.detokenize": set(),
+    f"{ENGINE}.output": {f"{ENGINE}.detokenize", f"{ENGINE}.request", f"{ENGINE}.sequence"},
+    f"{ENGINE}.streams": {f"{ENGINE}.request"},
+    f"{ENGINE}.loop": {
+        *LEAVES,
+        *(f"{ENGINE}.{m}" for m in ("detokenize", "draws", "output", "request", "scheduler", "sequence", "tokenize")),
+    },
+    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.demo"},  # builds the parts, the runner by a late import
+    f"{ENGINE}.model": {
+        *LEAVES,
+        *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence")),
+    },
+    "oaiserve.telemetry": {
+        "oaiserve.config",
+        "oaiserve.errors",
+        "oaiserve.times",
+        "oaiserve.trace",
+        "oaiserve.telemetry",
+    },
+    "oaiserve.routes": {
+        "oaiserve.errors",
+        "oaiserve.times",
+        "oaiserve.trace",
+        "oaiserve.routes",
+        f"{ENGINE}.request",
+        f"{ENGINE}.streams",
+    },
+    "oaiserve.app": {"oaiserve"},
+    "oaiserve.cli": {"oaiserve"},
+    "oaiserve.__main__": {"oaiserve.cli"},
+}
+
+# Packages that are expensive, or that only one part shall know.
+ONLY_IN: dict[str, set[str]] = {
+    "torch": {f"{ENGINE}.model"},
+    "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenize", "oaiserve.demo"},
+    "prometheus_client": {"oaiserve.telemetry"},
+    "opentelemetry": {"oaiserve.telemetry"},
+    "starlette": {"oaiserve.routes", "oaiserve.app"},
+    "msgspec": {"oaiserve.routes"},
+    "uvicorn": {"oaiserve.cli"},
+    "cyclopts": {"oaiserve.cli"},
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules imported anywhere in the file, also late; names imported from one of our packages count as modules."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: imports are absolute"
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            ours = {name for name in submodules if (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
+            ours |= {name for name in submodules if (ROOT / name.replace(".", "/")).is_dir()}
+            found |= ours or {node.module}
+    return found
+
+
+def is_within(module: str, part: str) -> bool:
+    return module == part or module.startswith(part + ".")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_one_way(path: Path) -> None:
+    module = module_name(path)
+    part = max((part for part in MAY_IMPORT if is_within(module, part)), key=len)
+    for imported in imports_of(path):
+        if is_within(imported, "oaiserve"):
+            allowed = any(is_within(imported, allowed) for allowed in MAY_IMPORT[part]) or part == imported
+            assert allowed, f"{module} must not import {imported}"
+        package = imported.partition(".")[0]
+        if package in ONLY_IN:
+            assert any(is_within(module, owner) for owner in ONLY_IN[package]), f"{module} must not import {package}"
+
+
+def test_nobody_imports_app_cli_or_demo_but_those_above() -> None:
+    for path in MODULES:
+        module, imported = module_name(path), imports_of(path)
+        assert "oaiserve.app" not in imported or module == "oaiserve.cli"
+        assert "oaiserve.cli" not in imported or module == "oaiserve.__main__"
+
+
+@pytest.mark.parametrize("module", ["oaiserve", "oaiserve.engine.engine", "oaiserve.cli"])
+def test_torch_is_imported_late(module: str) -> None:
+    code = f"import sys, {module}; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
