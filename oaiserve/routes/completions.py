@@ -13,8 +13,8 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.protocol import CompletionBody, integer, invalid
-from oaiserve.routes.respond import Answer, read_body
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
+from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import (
     ChunkFrame,
     Head,
@@ -30,7 +30,12 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 async def completions(http: HTTPRequest) -> Answer:
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
-    body = protocol.parse(_decoder, await read_body(http, serving), serving.unknown_names)
+    content = await read_body(http, serving)
+    return await off_loop_if_large(content, lambda: _answer(content, serving, exchange))
+
+
+def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
+    body = protocol.parse(_decoder, content, serving.unknown_names)
     exchange.is_streaming = bool(body.stream)
     serving.check_model(body.model)
 

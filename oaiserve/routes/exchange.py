@@ -104,8 +104,7 @@ class Accounting:
             exchange.stream.on_end(lambda event: self._record(scope, exchange, event))
 
     def _record(self, scope: Scope, exchange: Exchange, terminal: Event | None) -> None:
-        times = exchange.times
-        times.responded = monotonic_ns()
+        times = exchange.times.ended()
         if times.received is None:  # answered or cancelled before the body began
             times.received = times.responded
         usage = terminal.usage if isinstance(terminal, Finished | Failed | Aborted) else Usage(0, 0, 0)

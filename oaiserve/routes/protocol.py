@@ -24,6 +24,7 @@ MAX_CHOICES = 128  # OpenAI's limit for n
 MAX_CHOICES_PER_REQUEST = 2048  # prompts times n
 MAX_LOGPROBS = 20
 MAX_STOPS = 128
+MAX_STOP_CHARACTERS = 4096  # of all stop strings together: the engine thread prepares them
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
@@ -108,7 +109,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
@@ -132,10 +132,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# Known names that mean nothing here, so that leaving them out changes no answer.
+# Known names that mean nothing here, so that leaving them out changes no answer. (cache_salt keeps tenants apart in a
+# prefix cache; without one they are apart.)
 IGNORED = frozenset(
     {
-        "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
+        "cache_salt", "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
         "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction", "priority",
         "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
         "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",
@@ -326,6 +327,8 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
         raise invalid("stop", "a stop string must not be empty")
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"at most {MAX_STOPS} strings are allowed, got {len(stops)}")
+    if (length := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+        raise invalid("stop", f"at most {MAX_STOP_CHARACTERS} characters are allowed in all, got {length}")
     return stops
 
 

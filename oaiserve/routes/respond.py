@@ -7,8 +7,8 @@ that whatever goes wrong before is a proper HTTP error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +22,9 @@ from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, RequestTimeo
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.middleware import as_api_error, json_response
 from oaiserve.routes.serving import Serving
+
+LARGE_BODY_BYTES = 64 * 1024
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -61,6 +64,11 @@ async def read_body(request: HTTPRequest, serving: Serving) -> bytes:
     if content_type != "application/json":
         raise InvalidRequest(f"The content type must be application/json, got {content_type[:80]!r}.")
     return b"".join(parts)
+
+
+async def off_loop_if_large(content: bytes, build: Callable[[], T]) -> T:
+    """What `build` makes of the body; in a thread where it could hold up the event loop for over a millisecond."""
+    return build() if len(content) <= LARGE_BODY_BYTES else await run_in_threadpool(build)
 
 
 class Answer:

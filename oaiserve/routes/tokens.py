@@ -13,7 +13,7 @@ from oaiserve.routes import protocol
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
-from oaiserve.routes.respond import read_body
+from oaiserve.routes.respond import off_loop_if_large, read_body
 from oaiserve.routes.serving import serving_of
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -22,7 +22,8 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    body = protocol.parse(_tokenize_decoder, await read_body(request, serving), serving.unknown_names)
+    content = await read_body(request, serving)
+    body = await off_loop_if_large(content, lambda: protocol.parse(_tokenize_decoder, content, serving.unknown_names))
     serving.check_model(body.model)
     tokenizer = serving.engine.tokenizer
     ids = await run_in_threadpool(tokenizer.encode, _prompt(body))
@@ -35,7 +36,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    body = protocol.parse(_detokenize_decoder, await read_body(request, serving), serving.unknown_names)
+    content = await read_body(request, serving)
+    body = await off_loop_if_large(content, lambda: protocol.parse(_detokenize_decoder, content, serving.unknown_names))
     serving.check_model(body.model)
     ids = protocol.token_ids("tokens", body.tokens)
     size = serving.engine.vocab_size

@@ -156,6 +156,7 @@ BAD_REQUESTS = [
     completion("stop a number", "must be a string or a list, got an integer", "stop", stop=5),
     completion("null in stop", "must be a string, got null", "stop", stop=["a", None]),
     completion("1000 stops", "at most 128", "stop", stop=["a"] * 1000),
+    completion("a very long stop", "at most 4096 characters", "stop", stop=["a" * 4000, "b" * 97]),
     completion("stop_token_ids negative", "must be an integer >= 0, got -1", "stop_token_ids", stop_token_ids=[-1]),
     completion("stop_token_ids as text", "must be an integer", "stop_token_ids", stop_token_ids=["5"]),
     by_engine("stop_token_ids outside", "vocabulary", "stop_token_ids", stop_token_ids=[OUTSIDE]),
@@ -235,7 +236,6 @@ BAD_REQUESTS = [
     unsupported("bad_words", ["x"], COMPLETIONS),
     unsupported("chat_template", "{{ messages }}"),
     unsupported("truncate_prompt_tokens", 5, COMPLETIONS),
-    unsupported("cache_salt", "tenant", COMPLETIONS),
     # The tokenizer's routes.
     BadRequest("nothing to tokenize", "/tokenize", {}, "either 'prompt' or 'messages'", "prompt"),
     BadRequest("both to tokenize", "/tokenize", {"prompt": "Hi", "messages": HI}, "either 'prompt' or", "prompt"),
