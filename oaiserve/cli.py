@@ -20,7 +20,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
-from oaiserve import __version__, demo
+from oaiserve import __version__
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 
@@ -208,14 +208,12 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 
 
 def _serve_app(config: Config, sock: socket.socket) -> int:
-    model = str(demo.resolve()) if config.model == "demo" else config.model
-
     from oaiserve.app import create_app
     from oaiserve.engine.engine import Engine
     from oaiserve.telemetry import logs
 
     logs.configure(config.server.log_level, config.server.log_format)
-    engine = Engine.from_pretrained(model, config.engine)
+    engine = Engine.from_pretrained(config.model, config.engine)
     run_until_signal(create_app(config, engine), config, sock)
     return 0 if engine.failure is None else 1
 

@@ -92,11 +92,11 @@ def test_flag_beats_environment_beats_file_beats_default(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "oaiserve.toml"
-    file.write_text("max-running = 1\nmax-waiting = 1\nmax-step-tokens = 1\n")
+    file.write_text("max-running = 1\nmax-waiting = 1\nmax-step-tokens = 64\n")
     monkeypatch.setenv("OAISERVE_MAX_RUNNING", "2")
     monkeypatch.setenv("OAISERVE_MAX_WAITING", "2")
     engine = serve(served, "--config", str(file), "--max-running", "3").engine
-    assert (engine.max_running, engine.max_waiting, engine.max_step_tokens, engine.block_size) == (3, 2, 1, 16)
+    assert (engine.max_running, engine.max_waiting, engine.max_step_tokens, engine.block_size) == (3, 2, 64, 16)
 
 
 @pytest.mark.parametrize(

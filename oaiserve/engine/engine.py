@@ -44,6 +44,10 @@ from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
+# A step of so many tokens keeps the device busy; a longer one would only make streams wait for other people's prompts.
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 2048
+
 
 @dataclass(slots=True)
 class Completion:
@@ -73,6 +77,7 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
         default_params: Mapping[str, float | int] | None = None,
         options: EngineOptions | None = None,
+        max_step_tokens_default: int = CPU_STEP_TOKENS,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -85,9 +90,10 @@ class Engine:
         self._num_submitted = itertools.count()  # next() is atomic
         self._last_submitted = 0
         self._is_draining = False
+        max_step_tokens = options.max_step_tokens or max(max_step_tokens_default, options.max_running)
         pool = BlockPool(num_blocks, options.block_size)
         self._loop = EngineLoop(
-            Scheduler(pool, max_running=options.max_running, max_step_tokens=options.max_step_tokens),
+            Scheduler(pool, max_running=options.max_running, max_step_tokens=max_step_tokens),
             runner,
             TokenTable(tokenizer.backend),
             eos_token_ids=eos_token_ids,
@@ -146,6 +152,7 @@ class Engine:
             eos_token_ids=loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id}),
             default_params=loaded.default_params if options.generation_config else {},
             options=options,
+            max_step_tokens_default=CPU_STEP_TOKENS if loaded.device.type == "cpu" else GPU_STEP_TOKENS,
         )
         log.info(
             "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",

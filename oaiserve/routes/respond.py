@@ -62,7 +62,10 @@ async def read_body(request: HTTPRequest, serving: Serving) -> bytes:
         raise RequestTimeout(f"The body did not arrive within {limit}. Please try again.") from None
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise InvalidRequest(f"The content type must be application/json, got {content_type[:80]!r}.")
+        raise InvalidRequest(
+            f"The content type must be application/json, got {content_type[:80]!r}. "
+            "With curl: -H 'content-type: application/json'."
+        )
     return b"".join(parts)
 
 

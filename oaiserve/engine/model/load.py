@@ -75,7 +75,7 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") 
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(f"No model could be loaded from '{model}': {_first_sentence(error)}") from error
     refuse_unless_decoder_only(config, str(model))
-    torch_dtype = _select_dtype(dtype, config, target)
+    torch_dtype = _select_dtype(dtype, config, target, is_gguf=bool(source))
     if source and hasattr(transformers, "GgufConfig"):
         source["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
@@ -140,9 +140,11 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
 
 
-def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
+    if is_gguf:
+        return torch.bfloat16  # its weights have a few bits each; the config says nothing
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     # Half precision has no fast path on CPUs, and its range is narrower than bfloat16's.
     return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
