@@ -18,13 +18,14 @@ from oaiserve import __version__
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.routes import chat, completions, health, models, tokens
+from oaiserve.routes import chat, completions, debug, health, models, tokens
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, SingleSlashes, render_http_exception
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
 from oaiserve.times import monotonic_ns
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LAG_INTERVAL_SECONDS = 0.1
 TELEMETRY_CLOSE_SECONDS = 5.0  # what a collector that does not answer may cost at the end
 
@@ -46,6 +47,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop()),
             record=telemetry.record,
+            recent=telemetry.recent,
             render_metrics=telemetry.render,
             model_name=model_name,
             version=__version__,
@@ -63,7 +65,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
     return Starlette(
-        routes=routes(),
+        routes=routes(config),
         middleware=middleware(config),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
@@ -78,10 +80,16 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
         observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
 
 
-def routes() -> list[Route]:
+def routes(config: Config) -> list[Route]:
     def accounted(operation: str, path: str) -> list[Middleware]:
         return [Middleware(Accounting, operation=operation, http_route=path)]
 
+    # The accounts of other people's requests are for those who have a key, or who sit at the machine.
+    is_private = bool(config.server.api_key) or config.server.host in LOOPBACK
+    debug_routes = [
+        Route("/debug/requests", debug.recent_requests),
+        Route("/debug/requests/{request_id}", debug.recent_request),
+    ]
     completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
     return [
         Route(
@@ -100,6 +108,7 @@ def routes() -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
+        *(debug_routes if is_private else []),
     ]
 
 

@@ -152,6 +152,8 @@ def _check_model(model: str) -> None:
     allowed = "It must be a folder, a .gguf file, a hub id, or demo."
     if os.path.isfile(model) and not model.endswith(".gguf"):
         raise StartupError(f"MODEL is '{model}', a file of another kind. {allowed}")
+    if os.path.isdir(model) and not os.path.isfile(os.path.join(model, "config.json")):
+        raise StartupError(f"MODEL is '{model}', a folder without a config.json, so there is no model to load in it.")
     could_be_hub_id = HUB_ID.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf")
     if not os.path.exists(model) and not could_be_hub_id:
         raise StartupError(f"MODEL is '{model}', which does not exist. {allowed}")

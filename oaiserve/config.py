@@ -185,7 +185,7 @@ class TelemetryOptions:
     """What the server remembers about itself. Where traces go is set by OpenTelemetry's own OTEL_* variables."""
 
     recent_requests: int = 256
-    """Ended requests that the live page shows."""
+    """Ended requests whose accounts /debug/requests shows (with an --api-key, or on a loopback --host)."""
 
     def __post_init__(self) -> None:
         _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")

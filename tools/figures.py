@@ -93,7 +93,7 @@ def start_seconds() -> float:
 
 
 async def output_tokens_per_second(url: str, concurrency: int) -> float:
-    """All requests at once, streamed, from the first send to the last byte; tokens as the server's usage counts them."""
+    """All requests at once, streamed, from the first send to the last byte; tokens as the usage counts them."""
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
 
         async def one(number: int) -> int:

@@ -44,7 +44,7 @@ class Shape(Protocol):
 async def read_body(request: HTTPRequest, serving: Serving) -> bytes:
     """Raises BodyTooLarge, RequestTimeout, InvalidRequest (content type), and ClientDisconnect."""
     limit_bytes = serving.body_limit_bytes
-    too_large = BodyTooLarge(f"The body is too large: this server reads at most {limit_bytes} bytes.")
+    too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):
         raise too_large

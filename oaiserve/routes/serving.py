@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -47,11 +47,20 @@ class Engine(Protocol):
     def is_ready(self) -> bool: ...
 
 
+class RecentRequests(Protocol):
+    """The accounts of the last requests, ready for JSON. Takes milliseconds: call it off the event loop."""
+
+    def list(self) -> list[dict[str, Any]]: ...
+
+    def get(self, request_id: str, /) -> dict[str, Any] | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     engine: Engine
     streams: LoopStreams
     record: Callable[[RequestRecord], None]
+    recent: RecentRequests
     render_metrics: Callable[[str], tuple[bytes, str]]  # Accept -> body, content type; blocks
     model_name: str
     version: str

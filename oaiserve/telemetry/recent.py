@@ -1,4 +1,4 @@
-"""The last records, kept in memory for the live page and for `GET` by request id. Knows no HTTP."""
+"""The last records, kept in memory for people who ask about a request that just ended. Knows no HTTP."""
 
 from __future__ import annotations
 

@@ -32,9 +32,11 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def run_server(app: Starlette, drain_timeout_seconds: int = 5) -> Iterator[str]:
-    """Serves `app` from a thread. Gives its URL."""
+def run_server(app: Starlette, drain_timeout_seconds: int = 5, send_buffer_bytes: int | None = None) -> Iterator[str]:
+    """Serves `app` from a thread. Gives its URL. A small send buffer makes a client that does not read felt at once."""
     with socket.socket() as sock:
+        if send_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         sock.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_timeout_seconds

@@ -25,6 +25,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
+from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.times import RequestRecord, monotonic_ns
 
 VOCAB_SIZE = 1000
@@ -187,9 +188,11 @@ def starts(*texts: str) -> Script:
 class FakeTelemetry:
     def __init__(self) -> None:
         self.records: queue.Queue[RequestRecord] = queue.Queue()
+        self.recent = RecentRequests(8, epoch_offset_ns=0)
         self.closed = False
 
     def record(self, record: RequestRecord) -> None:
+        self.recent.add(record)
         self.records.put(record)
 
     def next_record(self) -> RequestRecord:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,11 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") 
     if source and hasattr(transformers, "GgufConfig"):
         source["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            location, dtype=torch_dtype, attn_implementation="eager", **source
-        )
+        # The progress bars of the GGUF conversion know no switch.
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            loaded = AutoModelForCausalLM.from_pretrained(
+                location, dtype=torch_dtype, attn_implementation="eager", **source
+            )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
     loaded.to(target)  # type: ignore[arg-type]
@@ -177,8 +181,10 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
             raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
         try:
             out = model(**model_inputs(batch), shapes=shapes, batch=batch)
-        except TypeError as error:
-            raise StartupError(f"'{name}' cannot be served: {_first_sentence(error)}.") from error
+        except TypeError as error:  # an argument did not get through, or is not known
+            raise StartupError(
+                f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
+            ) from error
     if len(shapes) != model.config.num_hidden_layers:
         raise StartupError(
             f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "

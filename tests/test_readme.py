@@ -1,0 +1,66 @@
+"""What the documentation names exists: links, make targets, flags, routes, files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from oaiserve.app import routes
+
+from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+README = (ROOT / "README.md").read_text()
+DEFAULTS = {
+    f"--{field.name.replace('_', '-')}": getattr(options, field.name)
+    for options in (ServerOptions(), EngineOptions(), TelemetryOptions())
+    for field in fields(options)
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+        assert not heading or heading in {title.lower().replace(" ", "-") for title in titles}, heading
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    named = set(re.findall(r"(?:^|`|\d )make ([a-z]+)", page.read_text(), re.MULTILINE))
+    assert named <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/telemetry.md"])
+def test_flags_exist(page: str) -> None:
+    of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
+    assert named - of_others <= {*DEFAULTS, "--config", "--help"}
+
+
+def test_defaults_in_the_table_of_flags_are_the_real_ones() -> None:
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| `([^`]*)` \|", README, re.MULTILINE)
+    assert len(rows) >= 5
+    assert rows == [(flag, str(DEFAULTS[flag])) for flag, _ in rows]
+
+
+def test_the_table_of_endpoints_has_every_route() -> None:
+    table = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
+    served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
+    assert named == served - {"/v1/embeddings"}  # which only says that there are none
+
+
+def test_the_architecture_page_lists_every_file() -> None:
+    listed = re.findall(r"^\| `(oaiserve/[^`]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "oaiserve").rglob("*.py") if path.stat().st_size}
+    assert set(listed) == files
+    assert len(listed) == len(files)

@@ -1,0 +1,113 @@
+"""Which of transformers' model types can be served? python -m tools.model_types [TYPE ...]
+
+For each type: a small model with random weights, and its greedy answers from the engine (batched, in chunks, and with
+so few blocks that sequences are preempted) against those of transformers' own `generate`. Prints one line per type and
+exits with 1 if an answer differs. Takes a minute or two.
+"""
+
+from __future__ import annotations
+
+import sys
+from copy import deepcopy
+
+import transformers
+from transformers import AutoConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.errors import StartupError
+from tools.random_models import SMALL, byte_tokenizer, generate, random_model
+
+TYPES = """\
+apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 falcon
+falcon_h1 gemma gemma2 gemma3 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe helium
+hunyuan_v1_dense jamba llama llama4_text llava mamba minimax ministral mistral mixtral mpt nemotron olmo olmo2 olmo3
+olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm
+starcoder2 t5 whisper xglm
+""".split()  # noqa: SIM905 - one name per line would be a page
+
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 4,
+    "moe_intermediate_size": 16,
+    "decoder_sparse_step": 1,
+}
+_DEEPSEEK = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+_HEADS_FOR_EACH = {"num_key_value_heads": 4}  # these have no grouped attention
+_ROTARY_NAMES = {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
+# What a type needs beside the common sizes for its code to run at all; None: what it cannot have.
+EXTRA = {
+    "codegen": _ROTARY_NAMES,
+    "falcon": {"head_dim": None},
+    "deepseek_v2": {**_DEEPSEEK, **_HEADS_FOR_EACH},
+    "deepseek_v3": {**_DEEPSEEK, **_HEADS_FOR_EACH},
+    "gemma2": {"query_pre_attn_scalar": 8},
+    "gemma3_text": {"query_pre_attn_scalar": 8},
+    "gpt_neox": _HEADS_FOR_EACH,
+    "gptj": _ROTARY_NAMES,
+    "persimmon": _HEADS_FOR_EACH,
+    "phi": _HEADS_FOR_EACH,
+    "stablelm": _HEADS_FOR_EACH,
+    **dict.fromkeys(("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"), _MOE),
+}
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
+NUM_TOKENS = 12
+
+
+def main(types: list[str]) -> int:
+    transformers.utils.logging.set_verbosity_error()
+    results = {}
+    for name in types or TYPES:
+        results[name] = check(name)
+        print(f"{name:18} {results[name]}", flush=True)
+    return int("DIFFERENT" in results.values())
+
+
+def check(name: str) -> str:
+    """ "equal", "DIFFERENT", or why the type is refused."""
+    values = {**SMALL, **EXTRA.get(name, {})}
+    config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
+    try:
+        refuse_unless_decoder_only(config, name)
+        loaded = prepare(random_model(deepcopy(config)), name)  # a model writes its attention into its config
+    except StartupError as error:
+        return str(error)
+    expected = generate(random_model(config), PROMPTS, NUM_TOKENS)
+    return "equal" if all(answers(loaded, num_blocks) == expected for num_blocks in (64, 13)) else "DIFFERENT"
+
+
+def answers(loaded: LoadedModel, num_blocks: int) -> list[list[int]]:
+    options = EngineOptions(block_size=4, max_running=8, max_step_tokens=9)
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=4),
+        num_blocks=num_blocks,
+        max_model_len=48,
+        vocab_size=loaded.vocab_size,
+        options=options,
+    )
+    with engine:
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
