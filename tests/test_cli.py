@@ -189,8 +189,16 @@ def test_a_file_that_is_no_gguf_is_no_model(capsys: pytest.CaptureFixture[str], 
     assert "a file of another kind" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
 
 
+def test_a_folder_without_config_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(capsys, "serve", str(tmp_path))
+
+
 @pytest.mark.parametrize("model", ["demo", "gpt2", "Qwen/Qwen3-0.6B", "."])
-def test_a_model_may_be_demo_a_hub_id_or_a_folder(served: Served, model: str) -> None:
+def test_a_model_may_be_demo_a_hub_id_or_a_folder(
+    served: Served, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").touch()
     assert serve(served, model=model).model == model
 
 

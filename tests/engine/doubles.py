@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Event as Gate
 from threading import Semaphore
 
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.request import TERMINAL, Event, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
@@ -72,6 +73,22 @@ class ScriptedRunner:
         return results
 
 
+class BlockedTokenizer:
+    """Encodes as the real one does, but stops at the prompt "blocked" until it is released."""
+
+    def __init__(self) -> None:
+        self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
+        self.entered, self.release = Gate(), Gate()
+        self.encoded: list[Prompt] = []
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        self.encoded.append(prompt)
+        if prompt == TextPrompt("blocked"):
+            self.entered.set()
+            assert self.release.wait(TIMEOUT_SECONDS)
+        return TOKENIZER.encode(prompt)
+
+
 class Inbox:
     """A consumer: keeps what it was handed, one list per hand-over."""
 
@@ -99,12 +116,17 @@ class Inbox:
         return ended
 
 
-def make_engine(runner: ScriptedRunner | None = None, tokenizer: Tokenizer | None = None, **options: int) -> Engine:
+def make_engine(
+    runner: ScriptedRunner | None = None,
+    tokenizer: Tokenizer | None = None,
+    kind: type[Engine] = Engine,
+    **options: int,
+) -> Engine:
     """Blocks of 4 tokens, 64 of them unless `kv_blocks` says otherwise."""
     num_blocks = options.pop("kv_blocks", 64)
     max_model_len = options.pop("max_model_len", 4 * num_blocks)
     defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
-    return Engine(
+    return kind(
         tokenizer=tokenizer or TOKENIZER,
         runner=runner or ScriptedRunner(),
         num_blocks=num_blocks,

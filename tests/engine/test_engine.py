@@ -15,7 +15,6 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     FinishReason,
-    Prompt,
     PromptDone,
     Request,
     SamplingParams,
@@ -25,7 +24,16 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import ChunkResult, Sequence, Step
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, Inbox, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.doubles import (
+    EOS,
+    TIMEOUT_SECONDS,
+    BlockedTokenizer,
+    Inbox,
+    ScriptedRunner,
+    letter_id,
+    make_engine,
+    request,
+)
 
 
 def events_of(engine: Engine, asked: Request) -> list[Event]:
@@ -148,22 +156,6 @@ def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- every way to end
-
-
-class BlockedTokenizer:
-    """Encodes as the real one does, but stops at the prompt "blocked" until it is released."""
-
-    def __init__(self) -> None:
-        self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
-        self.entered, self.release = threading.Event(), threading.Event()
-        self.encoded: list[Prompt] = []
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        self.encoded.append(prompt)
-        if prompt == TextPrompt("blocked"):
-            self.entered.set()
-            assert self.release.wait(TIMEOUT_SECONDS)
-        return TOKENIZER.encode(prompt)
 
 
 def text_request(request_id: str, text: str) -> Request:

@@ -4,53 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.times import PHASES
-
-
-class Collector:
-    """Takes OTLP over HTTP on a free port and keeps the spans."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.spans: list[Span] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector.paths.append(self.path)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+from tests.telemetry.collector import Collector, running_collector
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    collector = Collector()
-    thread = Thread(target=collector.server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield collector
-    collector.server.shutdown()
-    collector.server.server_close()
-    thread.join()
+    with running_collector() as collector:
+        yield collector
 
 
 @pytest.fixture

@@ -1,0 +1,103 @@
+"""Many at once: the demo model answers 32 requests in common steps exactly as it answers each of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+
+from oaiserve import demo
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.tokenize import Tokenizer
+from tests.engine.doubles import Inbox
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+STREAMS = 32
+NUM_BLOCKS, BLOCK_SIZE = 256, 16
+ANIMALS = ("fox", "whale", "small green frog", "very old horse that lived on a hill by the sea")
+OPENINGS = (
+    "Once upon a time a {}",
+    "The {}",
+    "Question: what does a {} eat?\nAnswer:",
+    "def {}(",
+    "My favourite animal is the {}, because",
+    "{} {} {}",
+    "A short poem about the {}:\n\n",
+    "1, 2, 3, {}",
+)
+PROMPTS = [opening.replace("{}", animal) for animal in ANIMALS for opening in OPENINGS]
+
+
+class RecordingRunner:
+    """Notes how many sequences each step has; holds the first step back until `open` is set."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.held, self.open = Event(), Event()
+        self.sequences_per_step: list[int] = []
+
+    def run(self, step: Step) -> list[ChunkResult]:
+        self.held.set()
+        assert self.open.wait(60)
+        self.sequences_per_step.append(len(step.chunks))
+        return self._runner.run(step)
+
+
+@pytest.fixture(scope="module")
+def runner() -> RecordingRunner:
+    loaded = load_model(demo.resolve(), device="cpu", dtype="float32")
+    return RecordingRunner(ModelRunner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE))
+
+
+@pytest.fixture(scope="module")
+def engine(runner: RecordingRunner) -> Iterator[Engine]:
+    tokenizer = Tokenizer.from_pretrained(demo.resolve())
+    with Engine(
+        tokenizer=tokenizer,
+        runner=runner,
+        num_blocks=NUM_BLOCKS,
+        max_model_len=NUM_BLOCKS * BLOCK_SIZE,
+        vocab_size=tokenizer.vocab_size,
+        options=EngineOptions(tokenize_workers=0, block_size=BLOCK_SIZE),  # submit returns with the request queued
+    ) as engine:
+        yield engine
+
+
+def greedy(index: int) -> Request:
+    """Answers of 4 to 9 tokens, so that sequences leave the batch one after the other."""
+    params = SamplingParams(temperature=0.0, max_tokens=4 + index % 6, ignore_eos=True)
+    return Request(f"r{index}", (TextPrompt(PROMPTS[index]),), params)
+
+
+def test_32_streams_at_once_say_what_each_says_alone(engine: Engine, runner: RecordingRunner) -> None:
+    inbox = Inbox()
+    engine.submit(greedy(0), inbox)
+    assert runner.held.wait(60)  # so that all the others enter the next step together
+    for index in range(1, STREAMS):
+        engine.submit(greedy(index), inbox)
+    runner.open.set()
+    ended = inbox.wait_terminal(*(f"r{index}" for index in range(STREAMS)))
+    assert all(isinstance(event, Finished) for event in ended.values())
+    steps = runner.sequences_per_step.copy()
+    # From the second step on all took part, until the first had ended.
+    assert steps[:4] == [1, STREAMS, STREAMS, STREAMS]
+    assert len(steps) == 10  # not one more than the longest answer takes
+
+    batched = [""] * STREAMS
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            batched[int(event.request_id[1:])] += event.text
+    alone = [
+        "".join(event.text for event in engine.stream(greedy(index)) if isinstance(event, TokenChunk))
+        for index in range(STREAMS)
+    ]
+    assert set(runner.sequences_per_step[len(steps) :]) == {1}
+    assert batched == alone
+    assert len(set(alone)) > STREAMS / 2  # the prompts matter

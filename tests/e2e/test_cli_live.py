@@ -1,0 +1,134 @@
+"""The command as users type it: what is wrong is one sentence and exit code 2, and SIGTERM lets a stream finish."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.times import PHASES
+from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
+from tests.telemetry.collector import Collector, running_collector
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+# -- starts that fail -------------------------------------------------------------------------------------------------
+
+
+def refusal(*argv: str) -> str:
+    """The sentence that `oaiserve serve` ends with."""
+    command = [sys.executable, "-m", "oaiserve", "serve", *argv]
+    result = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=100)
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.startswith("oaiserve: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_a_wrong_flag_is_named() -> None:
+    assert "Unknown option: --prot. Did you mean --port?" in refusal("demo", "--prot", "1")
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use." in refusal("demo", "--port", port)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(str(tmp_path), "--port", "0")
+
+
+def test_a_folder_with_a_broken_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert f"'{tmp_path}'" in refusal(str(tmp_path), "--port", "0")
+
+
+def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().save_pretrained(tmp_path)
+    sentence = refusal(str(tmp_path), "--port", "0")
+    assert f"'{tmp_path}' cannot be served: it is an encoder-decoder model" in sentence
+
+
+# -- a life with an end -----------------------------------------------------------------------------------------------
+
+TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
+NUM_TOKENS = 600
+
+
+@dataclass
+class Life:
+    """A server that got SIGTERM in the middle of a client's stream."""
+
+    events: list[Any]  # of the stream
+    exit_code: int
+    log: list[dict[str, Any]]
+    collector: Collector
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
+    config |= {"vocab_size": len(tokenizer), "max_position_embeddings": 2 * NUM_TOKENS}
+    random_model(type(FAMILIES["llama"])(**config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def life(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    log_file = tmp_path_factory.mktemp("life") / "log"
+    body = {"prompt": "Hi", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    traceparent = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
+    with running_collector() as collector:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
+        env["OMP_NUM_THREADS"] = "1"  # so small a model gains nothing by a second one, and loses where cores are busy
+        with (
+            serve_process(str(model_folder), log_file, "--kv-blocks", "200", env=env) as server,
+            httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            first = next(lines)
+            server.process.terminate()
+            events = [line.removeprefix("data: ") for line in (first, *lines) if line]
+            exit_code = server.process.wait(STOP_SECONDS)
+        yield Life(events, exit_code, server.log(), collector)
+
+
+def test_sigterm_came_while_the_stream_ran(life: Life) -> None:
+    messages = [line["message"] for line in life.log]
+    ends = [index for index, line in enumerate(life.log) if line["logger"] == "oaiserve.request"]
+    assert len(ends) == 1
+    assert messages.index("Shutting down") < ends[0]
+
+
+def test_the_stream_finished_all_the_same(life: Life) -> None:
+    *chunks, last, done = life.events
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    (end,) = (line for line in life.log if line["logger"] == "oaiserve.request")
+    assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
+    assert not any("error" in json.loads(chunk) for chunk in chunks)
+
+
+def test_the_exit_code_is_0_and_nobody_complained(life: Life) -> None:
+    assert life.exit_code == 0
+    assert [line for line in life.log if line["level"] != "INFO"] == []
+
+
+def test_the_spans_arrived_under_the_clients_trace(life: Life) -> None:
+    spans = {span.name: span for span in life.collector.spans}
+    assert spans.keys() >= set(PHASES)
+    assert {span.trace_id for span in life.collector.spans} == {TRACE_ID.to_bytes(16)}
+    assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)

@@ -1,0 +1,181 @@
+"""The official OpenAI SDK against the demo model: what its users call works, and the answers are right."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import openai
+import pytest
+
+from oaiserve.times import PHASES
+from tests.e2e.conftest import API_KEY, LiveServer
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 16}
+COMPLETION: dict[str, Any] = {
+    "model": "demo",
+    "prompt": "The capital of France is",
+    "temperature": 0,
+    "max_tokens": 6,
+}
+
+
+def test_chat_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
+    answer = sdk.chat.completions.create(**CHAT)
+    (choice,) = answer.choices
+    assert "Paris" in choice.message.content
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+    assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
+
+
+def test_a_completion_knows_it_too(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(**COMPLETION)
+    assert answer.choices[0].text.startswith(" Paris")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 6
+
+
+def test_a_streamed_chat_says_the_same_and_counts_the_same(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(**CHAT)
+    *chunks, last = sdk.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert len([text for text in texts if text]) > 3  # really in pieces
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_a_streamed_completion_says_the_same_and_counts_the_same(sdk: openai.OpenAI) -> None:
+    whole = sdk.completions.create(**COMPLETION)
+    *chunks, last = sdk.completions.create(**COMPLETION, stream=True, stream_options={"include_usage": True})
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_the_async_client_gets_the_same_answers_side_by_side(live: LiveServer, sdk: openai.OpenAI) -> None:
+    async def ask_both() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=API_KEY, max_retries=0) as client:
+
+            async def streamed() -> str:
+                stream = await client.chat.completions.create(**CHAT, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            whole, text = await asyncio.gather(client.chat.completions.create(**CHAT), streamed())
+            return whole.choices[0].message.content, text
+
+    expected = sdk.chat.completions.create(**CHAT).choices[0].message.content
+    assert asyncio.run(ask_both()) == (expected, expected)
+
+
+def test_two_choices_differ_and_their_seed_brings_them_back(sdk: openai.OpenAI) -> None:
+    sampled = CHAT | {"temperature": 1.5, "n": 2, "seed": 11}
+    first, again = (sdk.chat.completions.create(**sampled) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1]
+    assert texts[0] != texts[1]
+    assert [choice.message.content for choice in again.choices] == texts
+
+
+def test_chat_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
+    (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices
+    *shown, end = choice.logprobs.content  # the token that ended the answer has no text
+    assert "".join(token.token for token in shown) == choice.message.content
+    assert bytes(byte for token in shown for byte in token.bytes).decode() == choice.message.content
+    for token in (*shown, end):
+        best = token.top_logprobs[0]
+        assert (token.token, token.logprob) == (best.token, best.logprob)  # greedy
+        assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-6
+
+
+def test_completion_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
+    (choice,) = sdk.completions.create(**COMPLETION, logprobs=2).choices
+    rows = choice.logprobs
+    assert "".join(rows.tokens) == choice.text
+    for token, offset, logprob, top in zip(
+        rows.tokens, rows.text_offset, rows.token_logprobs, rows.top_logprobs, strict=True
+    ):
+        assert choice.text[offset : offset + len(token)] == token
+        assert logprob == top[token] == max(top.values())  # greedy
+
+
+def test_streamed_logprobs_are_the_same(sdk: openai.OpenAI) -> None:
+    (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True).choices
+    chunks = sdk.chat.completions.create(**CHAT, logprobs=True, stream=True)
+    streamed = [row for chunk in chunks if chunk.choices[0].logprobs for row in chunk.choices[0].logprobs.content]
+    assert [row.token for row in streamed] == [row.token for row in choice.logprobs.content]
+
+
+def test_the_headers_name_the_request_its_phases_and_its_trace(sdk: openai.OpenAI) -> None:
+    sent = {"x-request-id": "mine-1", "traceparent": f"00-{0xABC:032x}-{0xDEF:016x}-01"}
+    raw = sdk.chat.completions.with_raw_response.create(**CHAT, extra_headers=sent)
+    assert raw.headers["x-request-id"] == raw.parse()._request_id == "mine-1"
+    assert raw.headers["traceresponse"].startswith(f"00-{0xABC:032x}-")
+    timing = dict(part.split(";dur=") for part in raw.headers["server-timing"].split(", "))
+    assert tuple(timing) == PHASES[:-1]
+    assert all(float(milliseconds) >= 0 for milliseconds in timing.values())
+    assert sum(map(float, timing.values())) <= int(raw.headers["openai-processing-ms"]) + 1
+
+
+def test_the_stream_helper_puts_three_choices_together(sdk: openai.OpenAI) -> None:
+    # The helper takes an answer that was cut off by its length for an error: these end at a space.
+    sampled = CHAT | {"n": 3, "seed": 3, "temperature": 1.0, "max_tokens": 64, "stop": " "}
+    sampled["extra_body"] = {"min_tokens": 5}
+    texts = ["", "", ""]
+    with sdk.chat.completions.stream(**sampled) as stream:
+        for event in stream:
+            if event.type == "chunk":
+                for choice in event.chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+        final = stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == texts
+    whole = sdk.chat.completions.create(**sampled)
+    assert [choice.message.content for choice in whole.choices] == texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_does_not_show(sdk: openai.OpenAI, stream: bool) -> None:
+    answer = sdk.chat.completions.create(**CHAT, stop=[" Par", "never"], stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
+    assert text == "The capital of France is"
+    assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("stop", " Par")
+
+
+def test_the_model_is_listed_and_found(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == ["demo"]
+    assert sdk.models.retrieve("demo").id == "demo"
+
+
+def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.chat.completions.create(**CHAT | {"model": "gpt-9"})
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("gpt-9")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "code"),
+    [
+        ({"temperature": 3}, "temperature", None),
+        ({"max_tokens": 1_000_000}, "messages", "context_length_exceeded"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_request_names_its_parameter(
+    sdk: openai.OpenAI, wrong: dict[str, Any], param: str, code: str | None, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(**CHAT | wrong, stream=stream)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_a_wrong_key_is_an_authentication_error(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError) as caught:
+        sdk.with_options(api_key="another").models.list()
+    assert caught.value.code == "invalid_api_key"
