@@ -60,11 +60,14 @@ def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
 
 def _gather(cache: LayerCache, block_tables: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of whole sequences: two of [B, kv_heads, length, dim]."""
-    num_blocks = -(-length // cache.keys.shape[1])
-    tables = block_tables[:, :num_blocks]
-    keys = cache.keys[tables].flatten(1, 2)[:, :length]
-    values = cache.values[tables].flatten(1, 2)[:, :length]
-    return keys.transpose(1, 2), values.transpose(1, 2)
+    tables = block_tables[:, : -(-length // cache.keys.shape[1])]
+
+    def gather(blocks: torch.Tensor) -> torch.Tensor:
+        # index_select copies whole blocks; indexing with the table is seven times as slow on a CPU.
+        rows = blocks.flatten(1).index_select(0, tables.flatten())
+        return rows.view(tables.shape[0], -1, *blocks.shape[2:])[:, :length].transpose(1, 2)
+
+    return gather(cache.keys), gather(cache.values)
 
 
 def _mask(positions: torch.Tensor, length: int, sliding_window: int | None) -> torch.Tensor:
