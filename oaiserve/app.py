@@ -20,7 +20,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.routes import chat, completions, debug, health, models, tokens
 from oaiserve.routes.exchange import Accounting
-from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, SingleSlashes, render_http_exception
+from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
 from oaiserve.times import monotonic_ns
@@ -115,7 +115,7 @@ def routes(config: Config) -> list[Route]:
 def middleware(config: Config) -> list[Middleware]:
     """Outermost first. Errors stands inside the headers and CORS, so that web pages can read an error, too."""
     server = config.server
-    chain = [Middleware(RequestHeaders), Middleware(SingleSlashes)]
+    chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
     if server.cors_origin:
         chain.append(
             Middleware(

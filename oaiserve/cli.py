@@ -6,6 +6,7 @@ Imports nothing heavy before the settings, the port and the certificate have pro
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import signal
@@ -210,11 +211,14 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 
 
 def _serve_app(config: Config, sock: socket.socket) -> int:
-    from oaiserve.app import create_app
-    from oaiserve.engine.engine import Engine
     from oaiserve.telemetry import logs
 
     logs.configure(config.server.log_level, config.server.log_format)
+    logging.getLogger(__name__).info("Loading %s ...", config.model)
+
+    from oaiserve.app import create_app
+    from oaiserve.engine.engine import Engine
+
     engine = Engine.from_pretrained(config.model, config.engine)
     run_until_signal(create_app(config, engine), config, sock)
     return 0 if engine.failure is None else 1
@@ -266,7 +270,7 @@ def _banner(config: Config, port: int) -> str:
 oaiserve {__version__} serves {name} at {url}/v1
 
   curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
-    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    -d '{{"model": "{name}", "temperature": 0, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 Ctrl-C stops it.
 """

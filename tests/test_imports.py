@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.errors": set(),
     "oaiserve.trace": set(),
     "oaiserve.times": {"oaiserve.trace"},
-    "oaiserve.demo": {"oaiserve.errors"},
+    "oaiserve.hub": set(),
+    "oaiserve.demo": {"oaiserve.errors", "oaiserve.hub"},
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
     f"{ENGINE}.blocks": set(),
@@ -35,7 +36,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         *(f"{ENGINE}.{m}" for m in ("detokenize", "draws", "output", "request", "scheduler", "sequence", "tokenize")),
     },
-    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.demo"},  # builds the parts, the runner by a late import
+    f"{ENGINE}.engine": {
+        *LEAVES,
+        ENGINE,
+        "oaiserve.demo",
+        "oaiserve.hub",
+    },  # builds the parts, the runner by a late import
     f"{ENGINE}.model": {
         *LEAVES,
         *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence")),

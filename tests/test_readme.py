@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from oaiserve.app import routes
-
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
 
 ROOT = Path(__file__).parent.parent

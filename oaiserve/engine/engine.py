@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
@@ -39,7 +40,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
-from oaiserve.errors import Overloaded, StartupError, Unavailable
+from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -122,21 +123,24 @@ class Engine:
 
         options = replace(options or EngineOptions(), **kwargs)
         if model == "demo":
-            from oaiserve import demo
-
             model = demo.resolve()
+        is_local = Path(model).exists() or Path(model).suffix == ".gguf"
+        offline = not is_local and not hub.is_reachable()
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
-        tokenizer = Tokenizer.from_pretrained(model, template)
+        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
         # In a thread that ends: each thread that computes gets a pool of OpenMP workers, and once these outnumber the
         # cores all of them sleep between operations instead of spinning, which costs two thirds more time per decode
         # step on a CPU. Afterwards only the engine thread computes.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-            loaded = loader.submit(load_model, model, device=options.device, dtype=options.dtype).result()
-        if options.max_model_len is not None and options.max_model_len > loaded.max_model_len:
-            raise StartupError(
-                f"--max-model-len is {options.max_model_len}, but the model is good for {loaded.max_model_len} tokens."
-            )
-        max_model_len = options.max_model_len or loaded.max_model_len
+            loaded = loader.submit(
+                load_model,
+                model,
+                device=options.device,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                offline=offline,
+            ).result()
+        max_model_len = loaded.max_model_len
         num_blocks = kv_blocks(loaded, options, max_model_len)
         capacity = num_blocks * options.block_size
         if capacity < max_model_len:

@@ -55,8 +55,9 @@ class Tokenizer:
         self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
 
     @classmethod
-    def from_pretrained(cls, path: Path | str, chat_template: str | None = None) -> Tokenizer:
-        """Loads from a folder, a GGUF file or a hub id. Raises StartupError."""
+    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False) -> Tokenizer:
+        """Loads from a folder, a GGUF file or a hub id; with `offline` from the hub's cache only. Raises
+        StartupError."""
         from transformers import AutoTokenizer  # takes seconds to import
 
         source, gguf_file = str(path), None
@@ -65,8 +66,12 @@ class Tokenizer:
         if source.endswith(".gguf"):
             source, gguf_file = str(Path(path).parent), Path(path).name
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file, local_files_only=offline)
         except (OSError, ValueError, KeyError, ImportError) as error:
+            if offline:
+                raise StartupError(
+                    f"The Hugging Face hub does not answer, and '{path}' is not in its cache."
+                ) from error
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise StartupError(f"Could not load a tokenizer from '{path}': {reason}") from error
         return cls(tokenizer, chat_template)

@@ -69,15 +69,15 @@ class RequestHeaders:
         await self.app(scope, receive, send_with_headers)
 
 
-class SingleSlashes:
-    """Reads /v1//models as /v1/models: base URLs with a slash at their end are common."""
+class TidyPath:
+    """Reads /v1//models and /v1/models/ as /v1/models: base URLs with a slash at their end are common."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "//" in scope["path"]:
-            scope["path"] = re.sub("/{2,}", "/", scope["path"])
+        if scope["type"] == "http" and ("//" in scope["path"] or scope["path"].endswith("/")):
+            scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         await self.app(scope, receive, send)
 
 
@@ -133,7 +133,8 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."))
     elif error.status_code == 404:
-        response = error_response(NotFound(f"There is no {request.method} {path} on this server."))
+        hint = "" if path.startswith("/v1/") else " The API is under /v1, as in /v1/chat/completions."
+        response = error_response(NotFound(f"There is no {request.method} {path} on this server.{hint}"))
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +66,35 @@ def select_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> LoadedModel:
-    """From a folder, a hub id or a GGUF file. Raises StartupError with one sentence that says what to do."""
+def load_model(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    offline: bool = False,
+) -> LoadedModel:
+    """From a folder, a hub id or a GGUF file; with `offline` what is asked for by id must be in the hub's cache.
+
+    Raises StartupError with one sentence that says what to do, before the weights are loaded where that is possible.
+    """
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     location, source = model_source(model)
+    source["local_files_only"] = offline
     target = select_device(device)
     try:
         config = AutoConfig.from_pretrained(location, **source)
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(f"No model could be loaded from '{model}': {_first_sentence(error)}") from error
     refuse_unless_decoder_only(config, str(model))
-    torch_dtype = _select_dtype(dtype, config, target, is_gguf=bool(source))
-    if source and hasattr(transformers, "GgufConfig"):
+    if max_model_len is not None and max_model_len > _max_model_len(config):
+        raise StartupError(
+            f"--max-model-len is {max_model_len}, but the model is good for {_max_model_len(config)} tokens."
+        )
+    is_gguf = "gguf_file" in source
+    torch_dtype = _select_dtype(dtype, config, target, is_gguf=is_gguf)
+    if is_gguf and hasattr(transformers, "GgufConfig"):
         source["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         # The progress bars of the GGUF conversion know no switch.
@@ -89,7 +105,8 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto") 
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
     loaded.to(target)  # type: ignore[arg-type]
-    return prepare(loaded, str(model))
+    prepared = prepare(loaded, str(model))
+    return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
 def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:

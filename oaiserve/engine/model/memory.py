@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from oaiserve.config import EngineOptions
+from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.errors import StartupError
 
@@ -18,24 +18,33 @@ CPU_MOST_BYTES = 4 * 2**30
 
 def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -> int:
     """The number asked for; or what fits the memory asked for, or a share of the free memory, but not more than all
-    running sequences can use. Raises StartupError where not even one block fits."""
-    if options.kv_blocks is not None:
-        return options.kv_blocks
+    running sequences can use. Raises StartupError for more than there is, and where not even one block fits."""
     block_bytes = loaded.kv_bytes_per_token * options.block_size
-    memory = options.kv_cache_memory
-    if memory is None:
+    free = _free_bytes(loaded.device)
+    if options.kv_blocks is not None:
+        num_blocks = options.kv_blocks
+        asked = f"--kv-blocks is {num_blocks}, which take {Bytes(num_blocks * block_bytes)}"
+    elif options.kv_cache_memory is not None:
+        num_blocks = options.kv_cache_memory // block_bytes
+        asked = f"--kv-cache-memory is {options.kv_cache_memory}"
+        if num_blocks == 0:
+            raise StartupError(f"{asked}, but one block of the KV cache takes {block_bytes} bytes.")
+    else:
         most = options.max_running * -(-max_model_len // options.block_size)
-        return max(1, min(most, _default_bytes(loaded.device) // block_bytes))
-    if memory < block_bytes:
-        raise StartupError(f"--kv-cache-memory is {memory}, but one block of the KV cache takes {block_bytes} bytes.")
-    return memory // block_bytes
+        return max(1, min(most, _default_bytes(loaded.device, free) // block_bytes))
+    if num_blocks * block_bytes > free:
+        raise StartupError(f"{asked}, but only {free / 2**30:.1f} GiB are free on {loaded.device}.")
+    return num_blocks
 
 
-def _default_bytes(device: torch.device) -> int:
+def _default_bytes(device: torch.device, free: int) -> int:
+    return int(free * CUDA_SHARE) if device.type == "cuda" else min(int(free * CPU_SHARE), CPU_MOST_BYTES)
+
+
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return min(int(_available_bytes() * CPU_SHARE), CPU_MOST_BYTES)
+        return torch.cuda.mem_get_info(device)[0]
+    return _available_bytes()
 
 
 def _available_bytes() -> int:
