@@ -71,8 +71,8 @@ def engine(runner: RecordingRunner) -> Iterator[Engine]:
 
 
 def greedy(index: int) -> Request:
-    """Answers of 4 to 9 tokens, so that sequences leave the batch one after the other."""
-    params = SamplingParams(temperature=0.0, max_tokens=4 + index % 6, ignore_eos=True)
+    """Answers of 12 to 17 tokens, so that sequences leave the batch one after the other."""
+    params = SamplingParams(temperature=0.0, max_tokens=12 + index % 6, ignore_eos=True)
     return Request(f"r{index}", (TextPrompt(PROMPTS[index]),), params)
 
 
@@ -88,7 +88,7 @@ def test_32_streams_at_once_say_what_each_says_alone(engine: Engine, runner: Rec
     steps = runner.sequences_per_step.copy()
     # From the second step on all took part, until the first had ended.
     assert steps[:4] == [1, STREAMS, STREAMS, STREAMS]
-    assert len(steps) == 10  # not one more than the longest answer takes
+    assert len(steps) == 18  # not one more than the longest answer takes
 
     batched = [""] * STREAMS
     for event in (event for events in inbox.hand_overs for event in events):
