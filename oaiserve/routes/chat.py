@@ -13,7 +13,7 @@ from oaiserve.engine.request import ChatPrompt, PromptDone, Request, TokenChunk,
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, integer, invalid
+from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import ChunkFrame, Head, chat_logprobs, encode, prompt_logprobs_object, usage_object
@@ -44,24 +44,12 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
     )
     exchange.params = protocol.recorded_params(body, params)
     prompt = build_prompt(body, body.messages)
-    include_usage, continuous_usage = protocol.stream_options(body)
-    interval = integer(body, "stream_interval", 1, protocol.MAX_INT32) or 1
-
     response_id = f"chatcmpl-{exchange.unique_id}"
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    shape = ChatShape(
-        Head(response_id, kind, int(time.time()), serving.model_name, serving.fingerprint),
-        n=params.n,
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=num_prompt_logprobs,
-        as_token_ids=bool(body.return_tokens_as_token_ids),
-        with_token_ids=bool(body.return_token_ids),
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-    )
-    request = Request(
-        response_id, (prompt,), params, stream_interval=interval if body.stream else 0, times=exchange.times
-    )
+    head = Head(response_id, kind, int(time.time()), serving.model_name, serving.fingerprint)
+    shape = ChatShape(head, protocol.wanted(body, params, num_logprobs, num_prompt_logprobs))
+    interval = protocol.stream_interval(body)
+    request = Request(response_id, (prompt,), params, stream_interval=interval, times=exchange.times)
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
 
@@ -146,32 +134,17 @@ def _invalid_message(where: str, reason: str) -> InvalidRequest:
 class ChatShape:
     """Choices of /v1/chat/completions, streamed or whole."""
 
-    def __init__(
-        self,
-        head: Head,
-        *,
-        n: int,
-        num_logprobs: int | None,
-        num_prompt_logprobs: int | None,
-        as_token_ids: bool,
-        with_token_ids: bool,
-        include_usage: bool,
-        continuous_usage: bool,
-    ) -> None:
+    def __init__(self, head: Head, wanted: Wanted) -> None:
         self._head = head
-        self._frame = ChunkFrame(head, include_usage=include_usage, continuous_usage=continuous_usage)
-        self._n = n
-        self._num_logprobs = num_logprobs
-        self._num_prompt_logprobs = num_prompt_logprobs
-        self._as_token_ids = as_token_ids
-        self._with_token_ids = with_token_ids
+        self._wanted = wanted
+        self._frame = ChunkFrame(head, wanted)
 
     def prompt(self, event: PromptDone) -> bytes:
         """The role, once per choice and in the order of the choices: the SDK adds up what it gets."""
         self._frame.usage.prompt_tokens += len(event.token_ids)
         parts = []
-        for index in range(self._n):
-            ids = self._with_token_ids and index == 0
+        for index in range(self._wanted.n):
+            ids = self._wanted.with_token_ids and index == 0
             top_level = b',"prompt_token_ids":' + encode(list(event.token_ids)) if ids else b""
             choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
             parts.append(self._frame.chunk(choice % index, top_level))
@@ -180,8 +153,8 @@ class ChatShape:
     def delta(self, chunk: TokenChunk) -> bytes:
         self._frame.usage.completion_tokens += len(chunk.token_ids)
         event = b""
-        if chunk.text or chunk.logprobs or (self._with_token_ids and chunk.token_ids):
-            ids = b',"token_ids":' + encode(chunk.token_ids) if self._with_token_ids else b""
+        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
+            ids = b',"token_ids":' + encode(chunk.token_ids) if self._wanted.with_token_ids else b""
             logprobs = encode(self._logprobs(chunk)) if chunk.logprobs else b"null"
             choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}'
             event = self._frame.chunk(choice % (chunk.index, encode(chunk.text), logprobs, ids))
@@ -200,10 +173,10 @@ class ChatShape:
             "choices": [self._choice(chunk) for chunk in choices],
             "usage": usage_object(usage),
         }
-        if self._num_prompt_logprobs is not None:
+        if self._wanted.num_prompt_logprobs is not None:
             tokens = prompts[0].logprobs or []
-            answer["prompt_logprobs"] = prompt_logprobs_object(tokens, self._num_prompt_logprobs)
-        if self._with_token_ids:
+            answer["prompt_logprobs"] = prompt_logprobs_object(tokens, self._wanted.num_prompt_logprobs)
+        if self._wanted.with_token_ids:
             answer["prompt_token_ids"] = list(prompts[0].token_ids)
         return answer
 
@@ -215,11 +188,11 @@ class ChatShape:
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop_reason,
         }
-        if self._with_token_ids:
+        if self._wanted.with_token_ids:
             choice["token_ids"] = chunk.token_ids
         return choice
 
     def _logprobs(self, chunk: TokenChunk) -> dict[str, Any] | None:
-        if self._num_logprobs is None:
+        if self._wanted.num_logprobs is None:
             return None
-        return chat_logprobs(chunk.logprobs or [], self._num_logprobs, self._as_token_ids)
+        return chat_logprobs(chunk.logprobs or [], self._wanted.num_logprobs, self._wanted.as_token_ids)

@@ -12,7 +12,7 @@ from oaiserve.engine.request import Prompt, PromptDone, Request, TextPrompt, Tok
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.protocol import CompletionBody, integer, invalid
+from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import (
@@ -58,27 +58,16 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
     if len(prompts) * params.n > protocol.MAX_CHOICES_PER_REQUEST:
         limit = protocol.MAX_CHOICES_PER_REQUEST
         raise invalid("prompt", f"prompts times n must be <= {limit}, got {len(prompts)} times {params.n}")
-    include_usage, continuous_usage = protocol.stream_options(body)
-    interval = integer(body, "stream_interval", 1, protocol.MAX_INT32) or 1
-
     response_id = f"cmpl-{exchange.unique_id}"
-    shape = CompletionShape(
-        Head(response_id, "text_completion", int(time.time()), serving.model_name, serving.fingerprint),
-        n=params.n,
-        echo=bool(body.echo),
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=asked_prompt_logprobs,
-        as_token_ids=bool(body.return_tokens_as_token_ids),
-        with_token_ids=bool(body.return_token_ids),
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-    )
+    head = Head(response_id, "text_completion", int(time.time()), serving.model_name, serving.fingerprint)
+    wanted = protocol.wanted(body, params, num_logprobs, asked_prompt_logprobs)
+    shape = CompletionShape(head, wanted, echo=bool(body.echo))
     request = Request(
         response_id,
         prompts,
         params,
         echo=bool(body.echo),
-        stream_interval=interval if body.stream else 0,
+        stream_interval=protocol.stream_interval(body),
         times=exchange.times,
     )
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))
@@ -131,38 +120,22 @@ def _token_prompt(ids: list[Any]) -> TokenPrompt:
 class CompletionShape:
     """Choices of /v1/completions, streamed or whole. Choice `i` belongs to prompt `i // n`."""
 
-    def __init__(
-        self,
-        head: Head,
-        *,
-        n: int,
-        echo: bool,
-        num_logprobs: int | None,
-        num_prompt_logprobs: int | None,
-        as_token_ids: bool,
-        with_token_ids: bool,
-        include_usage: bool,
-        continuous_usage: bool,
-    ) -> None:
+    def __init__(self, head: Head, wanted: Wanted, *, echo: bool) -> None:
         self._head = head
-        self._frame = ChunkFrame(head, include_usage=include_usage, continuous_usage=continuous_usage)
-        self._n = n
+        self._wanted = wanted
         self._echo = echo
-        self._num_logprobs = num_logprobs
-        self._num_prompt_logprobs = num_prompt_logprobs
-        self._as_token_ids = as_token_ids
-        self._with_token_ids = with_token_ids
+        self._frame = ChunkFrame(head, wanted)
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens whose logprobs were sent
 
     def prompt(self, event: PromptDone) -> bytes:
         """The first chunk of each choice, where there is something to say about the prompt."""
         self._frame.usage.prompt_tokens += len(event.token_ids)
-        if not (self._echo or self._with_token_ids):
+        if not (self._echo or self._wanted.with_token_ids):
             return b""
         text = encode(event.text or "" if self._echo else "")
-        ids = b',"prompt_token_ids":' + encode(list(event.token_ids)) if self._with_token_ids else b""
+        ids = b',"prompt_token_ids":' + encode(list(event.token_ids)) if self._wanted.with_token_ids else b""
         parts = []
-        for index in range(event.prompt_index * self._n, (event.prompt_index + 1) * self._n):
+        for index in range(event.prompt_index * self._wanted.n, (event.prompt_index + 1) * self._wanted.n):
             logprobs = self._logprobs(index, event.logprobs if self._echo else None)
             parts.append(self._delta(index, text, logprobs, ids))
         return b"".join(parts)
@@ -170,8 +143,8 @@ class CompletionShape:
     def delta(self, chunk: TokenChunk) -> bytes:
         self._frame.usage.completion_tokens += len(chunk.token_ids)
         event = b""
-        if chunk.text or chunk.logprobs or (self._with_token_ids and chunk.token_ids):
-            ids = b',"token_ids":' + encode(chunk.token_ids) if self._with_token_ids else b""
+        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
+            ids = b',"token_ids":' + encode(chunk.token_ids) if self._wanted.with_token_ids else b""
             event = self._delta(chunk.index, encode(chunk.text), self._logprobs(chunk.index, chunk.logprobs), ids)
         if chunk.finish_reason is not None:
             # A chunk of its own: clients drop the text of a chunk that has a finish reason.
@@ -184,15 +157,15 @@ class CompletionShape:
         return self._frame.usage_chunk(usage)
 
     def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]:
-        rendered = [self._choice(prompts[chunk.index // self._n], chunk) for chunk in choices]
+        rendered = [self._choice(prompts[chunk.index // self._wanted.n], chunk) for chunk in choices]
         return self._head.fields() | {"choices": rendered, "usage": usage_object(usage)}
 
     def _choice(self, prompt: PromptDone, chunk: TokenChunk) -> dict[str, Any]:
         echoed = (prompt.text or "") if self._echo else ""
         logprobs = None
-        if self._num_logprobs is not None:
+        if self._wanted.num_logprobs is not None:
             tokens = [*((prompt.logprobs or []) if self._echo else []), *(chunk.logprobs or [])]
-            logprobs = completion_logprobs(tokens, self._num_logprobs, self._as_token_ids)
+            logprobs = completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids)
         choice: dict[str, Any] = {
             "index": chunk.index,
             "text": echoed + chunk.text,
@@ -200,9 +173,9 @@ class CompletionShape:
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop_reason,
         }
-        if self._num_prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs_object(prompt.logprobs or [], self._num_prompt_logprobs)
-        if self._with_token_ids:
+        if self._wanted.num_prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs_object(prompt.logprobs or [], self._wanted.num_prompt_logprobs)
+        if self._wanted.with_token_ids:
             choice["prompt_token_ids"] = list(prompt.token_ids)
             choice["token_ids"] = chunk.token_ids
         return choice
@@ -212,8 +185,8 @@ class CompletionShape:
         return self._frame.chunk(choice)
 
     def _logprobs(self, index: int, tokens: list[Any] | None) -> bytes:
-        if tokens is None or self._num_logprobs is None:
+        if tokens is None or self._wanted.num_logprobs is None:
             return b"null"
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + sum(len(token.token) for token in tokens)
-        return encode(completion_logprobs(tokens, self._num_logprobs, self._as_token_ids, offset))
+        return encode(completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset))

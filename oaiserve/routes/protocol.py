@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -359,13 +360,39 @@ def prompt_logprobs(body: SamplingBody) -> int | None:
     return value
 
 
-def stream_options(body: SamplingBody) -> tuple[bool, bool]:
-    """(include_usage, continuous_usage_stats)"""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the client wants to see of the answer."""
+
+    n: int  # choices per prompt
+    num_logprobs: int | None  # alternatives per generated token; None: no logprobs
+    num_prompt_logprobs: int | None
+    as_token_ids: bool  # "token_id:123" for the text of a token
+    with_token_ids: bool
+    include_usage: bool
+    continuous_usage: bool  # in every chunk
+
+
+def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None, num_prompt: int | None) -> Wanted:
     options = body.stream_options or {}
     if options and not body.stream:
         raise invalid("stream_options", "is only allowed with 'stream': true")
     include_usage = bool(options.get("include_usage"))
-    return include_usage, include_usage and bool(options.get("continuous_usage_stats"))
+    return Wanted(
+        n=params.n,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt,
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+        with_token_ids=bool(body.return_token_ids),
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+    )
+
+
+def stream_interval(body: SamplingBody) -> int:
+    """As in the engine's Request: 0, everything at once, for an answer that is not streamed."""
+    interval = integer(body, "stream_interval", 1, MAX_INT32) or 1
+    return interval if body.stream else 0
 
 
 # What a record tells about a request: numbers only, no text of the client.

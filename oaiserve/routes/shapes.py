@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import TokenLogprob, TopLogprob, Usage
+from oaiserve.routes.protocol import Wanted
 
 encode = msgspec.json.encode
 
@@ -37,22 +38,21 @@ class Head:
 class ChunkFrame:
     """Wraps choices into SSE events. What stays the same for a whole stream is encoded once."""
 
-    def __init__(self, head: Head, *, include_usage: bool, continuous_usage: bool) -> None:
+    def __init__(self, head: Head, wanted: Wanted) -> None:
         self._start = b"data: " + encode(head.fields())[:-1]
-        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
+        self._end = b'],"usage":null}\n\n' if wanted.include_usage else b"]}\n\n"
+        self._wanted = wanted
         self.usage = Usage(0, 0, 0)  # counted up by the shape
 
     def chunk(self, choice: bytes, top_level: bytes = b"") -> bytes:
         end = self._end
-        if self._continuous_usage:
+        if self._wanted.continuous_usage:
             end = b'],"usage":' + encode(usage_object(self.usage)) + b"}\n\n"
         return self._start + top_level + b',"choices":[' + choice + end
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The one chunk without choices, and only for clients that asked: others read choices[0] blindly."""
-        if not self._include_usage:
+        if not self._wanted.include_usage:
             return b""
         return self._start + b',"choices":[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
 
