@@ -186,8 +186,9 @@ class ChatTemplate:
         prepared = dict(message)
         if prepared.get("role") == "developer" and not self._knows_developer:
             prepared["role"] = "system"
-        if prepared.get("content") is not None:
-            prepared["content"] = self._content(prepared["content"])
+        content = prepared.pop("content", None)
+        if content is not None:  # a template prints None as "None", and nothing for what is not there
+            prepared["content"] = self._content(content)
         if prepared.get("tool_calls"):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
         return prepared
