@@ -53,6 +53,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             version=__version__,
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
+            stream_interval=config.server.stream_interval,
         )
         engine.start()
         lag = asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))
@@ -60,7 +61,8 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             yield
         finally:
             lag.cancel()
-            await run_in_threadpool(engine.stop, config.server.drain_timeout_seconds)
+            # The server has waited for those that ran, and has cut off the rest.
+            await run_in_threadpool(engine.stop, 0.0)
             # Only now are all records made: the engine's last events came before its stop returned.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 

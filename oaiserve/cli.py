@@ -220,31 +220,27 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     from oaiserve.engine.engine import Engine
 
     engine = Engine.from_pretrained(config.model, config.engine)
-    run_until_signal(create_app(config, engine), config, sock)
+    app = create_app(config, engine)
+    run_until_signal(
+        app, config, sock, on_drain=lambda: app.state.serving.streams.drain(), failure=lambda: engine.failure
+    )
     return 0 if engine.failure is None else 1
 
 
-def run_until_signal(app: Callable[..., Awaitable[None]], config: Config, sock: socket.socket) -> None:
-    """Serves `app` until SIGTERM or SIGINT and lets running requests finish. SystemExit where it cannot start."""
-    import uvicorn
+def run_until_signal(
+    app: Callable[..., Awaitable[None]],
+    config: Config,
+    sock: socket.socket,
+    *,
+    on_drain: Callable[[], None] = lambda: None,
+    failure: Callable[[], BaseException | None] = lambda: None,
+) -> None:
+    """Serves `app` until SIGTERM, SIGINT or a failure; see Server. SystemExit where it cannot start."""
+    from oaiserve.server import Server
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=config.server.drain_timeout_seconds,
-            ssl_certfile=config.server.tls_certificate,
-            ssl_keyfile=config.server.tls_key,
-        )
-    )
-    # When uvicorn has stopped, it raises the signal that stopped it once more. Its own handler then does nothing,
-    # where the default one would turn a clean end into a death by signal.
+    server = Server(app, config.server, on_drain=on_drain, failure=failure)
+    # uvicorn puts back what it found here when it has stopped: one more signal then must not turn a clean end into a
+    # death by signal.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     try:

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
@@ -87,7 +88,13 @@ class ServerOptions:
     """Name of the model in the API. Default: MODEL, as given."""
 
     drain_timeout_seconds: int = 30
-    """Seconds that running requests may take to finish after SIGTERM or Ctrl-C."""
+    """Seconds that running requests may take to finish after SIGTERM or Ctrl-C. A second one skips the wait."""
+
+    write_timeout_seconds: float = 60
+    """Seconds that a connection may take nothing of what waits for it before it is cut. 0: any time."""
+
+    stream_interval: int = 1
+    """Tokens of a choice in one event of a stream, where the request does not say. More: fewer events, less work."""
 
     log_level: LogLevel = "info"
     """Least severe message to log."""
@@ -112,6 +119,9 @@ class ServerOptions:
         _check(self.body_limit >= 1, "--body-limit", self.body_limit, "at least 1 byte")
         _check(self.served_model_name != "", "--served-model-name", "empty", "a name")
         _check(self.drain_timeout_seconds >= 0, "--drain-timeout-seconds", self.drain_timeout_seconds, "at least 0")
+        is_seconds = 0 <= self.write_timeout_seconds < float("inf")
+        _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
+        _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
         _check_choice("--log-level", self.log_level, LogLevel)
         _check_choice("--log-format", self.log_format, LogFormat)
 
@@ -151,8 +161,33 @@ class EngineOptions:
     """Most tokens in one step of the model, over all sequences; at least --max-running. Less: steadier streams. More:
     faster prompts. Default: 512 on a CPU, 2048 on a GPU, or --max-running where that is more."""
 
+    policy: SchedulingPolicy = "fcfs"
+    """Who is computed first. fcfs: who came first. priority: the lowest number in the request field "priority".
+    shortest: the shortest prompt, but nobody waits for ever."""
+
+    prefill_max_requests: int | None = None
+    """Most sequences that compute their prompts in one step. Default: no limit of its own."""
+
+    prefill_max_tokens: int | None = None
+    """Most prompt tokens in one step. Less: steadier streams. Default: what --max-step-tokens leaves."""
+
+    lookahead: int = 8
+    """Waiting sequences to try behind one that does not fit into the KV cache yet. 0: nobody overtakes."""
+
+    prefix_cache: bool = True
+    """Keep computed blocks for other requests that begin with the same tokens."""
+
     max_waiting: int = 1024
     """Most requests that wait for a place. One more is answered with 429 and Retry-After."""
+
+    max_waiting_tokens: int | None = None
+    """Most prompt tokens of waiting requests together. More are answered with 429 and Retry-After. Default: any."""
+
+    queue_timeout_seconds: float = 0
+    """Seconds that a request may wait to be begun; then it gets a 503. 0: as long as it takes."""
+
+    request_timeout_seconds: float = 0
+    """Seconds that a request may take in all; then it gets a 408, or an error in its stream. 0: any time."""
 
     tokenize_workers: int = 2
     """Threads that turn prompts into tokens. 0: the caller's own thread does it."""
@@ -160,6 +195,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, Dtype)
+        _check_choice("--policy", self.policy, SchedulingPolicy)
         for name, least in (
             ("max_model_len", 1),
             ("block_size", 1),
@@ -167,7 +203,13 @@ class EngineOptions:
             ("kv_cache_memory", 1),
             ("max_running", 1),
             ("max_step_tokens", 1),
+            ("prefill_max_requests", 1),
+            ("prefill_max_tokens", 1),
+            ("lookahead", 0),
             ("max_waiting", 0),
+            ("max_waiting_tokens", 1),
+            ("queue_timeout_seconds", 0),
+            ("request_timeout_seconds", 0),
             ("tokenize_workers", 0),
         ):
             value = getattr(self, name)

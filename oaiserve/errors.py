@@ -8,6 +8,8 @@
         ModelNotFound             a model this server does not serve
       MethodNotAllowed      405
       RequestTimeout        408   the body did not arrive in time
+      SlowReader            408   the client fell too far behind its stream
+        WriteTimeout              the client stopped reading, and was cut off
       BodyTooLarge          413
       Overloaded            429   too many requests wait already
       InternalError         500   our fault
@@ -108,6 +110,17 @@ class MethodNotAllowed(APIError):
 class RequestTimeout(APIError):
     status = 408
     type = "invalid_request_error"
+
+
+class SlowReader(APIError):
+    """Comes when the answer has begun, so the client never sees the status; at best it gets the error as an event."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
+class WriteTimeout(SlowReader):
+    """Only told in the record: the connection is gone."""
 
 
 class BodyTooLarge(APIError):

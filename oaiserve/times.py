@@ -33,7 +33,7 @@ class Outcome(StrEnum):
     """How a request ended."""
 
     FINISHED = "finished"  # the client got its whole answer
-    CANCELLED = "cancelled"  # the client left
+    CANCELLED = "cancelled"  # the client left, or did not read
     REJECTED = "rejected"  # answered with a 4xx, or refused because the server is full or going down
     FAILED = "failed"  # our fault
 
@@ -122,5 +122,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    num_preemptions: int = 0
+    stalled_ns: int = 0  # because of these; within prefill or decode
     finish_reasons: tuple[str, ...] = ()
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the client set, no prompt text

@@ -277,3 +277,37 @@ def test_a_signal_ends_the_server_with_exit_code_0(number: signal.Signals) -> No
         rest = process.stderr.read()
     assert process.returncode == 0
     assert "Traceback" not in rest
+
+
+HANG_AT_THE_END = """
+import sys
+from oaiserve import cli
+
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    print("started", file=sys.stderr, flush=True)
+    await receive()
+    print("at the end", file=sys.stderr, flush=True)
+    await receive()  # which never comes
+
+def serve_app(config, sock):
+    cli.run_until_signal(app, config, sock)
+    return 0
+
+sys.exit(cli.main(["serve", "demo", "--port", "0"], serve_app))
+"""
+
+
+def test_a_third_signal_ends_what_hangs() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANG_AT_THE_END], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "started" not in (line := process.stderr.readline()):
+            assert line
+        process.terminate()
+        while "at the end" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        process.terminate()
+        rest = process.stderr.read()
+    assert (process.returncode, rest) == (1, "")

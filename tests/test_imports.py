@@ -25,16 +25,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.demo": {"oaiserve.errors", "oaiserve.hub"},
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
+    f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.blocks": set(),
-    f"{ENGINE}.sequence": {f"{ENGINE}.request"},
-    f"{ENGINE}.scheduler": {f"{ENGINE}.blocks", f"{ENGINE}.sequence"},
+    f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request"},
+    f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
+    f"{ENGINE}.scheduler": {f"{ENGINE}.blocks", f"{ENGINE}.policy", f"{ENGINE}.sequence"},
     f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {f"{ENGINE}.detokenize", f"{ENGINE}.request", f"{ENGINE}.sequence"},
-    f"{ENGINE}.streams": {f"{ENGINE}.request"},
+    f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.errors"},
     f"{ENGINE}.loop": {
         *LEAVES,
-        *(f"{ENGINE}.{m}" for m in ("detokenize", "draws", "output", "request", "scheduler", "sequence", "tokenize")),
+        *(
+            f"{ENGINE}.{m}"
+            for m in ("backpressure", "detokenize", "draws", "output", "request", "scheduler", "sequence", "tokenize")
+        ),
     },
     f"{ENGINE}.engine": {
         *LEAVES,
@@ -61,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"{ENGINE}.request",
         f"{ENGINE}.streams",
     },
+    "oaiserve.server": {"oaiserve.config", "oaiserve.routes.respond"},
     "oaiserve.app": {"oaiserve"},
     "oaiserve.cli": {"oaiserve"},
     "oaiserve.__main__": {"oaiserve.cli"},
@@ -74,7 +80,7 @@ ONLY_IN: dict[str, set[str]] = {
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},
     "msgspec": {"oaiserve.routes"},
-    "uvicorn": {"oaiserve.cli"},
+    "uvicorn": {"oaiserve.server"},
     "cyclopts": {"oaiserve.cli"},
 }
 

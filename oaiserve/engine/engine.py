@@ -23,6 +23,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.loop import Abort, EngineLoop, EngineSnapshot, Runner, Stop, Submitted
+from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -38,7 +39,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.times import monotonic_ns
@@ -92,14 +93,27 @@ class Engine:
         self._last_submitted = 0
         self._is_draining = False
         max_step_tokens = options.max_step_tokens or max(max_step_tokens_default, options.max_running)
-        pool = BlockPool(num_blocks, options.block_size)
         self._loop = EngineLoop(
-            Scheduler(pool, max_running=options.max_running, max_step_tokens=max_step_tokens),
+            Scheduler(
+                BlockPool(num_blocks, options.block_size),
+                Limits(
+                    max_running=options.max_running,
+                    max_step_tokens=max_step_tokens,
+                    prefill_max_requests=options.prefill_max_requests,
+                    prefill_max_tokens=options.prefill_max_tokens,
+                    lookahead=options.lookahead,
+                ),
+                policy=POLICIES[options.policy],
+                prefix_cache=options.prefix_cache,
+            ),
             runner,
             TokenTable(tokenizer.backend),
             eos_token_ids=eos_token_ids,
             max_model_len=max_model_len,
             clock_ns=clock_ns,
+            max_waiting_tokens=options.max_waiting_tokens,
+            queue_timeout_seconds=options.queue_timeout_seconds,
+            request_timeout_seconds=options.request_timeout_seconds,
         )
         self._tokenize = TokenizeStage(
             tokenizer,
@@ -204,7 +218,7 @@ class Engine:
         if self.num_waiting >= self._max_waiting:
             raise Overloaded(
                 f"{self._max_waiting} requests are waiting already, which is the limit; try again later.",
-                retry_after_seconds=1,
+                retry_after_seconds=self._loop.drain_rate.retry_after_seconds(self.num_waiting),
             )
         if request.times.received is None:
             request.times.received = self._clock_ns()

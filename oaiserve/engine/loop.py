@@ -14,6 +14,7 @@ from random import getrandbits
 from threading import Thread
 from typing import Protocol
 
+from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.output import ChoiceOutput, first_token_logprob, token_logprob
@@ -32,7 +33,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
-from oaiserve.errors import APIError, InternalError, Unavailable
+from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,12 @@ class EngineSnapshot:
     num_waiting: int = 0  # tokenized, not yet in a step, or preempted
     num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
     blocks_used: int = 0
+    blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
     blocks_total: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
+    drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
     num_step_tokens: int = 0  # in the last step
     num_step_sequences: int = 0
 
@@ -96,6 +100,8 @@ class _OpenRequest:
     prompts: list[_Prompt] = field(default_factory=list)
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    waiting_tokens: int = 0  # of its prompts, until it enters a step
+    preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # since when each of these is stalled
 
 
 class EngineLoop:
@@ -108,6 +114,9 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         clock_ns: Callable[[], int],
+        max_waiting_tokens: int | None = None,
+        queue_timeout_seconds: float = 0,
+        request_timeout_seconds: float = 0,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -115,6 +124,9 @@ class EngineLoop:
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._clock_ns = clock_ns
+        self._max_waiting_tokens = max_waiting_tokens
+        self._queue_timeout_seconds = queue_timeout_seconds
+        self._request_timeout_seconds = request_timeout_seconds
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
@@ -122,11 +134,15 @@ class EngineLoop:
         self._outbox: dict[Deliver, list[Event]] = {}
         self._draining = False
         self._num_steps = 0
+        self._num_waiting_tokens = 0
+        self._queue_deadlines = Deadlines(queue_timeout_seconds)
+        self._request_deadlines = Deadlines(request_timeout_seconds)
         # written by the engine thread, read by anyone
         self.failure: BaseException | None = None
         self.is_stopped = False
         self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
         self.num_left_waiting = 0  # requests that entered a step, or ended before
+        self.drain_rate = DrainRate()
 
     @property
     def is_alive(self) -> bool:
@@ -157,6 +173,8 @@ class EngineLoop:
             self._close()
 
     def _turn(self) -> None:
+        self._end_overdue()
+        self._hand_over()  # what has ended between two steps need not wait for the next
         step = self._scheduler.schedule()
         if step is not None:
             self._stamp_scheduled(step)
@@ -170,12 +188,13 @@ class EngineLoop:
         """Waits for a command only where there is nothing to compute. False: the thread shall end."""
         while not (self._draining and not self._open):
             try:
-                command = self._inbox.get(block=not self._scheduler.has_work and not self._outbox)
+                is_idle = not self._scheduler.has_work and not self._outbox
+                command = self._inbox.get(block=is_idle, timeout=self._seconds_to_deadline() if is_idle else None)
             except Empty:
                 return True
             match command:
                 case Submitted():
-                    self._open[command.request.request_id] = _OpenRequest(command.request, command.deliver)
+                    self._admit(command)
                 case Tokenized():
                     self._accept(command)
                 case TokenizeFailed():
@@ -191,12 +210,45 @@ class EngineLoop:
                     return False
         return False
 
+    def _admit(self, submitted: Submitted) -> None:
+        request = submitted.request
+        self._open[request.request_id] = _OpenRequest(request, submitted.deliver)
+        # Not from now: a step may have been under way when it came.
+        submitted_ns = request.times.submitted or self._clock_ns()
+        self._queue_deadlines.begin(request.request_id, submitted_ns)
+        self._request_deadlines.begin(request.request_id, submitted_ns)
+
+    def _seconds_to_deadline(self) -> float | None:
+        deadlines = [d.next_ns for d in (self._queue_deadlines, self._request_deadlines) if d.next_ns is not None]
+        return max(0.0, (min(deadlines) - self._clock_ns()) / 1e9) if deadlines else None
+
+    def _end_overdue(self) -> None:
+        now_ns = self._clock_ns()
+        for request_id in self._queue_deadlines.over(now_ns):
+            opened = self._open.get(request_id)
+            if opened is not None and opened.request.times.scheduled is None:
+                seconds = f"{self._queue_timeout_seconds:g}"
+                retry = self.drain_rate.retry_after_seconds(self._scheduler.num_waiting)
+                message = f"The request waited {seconds} seconds and was not begun; try again later."
+                self._fail(opened, Unavailable(message, retry_after_seconds=retry))
+        for request_id in self._request_deadlines.over(now_ns):
+            if request_id in self._open:
+                message = f"The request took longer than {self._request_timeout_seconds:g} seconds, the limit here."
+                self._fail(self._open[request_id], RequestTimeout(message))
+
     def _accept(self, tokenized: Tokenized) -> None:
         """Makes the sequences of a request. One that was aborted meanwhile is not open any more."""
         request = tokenized.request
         opened = self._open.get(request.request_id)
         if opened is None:
             return
+        if self._is_too_much(tokenized.num_prompt_tokens):
+            message = f"{self._num_waiting_tokens} prompt tokens are waiting already; try again later."
+            retry = self.drain_rate.retry_after_seconds(self._scheduler.num_waiting)
+            self._fail(opened, Overloaded(message, retry_after_seconds=retry))
+            return
+        opened.waiting_tokens = tokenized.num_prompt_tokens
+        self._num_waiting_tokens += opened.waiting_tokens
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
@@ -206,6 +258,7 @@ class EngineLoop:
             limit = self._max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
             logprobs = None if params.prompt_logprobs is None else [first_token_logprob(self._table, token_ids[0])]
             opened.prompts.append(_Prompt(token_ids, logprobs))
+            leader: Sequence | None = None  # the first choice computes the prompt for the others
             for choice in range(params.n):
                 sequence = Sequence(
                     request.request_id,
@@ -215,6 +268,8 @@ class EngineLoop:
                     max_len=limit,
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 opened.outputs[sequence] = ChoiceOutput(
@@ -224,15 +279,32 @@ class EngineLoop:
                     eos_token_ids=self._eos_token_ids,
                     stream_interval=request.stream_interval,
                 )
-                self._scheduler.add(sequence)
+                self._scheduler.add(sequence, leader)
+                leader = leader or sequence
+
+    def _is_too_much(self, num_tokens: int) -> bool:
+        """Whoever comes first is let in, however long its prompt is."""
+        most = self._max_waiting_tokens
+        return most is not None and self._num_waiting_tokens > 0 and self._num_waiting_tokens + num_tokens > most
+
+    def _stop_waiting(self, opened: _OpenRequest) -> None:
+        self.num_left_waiting += 1
+        self._num_waiting_tokens -= opened.waiting_tokens
+        opened.waiting_tokens = 0
 
     def _stamp_scheduled(self, step: Step) -> None:
         now_ns = self._clock_ns()
+        for sequence in step.preempted:
+            opened = self._open[sequence.request_id]
+            opened.usage.num_preemptions += 1
+            opened.preempted_ns[sequence] = now_ns
         for chunk in step.chunks:
-            times = self._open[chunk.sequence.request_id].request.times
-            if times.scheduled is None:
-                times.scheduled = now_ns
-                self.num_left_waiting += 1
+            opened = self._open[chunk.sequence.request_id]
+            if opened.preempted_ns:
+                opened.usage.stalled_ns += now_ns - opened.preempted_ns.pop(chunk.sequence, now_ns)
+            if opened.request.times.scheduled is None:
+                opened.request.times.scheduled = now_ns
+                self._stop_waiting(opened)
 
     def _process(self, step: Step, results: list[ChunkResult]) -> None:
         now_ns = self._clock_ns()
@@ -262,6 +334,8 @@ class EngineLoop:
         sequence.wants_prompt_logprobs = False
         if opened.request.times.first_token is None:
             opened.request.times.first_token = now_ns
+        if sequence.num_generated <= 1 and sequence.index % opened.request.params.n == 0:
+            opened.usage.cached_tokens += sequence.num_cached
         output = opened.outputs[sequence]
         if wants_token:
             assert result.token_id is not None
@@ -299,10 +373,11 @@ class EngineLoop:
     def _end(self, opened: _OpenRequest, terminal: Finished | Failed | Aborted) -> None:
         """The one place where a request ends: frees what it holds and sends its terminal event."""
         del self._open[opened.request.request_id]
+        opened.usage.stalled_ns += sum(self._clock_ns() - since_ns for since_ns in opened.preempted_ns.values())
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
         if opened.request.times.scheduled is None:
-            self.num_left_waiting += 1
+            self._stop_waiting(opened)
         self._emit(opened, terminal)
 
     def _emit(self, opened: _OpenRequest, event: Event) -> None:
@@ -320,13 +395,17 @@ class EngineLoop:
 
     def _publish(self, step: Step | None) -> None:
         pool = self._scheduler.pool
+        self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
         self.snapshot = EngineSnapshot(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting + self._scheduler.num_parked,
             blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached,
             blocks_total=pool.num_blocks,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,
+            num_waiting_tokens=self._num_waiting_tokens,
+            drain_rate=self.drain_rate.per_second,
             num_step_tokens=step.num_tokens if step else 0,
             num_step_sequences=len(step.chunks) if step else 0,
         )

@@ -77,6 +77,8 @@ class Request:
     prompts: tuple[Prompt, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     echo: bool = False  # send the prompt's text in PromptDone
+    priority: int = 0  # lower is earlier, under the policy `priority`
+    cache_salt: str = ""  # only requests with the same salt share the prefix cache
     stream_interval: int = 1  # tokens of a choice per TokenChunk; 0: all in one, when the choice has finished
     times: RequestTimes = field(default_factory=RequestTimes)
 
@@ -136,6 +138,8 @@ class Usage:
     prompt_tokens: int  # each prompt counted once
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
+    num_preemptions: int = 0  # of its sequences
+    stalled_ns: int = 0  # from being preempted to being computed again, added up over its sequences
 
 
 @dataclass(slots=True)

@@ -1,130 +1,343 @@
 """Which tokens of which sequences the next step computes. Pure Python, no torch, engine thread only.
 
 There is no prefill phase and no decode phase: a sequence has a number of tokens known and a number computed, and
-steps hand out their token budget until the second catches up with the first.
+steps hand out their token budget until the second catches up with the first. Prefix hits, other choices of the same
+prompt and resuming after preemption only start with a higher number computed.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from dataclasses import dataclass
+from operator import attrgetter
 
-from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.policy import Key, Policy, fcfs
+from oaiserve.engine.sequence import Chunk, Place, Sequence, Step
+
+_key = attrgetter("key")
+MOST_OVERTAKEN = 16  # so often a sequence that does not fit lets others pass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step, and all that runs, may be."""
+
+    max_running: int
+    max_step_tokens: int
+    prefill_max_requests: int | None = None  # sequences that prefill in one step
+    prefill_max_tokens: int | None = None  # tokens of a step for those that prefill
+    lookahead: int = 8  # waiting sequences to try behind one that does not fit
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < self.max_running:
+            # Every running sequence that decodes takes one token of the budget, every step.
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running ({self.max_running})"
+            )
 
 
 class Scheduler:
-    """First come, first served. A sequence is in `waiting`, in `running` or nowhere; only a running one owns blocks,
-    and it owns enough for all its known tokens."""
+    """A sequence is waiting, parked, running or nowhere. A running one owns enough blocks for all its known tokens; a
+    waiting one owns blocks only where it shares them with another choice of its prompt (`_forked`)."""
 
-    def __init__(self, pool: BlockPool, *, max_running: int, max_step_tokens: int) -> None:
-        if max_step_tokens < max_running:
-            # Every running sequence that decodes takes one token of the budget, every step.
-            raise ValueError(f"max_step_tokens ({max_step_tokens}) must be at least max_running ({max_running})")
+    def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
         self.pool = pool
-        self.max_running = max_running
-        self.max_step_tokens = max_step_tokens
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # ordered, and O(1) to leave from the middle
-        self.running: OrderedDict[Sequence, None] = OrderedDict()  # in order of admission, so the youngest is last
+        self.limits = limits
+        self._policy = policy
+        self._prefix_cache = prefix_cache
+        self._num_arrived = 0
+        # A heap. One that leaves out of its middle stays in it, to be skipped when its turn comes.
+        self._waiting: list[tuple[Key, Sequence]] = []
+        self.num_waiting = 0
+        self.running: list[Sequence] = []  # by key, so the first to be preempted is last
+        # What parked ones wait for: a block that is being computed, or a sequence that computes their prompt.
+        self._parked: dict[Hashable, list[Sequence]] = {}
+        self.num_parked = 0
+        self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
+        self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self.num_preemptions = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.num_waiting)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
+        """`leader` has the same prompt and was added before: it computes the prompt for both."""
+        if self.pool.blocks_for(sequence.max_len) + 1 > self.pool.num_blocks and leader is not None:
+            leader = None  # no room for a copy of the block in which they part
         if self.pool.blocks_for(sequence.max_len) > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
-        self.waiting[sequence] = None
+        sequence.key = self._policy(sequence, self._num_arrived)
+        self._num_arrived += 1
+        if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < leader.prompt_len:
+            leader.siblings.append(sequence)
+            self._park(sequence, leader)
+        else:
+            self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has finished, failed or was aborted. Does nothing for one that is not here."""
-        self.waiting.pop(sequence, 0)
-        if self.running.pop(sequence, 0) is None:
-            self._release(sequence)
+        place, sequence.place = sequence.place, Place.NOWHERE
+        if place is Place.RUNNING:
+            self._leave_running(sequence)
+        elif place is Place.WAITING:
+            self.num_waiting -= 1
+        elif place is Place.PARKED:
+            self.num_parked -= 1
+        self._forked.pop(sequence, None)
+        self._release(sequence)
+        self._unpark(sequence)
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
         step = Step()
-        budget = self.max_step_tokens
-        budget -= self._continue_decodes(step)
-        budget -= self._continue_prefills(step, budget)
-        self._admit_waiting(step, budget)
+        budget = self.limits.max_step_tokens - self._continue_decodes(step)
+        most = self.limits.prefill_max_tokens
+        budget = budget if most is None else min(budget, most)
+        num_prefills, spent = self._continue_prefills(step, budget)
+        self._admit_waiting(step, budget - spent, num_prefills)
         return step if step.chunks else None
 
     def commit(self, sequence: Sequence, num_computed: int, token_id: int | None) -> None:
         """A chunk of the sequence has been computed, and the next token drawn if the chunk sampled."""
-        sequence.num_computed = num_computed
+        before, sequence.num_computed = sequence.num_computed, num_computed
+        if self._prefix_cache and before // self.pool.block_size != num_computed // self.pool.block_size:
+            self._publish(sequence, before)
         if token_id is not None:
             sequence.token_ids.append(token_id)
+        if before < sequence.prompt_len <= num_computed and sequence.siblings:
+            self._fork(sequence)
+
+    # -- the parts of a step ------------------------------------------------------------------------------------------
 
     def _continue_decodes(self, step: Step) -> int:
-        for sequence in list(self.running):
-            if sequence.num_uncomputed == 1 and sequence in self.running and self._make_room(sequence, step):
-                step.chunks.append(Chunk(sequence, sequence.num_computed, 1))
-        return len(step.chunks)
-
-    def _make_room(self, sequence: Sequence, step: Step) -> bool:
-        """A block for the token to compute. Without a free one the youngest gives way, at worst the sequence itself."""
-        while self.pool.blocks_for(len(sequence.token_ids)) > len(sequence.blocks):
-            block = self.pool.allocate(1)
-            if block is not None:
-                sequence.blocks += block
+        chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
+        for sequence in self.running.copy():  # the one loop whose cost grows with what runs, in every step
+            start, blocks = sequence.num_computed, sequence.blocks
+            if len(sequence.token_ids) - start != 1 or sequence.place is not Place.RUNNING:
                 continue
-            youngest, _ = self.running.popitem()
-            self._preempt(youngest, step)
-            if youngest is sequence:
+            index = start // size
+            if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
+                chunks.append(Chunk(sequence, start, 1))
+        return len(chunks)
+
+    def _make_room(self, sequence: Sequence, index: int, step: Step) -> bool:
+        """A block of its own for the token to compute. Without a free one others give way, at worst itself."""
+        is_new = index == len(sequence.blocks)
+        while (block := self.pool.allocate(1)) is None:
+            victim = next(reversed(self._forked), None) or self.running[-1]
+            self._preempt(victim, step)
+            if victim is sequence:
                 return False
+            if not is_new and self.pool.is_writable(sequence.blocks[index]):
+                return True  # the one that shared it has gone
+        if is_new:
+            sequence.blocks += block
+        else:
+            self._copy_on_write(sequence, index, block[0], step)
         return True
 
+    def _copy_on_write(self, sequence: Sequence, index: int, new_block: int, step: Step) -> None:
+        shared, sequence.blocks[index] = sequence.blocks[index], new_block
+        step.copies.append((shared, new_block))
+        self.pool.release([shared])
+
     def _preempt(self, sequence: Sequence, step: Step) -> None:
+        """Takes its blocks; those that are published stay where they are as long as nobody needs the room."""
+        if sequence.place is Place.RUNNING:
+            self._leave_running(sequence)
+            self._wait(sequence)
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
+            step.preempted.append(sequence)
+        self._forked.pop(sequence, None)
         self._release(sequence)
         sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting[sequence] = None
-        self.waiting.move_to_end(sequence, last=False)
-        step.preempted.append(sequence)
 
-    def _continue_prefills(self, step: Step, budget: int) -> int:
-        spent = 0
+    def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
+        """The number of sequences that prefill, and the tokens they got."""
+        num_prefills, spent = 0, 0
         for sequence in self.running:
             if spent == budget:
                 break
             if sequence.num_uncomputed > 1:
+                num_prefills += 1
                 spent += self._take(sequence, step, budget - spent)
-        return spent
+        return num_prefills, spent
 
-    def _admit_waiting(self, step: Step, budget: int) -> None:
-        """Stops at the first that does not fit: nobody overtakes."""
-        while self.waiting and budget > 0 and len(self.running) < self.max_running and not step.preempted:
-            sequence = next(iter(self.waiting))
-            blocks = self.pool.allocate(self.pool.blocks_for(len(sequence.token_ids)))
-            if blocks is None:
-                break
-            del self.waiting[sequence]
-            sequence.blocks = blocks
-            self.running[sequence] = None
+    def _admit_waiting(self, step: Step, budget: int, num_prefills: int) -> None:
+        """In the order of the policy. One that does not fit is passed, but not by many and not for ever."""
+        most_prefills = self.limits.prefill_max_requests or self.limits.max_running
+        passed: list[Sequence] = []
+        while (
+            budget > 0
+            and not step.preempted
+            and len(self.running) < self.limits.max_running
+            and num_prefills < most_prefills
+            and len(passed) <= self.limits.lookahead
+            and (sequence := self._next_waiting()) is not None
+        ):
+            shared, missing = self._look_up(sequence)
+            if missing in self._computing:
+                self._park(sequence, missing)
+                continue
+            if not self._admit(sequence, shared, step):
+                if not self.running and self._forked:
+                    self._preempt(next(reversed(self._forked)), step)  # or nothing would ever run again
+                    self._wait(sequence)
+                    continue
+                passed.append(sequence)
+                if sequence.num_overtaken >= MOST_OVERTAKEN:
+                    break
+                continue
+            for other in passed:
+                other.num_overtaken += 1
+            num_prefills += sequence.num_uncomputed > 1
             budget -= self._take(sequence, step, budget)
+        for sequence in passed:
+            self._wait(sequence)
+
+    def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
+        """Gives a waiting sequence its blocks, `shared` ones first. False: there is no room."""
+        is_forked = sequence in self._forked
+        num_owned = len(sequence.blocks) + len(shared)
+        num_new = self.pool.blocks_for(len(sequence.token_ids)) - num_owned
+        parts = is_forked and not self.pool.is_writable(sequence.blocks[-1])
+        blocks = self.pool.allocate(num_new + parts, shared)
+        if blocks is None:
+            return False
+        if is_forked:
+            del self._forked[sequence]
+            if parts:
+                self._copy_on_write(sequence, len(sequence.blocks) - 1, blocks.pop(), step)
+        else:
+            sequence.num_computed = len(shared) * self.pool.block_size
+            if sequence.num_preemptions == 0:
+                sequence.num_cached = sequence.num_computed
+        sequence.blocks += blocks
+        sequence.place = Place.RUNNING
+        insort(self.running, sequence, key=_key)
+        if self._prefix_cache:
+            for block_hash in self._full_hashes(sequence)[sequence.num_computed // self.pool.block_size :]:
+                self._computing.setdefault(block_hash, sequence)
+        return True
 
     def _take(self, sequence: Sequence, step: Step, budget: int) -> int:
         num_tokens = min(sequence.num_uncomputed, budget)
         chunk = Chunk(sequence, sequence.num_computed, num_tokens)
         if num_tokens == 1:
-            # Kept with the decodes, which come first (see Step).
-            step.chunks.insert(0, chunk)
+            step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
             step.chunks.append(chunk)
         return num_tokens
+
+    # -- sharing ------------------------------------------------------------------------------------------------------
+
+    def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """Of the full blocks of its known tokens; each is worked out once."""
+        hashes, size = sequence.hashes, self.pool.block_size
+        for index in range(len(hashes), len(sequence.token_ids) // size):
+            parent = hashes[-1] if hashes else None
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            hashes.append(hash_block(parent, tokens, sequence.cache_salt))
+        return hashes
+
+    def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
+        """The cached blocks that a waiting sequence can begin with, and the hash of the first that is lacking."""
+        if not self._prefix_cache or sequence in self._forked or sequence.wants_prompt_logprobs:
+            return [], None  # prompt logprobs need the logits of every position
+        blocks: list[int] = []
+        # The last known token is always computed: its logits draw the next one.
+        for block_hash in self._full_hashes(sequence)[: (len(sequence.token_ids) - 1) // self.pool.block_size]:
+            block = self.pool.find(block_hash)
+            if block is None:
+                return blocks, block_hash
+            blocks.append(block)
+        return blocks, None
+
+    def _publish(self, sequence: Sequence, num_computed_before: int) -> None:
+        size = self.pool.block_size
+        hashes = self._full_hashes(sequence)
+        for index in range(num_computed_before // size, sequence.num_computed // size):
+            self.pool.publish(sequence.blocks[index], hashes[index])
+            self._stop_computing(sequence, hashes[index])
+
+    def _stop_computing(self, sequence: Sequence, block_hash: BlockHash) -> None:
+        if self._computing.get(block_hash) is sequence:
+            del self._computing[block_hash]
+            self._unpark(block_hash)
+
+    def _fork(self, leader: Sequence) -> None:
+        """The leader has computed the prompt: its siblings share all blocks of it, and compute the last token again,
+        each for its own logits. Whoever writes into a shared block first copies it."""
+        blocks = leader.blocks[: self.pool.blocks_for(leader.prompt_len)]
+        siblings, leader.siblings = leader.siblings, []
+        for sibling in siblings:
+            if sibling.place is not Place.PARKED:
+                continue
+            shared = self.pool.allocate(0, blocks)
+            assert shared is not None
+            sibling.blocks = shared
+            sibling.num_computed = sibling.num_cached = leader.prompt_len - 1
+            self._forked[sibling] = None
+        self._unpark(leader)
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.place = Place.WAITING
+        self.num_waiting += 1
+        heapq.heappush(self._waiting, (sequence.key, sequence))
+
+    def _next_waiting(self) -> Sequence | None:
+        """Takes it off the queue."""
+        while self._waiting:
+            _, sequence = heapq.heappop(self._waiting)
+            if sequence.place is Place.WAITING:
+                self.num_waiting -= 1
+                return sequence
+        return None
+
+    def _park(self, sequence: Sequence, reason: Hashable) -> None:
+        sequence.place = Place.PARKED
+        self.num_parked += 1
+        self._parked.setdefault(reason, []).append(sequence)
+
+    def _unpark(self, reason: Hashable) -> None:
+        for sequence in self._parked.pop(reason, ()):
+            if sequence.place is Place.PARKED:
+                self.num_parked -= 1
+                self._wait(sequence)
+
+    def _leave_running(self, sequence: Sequence) -> None:
+        del self.running[bisect_left(self.running, sequence.key, key=_key)]
+        for block_hash in sequence.hashes[sequence.num_computed // self.pool.block_size :]:
+            self._stop_computing(sequence, block_hash)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless blocks and queues are consistent."""
+        """Raises AssertionError unless blocks and places are consistent."""
         self.pool.check_integrity()
-        owned = [block for sequence in self.running for block in sequence.blocks]
-        if len(owned) != self.pool.num_used or len(set(owned)) != len(owned):
-            raise AssertionError(f"{len(owned)} blocks are owned, {self.pool.num_used} are used")
-        if any(sequence.blocks for sequence in self.waiting) or self.running.keys() & self.waiting.keys():
-            raise AssertionError("a waiting sequence owns blocks, or a sequence is in both queues")
+        owners = [*self.running, *self._forked]
+        references = [0] * self.pool.num_blocks
+        for sequence in owners:
+            for block in sequence.blocks:
+                references[block] += 1
+        if references != [self.pool.references(block) for block in range(self.pool.num_blocks)]:
+            raise AssertionError("the references of the blocks are not those of the sequences")
+        if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
+            raise AssertionError("the running sequences are out of order")
+        if any(sequence.place is not Place.RUNNING for sequence in self.running):
+            raise AssertionError("a running sequence is elsewhere, too")
+        if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in self.running}):
+            raise AssertionError("a block is said to be computed by a sequence that does not run")
+        parked = [s for row in self._parked.values() for s in row if s.place is Place.PARKED]
+        waiting = [s for _, s in self._waiting if s.place is Place.WAITING]
+        if (len(parked), len(waiting)) != (self.num_parked, self.num_waiting):
+            raise AssertionError("the numbers of waiting and parked sequences are wrong")

@@ -6,9 +6,20 @@ Token ids only: no text, no tensors. Sequences never leave the engine thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
+from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.request import SamplingParams
+
+
+class Place(Enum):
+    """Where the scheduler has a sequence: in exactly one place."""
+
+    NOWHERE = 0
+    WAITING = 1
+    PARKED = 2  # until another one has computed what it needs, too
+    RUNNING = 3
 
 
 class Sequence:
@@ -20,14 +31,22 @@ class Sequence:
 
     __slots__ = (
         "blocks",
+        "cache_salt",
         "draw_key",
+        "hashes",
         "index",
+        "key",
         "max_len",
+        "num_cached",
         "num_computed",
+        "num_overtaken",
         "num_preemptions",
         "params",
+        "place",
+        "priority",
         "prompt_len",
         "request_id",
+        "siblings",
         "stop_ids",
         "token_ids",
         "wants_prompt_logprobs",
@@ -43,6 +62,8 @@ class Sequence:
         max_len: int,
         stop_ids: frozenset[int] = frozenset(),
         draw_key: int = 0,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         # written here, then fixed
         self.request_id = request_id
@@ -52,10 +73,18 @@ class Sequence:
         self.max_len = max_len  # prompt and answer together, in tokens
         self.stop_ids = stop_ids  # ids that end it: end-of-sequence unless ignored, and the client's stop_token_ids
         self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
+        self.priority = priority  # lower is earlier, where the policy asks for it
+        self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
         # written by Scheduler
         self.token_ids = list(prompt)
         self.num_computed = 0  # tokens whose keys and values are in `blocks`
+        self.num_cached = 0  # prompt tokens that somebody else had computed, when it was first admitted
         self.blocks: list[int] = []
+        self.hashes: list[BlockHash] = []  # of its first full blocks
+        self.siblings: list[Sequence] = []  # other choices, which wait for this one to compute the prompt
+        self.place = Place.NOWHERE
+        self.key: tuple[int, ...] = ()
+        self.num_overtaken = 0
         self.num_preemptions = 0
         # written by the engine loop: the first choice of a prompt reports its logprobs, once
         self.wants_prompt_logprobs = False
@@ -95,6 +124,7 @@ class Step:
     """What one run of the model computes. Chunks of one token come first: attention treats them as one batch."""
 
     chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy (from, to) before anything else
     preempted: list[Sequence] = field(default_factory=list)
 
     @property

@@ -9,7 +9,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, TokenChunk
+from oaiserve.errors import Unavailable
+
+# Counted in tokens, where each alternative of a logprob is one more: it is kept and rendered like one.
+MAX_CHUNK_TOKENS = 256  # of what is put together: about what is rendered within half a millisecond
+MAX_UNREAD_TOKENS = 2**18  # 10 to 40 MB
 
 
 class Engine(Protocol):
@@ -21,12 +26,20 @@ class Engine(Protocol):
 
 
 class LoopStream:
-    """The events of one request. `ended` turns true with the terminal event, also when nobody reads any more."""
+    """The events of one request. `ended` turns true with the terminal event, also when nobody reads any more.
 
-    def __init__(self, request: Request, engine: Engine) -> None:
+    A reader that is busy finds the tokens of a choice in one chunk, or in few. One that lets more than
+    `max_unread_tokens` gather is `too_slow`: the request is aborted, and what has gathered can still be read.
+    """
+
+    def __init__(self, request: Request, engine: Engine, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
         self.request = request
+        self.too_slow = False
         self._engine = engine
+        self._max_unread_tokens = max_unread_tokens
         self._events: list[Event] = []
+        self._last_chunks: dict[int, TokenChunk] = {}  # of those in _events, by choice
+        self._num_unread_tokens = 0
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Event], None] | None = None
         self.terminal: Event | None = None
@@ -36,8 +49,8 @@ class LoopStream:
         return self.terminal is not None
 
     async def next(self) -> list[Event]:
-        """All events that are ready, at least one, in order: what came while the reader was busy comes at once.
-        The last event ever is the terminal one; do not call again after it."""
+        """All events that are ready, at least one, in order for each choice: what came while the reader was busy comes
+        at once. The last event ever is the terminal one; do not call again after it."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -45,6 +58,8 @@ class LoopStream:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
+        self._last_chunks.clear()
+        self._num_unread_tokens = 0
         return events
 
     def abort(self) -> None:
@@ -60,7 +75,10 @@ class LoopStream:
             self._on_end = callback
 
     def _push(self, event: Event) -> None:
-        self._events.append(event)
+        if isinstance(event, TokenChunk):
+            self._push_chunk(event)
+        else:
+            self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if isinstance(event, TERMINAL):
@@ -68,22 +86,64 @@ class LoopStream:
             if self._on_end is not None:
                 self._on_end(event)
 
+    def _push_chunk(self, chunk: TokenChunk) -> None:
+        num_tokens = _num_tokens(chunk)
+        last = self._last_chunks.get(chunk.index)
+        # Choices are independent, so a chunk may overtake those of others. It stays behind its prompt's data.
+        if last is not None and _num_tokens(last) + num_tokens <= MAX_CHUNK_TOKENS:
+            append(last, chunk)
+        else:
+            self._events.append(chunk)
+            self._last_chunks[chunk.index] = chunk
+        self._num_unread_tokens += num_tokens
+        # A reader that waits is not slow, however much a step brings.
+        if self._waiter is None and self._num_unread_tokens > self._max_unread_tokens and not self.too_slow:
+            self.too_slow = True
+            self.abort()
+
+
+def append(chunk: TokenChunk, more: TokenChunk) -> None:
+    """Makes one chunk of two of the same choice, the second of which follows the first."""
+    chunk.text += more.text
+    chunk.token_ids += more.token_ids
+    if chunk.logprobs is not None and more.logprobs is not None:
+        chunk.logprobs += more.logprobs
+    chunk.finish_reason = more.finish_reason
+    chunk.stop_reason = more.stop_reason
+
+
+def _num_tokens(chunk: TokenChunk) -> int:
+    if chunk.logprobs:
+        return len(chunk.token_ids) + sum(len(token.top) for token in chunk.logprobs)
+    return len(chunk.token_ids)
+
 
 class LoopStreams:
     """Submits for one event loop. A stream stays registered until its terminal event, not until its reader leaves."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
+    ) -> None:
+        self.is_draining = False
         self._engine = engine
         self._loop = loop
+        self._max_unread_tokens = max_unread_tokens
         self._streams: dict[str, LoopStream] = {}
 
     def __len__(self) -> int:
         """Requests whose terminal event has not come yet."""
         return len(self._streams)
 
+    def drain(self) -> None:
+        """From now on requests are refused; those that run go on. Only sets a flag, so a signal handler may call it."""
+        self.is_draining = True
+
     def submit(self, request: Request) -> LoopStream:
-        """Raises what `Engine.submit` raises; then there is no stream and there will be no event."""
-        stream = LoopStream(request, self._engine)
+        """Raises Unavailable while draining, and what `Engine.submit` raises; then there is no stream and there will
+        be no event."""
+        if self.is_draining:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        stream = LoopStream(request, self._engine, self._max_unread_tokens)
         self._streams[request.request_id] = stream
         try:
             self._engine.submit(request, self._deliver)

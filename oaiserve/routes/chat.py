@@ -48,8 +48,15 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = Head(response_id, kind, int(time.time()), serving.model_name, serving.fingerprint)
     shape = ChatShape(head, protocol.wanted(body, params, num_logprobs, num_prompt_logprobs))
-    interval = protocol.stream_interval(body)
-    request = Request(response_id, (prompt,), params, stream_interval=interval, times=exchange.times)
+    request = Request(
+        response_id,
+        (prompt,),
+        params,
+        priority=protocol.priority(body),
+        cache_salt=protocol.cache_salt(body),
+        stream_interval=protocol.stream_interval(body, serving.stream_interval),
+        times=exchange.times,
+    )
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
 

@@ -67,7 +67,9 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
         prompts,
         params,
         echo=bool(body.echo),
-        stream_interval=protocol.stream_interval(body),
+        priority=protocol.priority(body),
+        cache_salt=protocol.cache_salt(body),
+        stream_interval=protocol.stream_interval(body, serving.stream_interval),
         times=exchange.times,
     )
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Usage
 from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, Unavailable
+from oaiserve.errors import APIError, SlowReader, Unavailable
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 from oaiserve.times import PHASES, STAMPS, Outcome, RequestRecord, RequestTimes, monotonic_ns
@@ -49,7 +49,7 @@ class Exchange:
 
     @property
     def outcome(self) -> Outcome:
-        if self.client_left:
+        if self.client_left or isinstance(self.error, SlowReader):
             return Outcome.CANCELLED
         if self.error is None:
             return Outcome.FINISHED
@@ -125,6 +125,8 @@ class Accounting:
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
+                num_preemptions=usage.num_preemptions,
+                stalled_ns=usage.stalled_ns,
                 finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
                 params=exchange.params,
             )

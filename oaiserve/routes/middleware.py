@@ -111,7 +111,7 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
     """What the client is told. An exception that nobody foresaw is logged here, and nothing of it is shown."""
     if isinstance(error, APIError):
         return error
-    if isinstance(error, asyncio.CancelledError):  # uvicorn cancels what still runs when the drain time is over
+    if isinstance(error, asyncio.CancelledError):  # the server cancels what still runs when the drain time is over
         return Unavailable("The server is shutting down. Please try again.")
     request_id = scope["state"]["request_id"]
     logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)

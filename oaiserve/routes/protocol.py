@@ -26,6 +26,7 @@ MAX_CHOICES_PER_REQUEST = 2048  # prompts times n
 MAX_LOGPROBS = 20
 MAX_STOPS = 128
 MAX_STOP_CHARACTERS = 4096  # of all stop strings together: the engine thread prepares them
+MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
@@ -58,6 +59,8 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     stream_interval: Integer | None = None
+    priority: Integer | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -133,12 +136,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# Known names that mean nothing here, so that leaving them out changes no answer. (cache_salt keeps tenants apart in a
-# prefix cache; without one they are apart.)
+# Known names that mean nothing here, so that leaving them out changes no answer.
 IGNORED = frozenset(
     {
-        "cache_salt", "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
-        "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction", "priority",
+        "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
+        "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
         "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
         "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",
     }
@@ -389,10 +391,23 @@ def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None,
     )
 
 
-def stream_interval(body: SamplingBody) -> int:
+def stream_interval(body: SamplingBody, default: int) -> int:
     """As in the engine's Request: 0, everything at once, for an answer that is not streamed."""
-    interval = integer(body, "stream_interval", 1, MAX_INT32) or 1
+    interval = integer(body, "stream_interval", 1, MAX_INT32) or default
     return interval if body.stream else 0
+
+
+def priority(body: SamplingBody) -> int:
+    return integer(body, "priority", -MAX_INT64 - 1, MAX_INT64) or 0
+
+
+def cache_salt(body: SamplingBody) -> str:
+    salt = body.cache_salt
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
+        raise invalid("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters, got {len(salt)}")
+    return salt
 
 
 # What a record tells about a request: numbers only, no text of the client.

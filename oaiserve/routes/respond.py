@@ -7,7 +7,7 @@ that whatever goes wrong before is a proper HTTP error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -17,13 +17,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, PromptDone, Request, TokenChunk, Usage
-from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, RequestTimeout, Unavailable
+from oaiserve.engine.streams import LoopStream, append
+from oaiserve.errors import (
+    APIError,
+    BodyTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    SlowReader,
+    Unavailable,
+    WriteTimeout,
+)
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.middleware import as_api_error, json_response
 from oaiserve.routes.serving import Serving
 
 LARGE_BODY_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
+WRITE_TIMED_OUT = "oaiserve.write_timed_out"  # ASGI extension: there once the server has cut the connection for that
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
@@ -74,6 +84,14 @@ async def off_loop_if_large(content: bytes, build: Callable[[], T]) -> T:
     return build() if len(content) <= LARGE_BODY_BYTES else await run_in_threadpool(build)
 
 
+async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
+    """Waits while the client does not read. In pieces, so that a slow reader of a large body is seen to go on."""
+    for start in range(0, len(body), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        more_body = not is_last or end < len(body)
+        await send({"type": "http.response.body", "body": body[start:end], "more_body": more_body})
+
+
 class Answer:
     """The ASGI response to a checked request: submits it when called, and sees it through to its terminal event."""
 
@@ -87,24 +105,32 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._serving.streams.submit(self._request)
         self._exchange.stream = stream
-        watch = asyncio.create_task(self._abort_when_client_leaves(receive, stream))
+        watch = asyncio.create_task(self._abort_when_client_leaves(scope, receive, stream))
         try:
             if self._is_streaming:
                 await self._send_events(scope, send, stream)
             else:
-                await self._send_json(scope, receive, send, stream)
+                await self._send_json(send, stream)
+        except asyncio.CancelledError as error:
+            if self._exchange.http_status is None:
+                raise
+            # The shutdown, with a part of the last piece still unread. The server is about to close the connection.
+            self._exchange.error = as_api_error(error, scope)
+            await watch
         finally:
             watch.cancel()
             stream.abort()
 
-    async def _abort_when_client_leaves(self, receive: Receive, stream: LoopStream) -> None:
+    async def _abort_when_client_leaves(self, scope: Scope, receive: Receive, stream: LoopStream) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         # The engine answers with Aborted, which wakes up whoever waits for events.
         self._exchange.client_left = True
+        if WRITE_TIMED_OUT in scope.get("extensions", {}):
+            self._exchange.error = WriteTimeout("The client has stopped reading.")
         stream.abort()
 
-    async def _send_json(self, scope: Scope, receive: Receive, send: Send, stream: LoopStream) -> None:
+    async def _send_json(self, send: Send, stream: LoopStream) -> None:
         prompts: list[PromptDone] = []
         choices: dict[int, TokenChunk] = {}
         while True:
@@ -113,7 +139,7 @@ class Answer:
                     self._note(event)
                     so_far = choices.setdefault(event.index, event)
                     if so_far is not event:
-                        _append(so_far, event)
+                        append(so_far, event)
                 elif isinstance(event, PromptDone):
                     prompts.append(event)
                 elif self._exchange.client_left:
@@ -123,7 +149,8 @@ class Answer:
                         response = self._whole(prompts, choices, event.usage)
                     else:  # thousands of tokens with 20 alternatives each would hold up every other stream
                         response = await run_in_threadpool(self._whole, prompts, choices, event.usage)
-                    return await response(scope, receive, send)
+                    await send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
+                    return await write(send, bytes(response.body), is_last=True)
                 elif (error := self._error(event)) is not None:
                     raise error
 
@@ -150,14 +177,14 @@ class Answer:
         send = scope["state"]["send"]  # measured: 2 of 18 us per token
         try:
             while not is_over(events):
-                if body := self._render(events):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                if body := await self._write_but_the_rest(send, events):
+                    await write(send, body)
                 events = await stream.next()
-            last = self._render(events)
+            last = await self._write_but_the_rest(send, events)
         except (Exception, asyncio.CancelledError) as unexpected:
             self._exchange.error = as_api_error(unexpected, scope)
             last = sse(self._exchange.error.body())
-        await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
+        await write(send, last + DONE, is_last=True)
 
     async def _first_events(self, stream: LoopStream) -> list[Event]:
         events: list[Event] = []
@@ -165,21 +192,32 @@ class Answer:
             events += await stream.next()
         return events
 
-    def _render(self, events: Iterable[Event]) -> bytes:
-        """All events of a step as one piece: one write for however many tokens."""
-        parts = []
+    async def _write_but_the_rest(self, send: Send, events: list[Event]) -> bytes:
+        """Renders the events of a step for one write, and gives that back. Where a slow reader has left much, most of
+        it is written here, with turns for the other streams."""
+        parts, num_bytes = [], 0
         for event in events:
-            if isinstance(event, TokenChunk):
-                self._note(event)
-                parts.append(self._shape.delta(event))
-            elif isinstance(event, PromptDone):
-                parts.append(self._shape.prompt(event))
-            elif isinstance(event, Finished):
-                parts.append(self._shape.closing(event.usage))
-            elif (error := self._error(event)) is not None:
-                self._exchange.error = error
-                parts.append(sse(error.body()))
+            parts.append(self._render(event))
+            num_bytes += len(parts[-1])
+            if num_bytes >= PIECE_BYTES:
+                await write(send, b"".join(parts))
+                await asyncio.sleep(0)
+                parts, num_bytes = [], 0
         return b"".join(parts)
+
+    def _render(self, event: Event) -> bytes:
+        if isinstance(event, TokenChunk):
+            self._note(event)
+            return self._shape.delta(event)
+        if isinstance(event, PromptDone):
+            return self._shape.prompt(event)
+        if isinstance(event, Finished):
+            return self._shape.closing(event.usage)
+        error = self._error(event)
+        if error is None:
+            return b""
+        self._exchange.error = error
+        return sse(error.body())
 
     def _note(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:
@@ -189,9 +227,11 @@ class Answer:
         """Why the request ended, if that is something to tell the client."""
         if isinstance(event, Failed):
             return event.error
-        if isinstance(event, Aborted) and not self._exchange.client_left:
-            return Unavailable("The server is shutting down. Please try again.")
-        return None
+        if self._exchange.client_left or not isinstance(event, Aborted):
+            return None
+        if self._exchange.stream is not None and self._exchange.stream.too_slow:
+            return SlowReader("The client has fallen too far behind its stream. Please read faster.")
+        return Unavailable("The server is shutting down. Please try again.")
 
 
 def is_over(events: list[Event]) -> bool:
@@ -200,12 +240,3 @@ def is_over(events: list[Event]) -> bool:
 
 def sse(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
-
-
-def _append(chunk: TokenChunk, more: TokenChunk) -> None:
-    chunk.text += more.text
-    chunk.token_ids += more.token_ids
-    if chunk.logprobs is not None and more.logprobs is not None:
-        chunk.logprobs += more.logprobs
-    chunk.finish_reason = more.finish_reason
-    chunk.stop_reason = more.stop_reason

@@ -67,6 +67,7 @@ class Serving:
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
     body_timeout_seconds: float = 60.0
+    stream_interval: int = 1  # tokens of a choice per event, where the request does not say
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
     @property

@@ -91,6 +91,8 @@ def log_request(record: RequestRecord) -> None:
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.completion_tokens,
+        "num_preemptions": record.num_preemptions,
+        "stalled_ms": round(record.stalled_ns / 1e6, 3),
         "duration_ms": duration_ms,
         **phases_ms,
     }

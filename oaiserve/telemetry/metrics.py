@@ -106,6 +106,7 @@ class Metrics:
         self._duration = self._histogram(names.DURATION_SECONDS)
         self._time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN_SECONDS)
         self._time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN_SECONDS)
+        self._preemption_stall = self._histogram(names.PREEMPTION_STALL_SECONDS)
         self._requests = self._counter(names.REQUESTS)
         self._prompt_tokens = self._counter(names.PROMPT_TOKENS)
         self._cached_tokens = self._counter(names.CACHED_PROMPT_TOKENS)
@@ -138,6 +139,8 @@ class Metrics:
         tpot_ns = record.times.time_per_output_token_ns(tokens_per_choice)
         if tpot_ns is not None and tokens_per_choice > 1:
             self._time_per_output_token(*labels).observe(tpot_ns / 1e9, exemplar)
+        if record.num_preemptions:
+            self._preemption_stall(record.operation, record.model).observe(record.stalled_ns / 1e9, exemplar)
         self._prompt_tokens(record.operation, record.model).inc(record.prompt_tokens)
         self._cached_tokens(record.operation, record.model).inc(record.cached_tokens)
         self._generation_tokens(record.operation, record.model).inc(record.completion_tokens)

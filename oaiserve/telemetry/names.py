@@ -73,6 +73,14 @@ TIME_PER_OUTPUT_TOKEN_SECONDS = Metric(
     _REQUEST,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
 )
+PREEMPTION_STALL_SECONDS = Metric(
+    "oaiserve_preemption_stall_seconds",
+    "histogram",
+    "Time that a request stood still because its blocks were needed, one value for each request that was preempted.",
+    "seconds",
+    ("operation", "model"),
+    PHASE_BUCKETS,
+)
 REQUESTS = Metric(
     "oaiserve_requests_total",
     "counter",
@@ -137,7 +145,8 @@ SPANS = Metric(
 )
 
 METRICS = (
-    *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS, REQUESTS),
+    *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
+    *(PREEMPTION_STALL_SECONDS, REQUESTS),
     *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS, REQUESTS_RUNNING, REQUESTS_WAITING, KV_CACHE_USAGE),
     *(KV_BLOCKS, PREEMPTIONS, ENGINE_STEPS, TOKENIZE_QUEUE_DEPTH, EVENT_LOOP_LAG_SECONDS, BUILD_INFO),
     *(SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
@@ -155,6 +164,8 @@ PROCESS_METRICS = (
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
+NUM_PREEMPTIONS = "oaiserve.preemptions"  # only where there were any
+STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # of the span it stands on, the integer of the record
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # for parameters that have no standard name
 

@@ -54,6 +54,8 @@ class RecentRequests:
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "completion_tokens": record.completion_tokens,
+            "num_preemptions": record.num_preemptions,
+            "stalled_ns": record.stalled_ns,
             "params": dict(record.params),
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": record.times.duration_ns,

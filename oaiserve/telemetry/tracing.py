@@ -229,6 +229,9 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.REQUEST_ID: record.request_id,
         names.OUTCOME: str(record.outcome),
     }
+    if record.num_preemptions:
+        attributes[names.NUM_PREEMPTIONS] = record.num_preemptions
+        attributes[names.STALLED_NS] = record.stalled_ns
     for param, value in record.params.items():
         attributes[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
     if record.finish_reasons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -107,11 +108,32 @@ def life(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Life(events, exit_code, server.log(), collector)
 
 
+def test_a_second_signal_cuts_what_runs_and_ends_in_order(model_folder: Path, tmp_path: Path) -> None:
+    body = {"prompt": "Hi", "stream": True, "max_tokens": 2 * NUM_TOKENS - 10, "ignore_eos": True}
+    with (
+        serve_process(str(model_folder), tmp_path / "log", "--kv-blocks", "200") as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.terminate()
+        while "Requests running: 1" not in server.log_file.read_text():
+            assert server.process.poll() is None
+        server.process.send_signal(signal.SIGINT)
+        *_, error, done = [line.removeprefix("data: ") for line in lines if line]
+        exit_code = server.process.wait(STOP_SECONDS)
+    assert (exit_code, done) == (0, "[DONE]")
+    assert json.loads(error)["error"]["message"] == "The server is shutting down. Please try again."
+    assert "Shutting down. Requests finished: 0, cut off: 1" in [line["message"] for line in server.log()]
+    assert not any("exception" in line for line in server.log())
+
+
 def test_sigterm_came_while_the_stream_ran(life: Life) -> None:
     messages = [line["message"] for line in life.log]
     ends = [index for index, line in enumerate(life.log) if line["logger"] == "oaiserve.request"]
     assert len(ends) == 1
-    assert messages.index("Shutting down") < ends[0]
+    assert messages.index("Shutting down. Requests running: 1, given 30 s") < ends[0]
+    assert "Shutting down. Requests finished: 1, cut off: 0" in messages
 
 
 def test_the_stream_finished_all_the_same(life: Life) -> None:

@@ -14,6 +14,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
 from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
 
 TIMEOUT_SECONDS = 30  # of waits that end at once unless something is broken
@@ -89,6 +90,19 @@ class BlockedTokenizer:
         return TOKENIZER.encode(prompt)
 
 
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def move(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
 class Inbox:
     """A consumer: keeps what it was handed, one list per hand-over."""
 
@@ -120,6 +134,7 @@ def make_engine(
     runner: ScriptedRunner | None = None,
     tokenizer: Tokenizer | None = None,
     kind: type[Engine] = Engine,
+    clock_ns: Callable[[], int] = monotonic_ns,
     **options: int,
 ) -> Engine:
     """Blocks of 4 tokens, 64 of them unless `kv_blocks` says otherwise."""
@@ -134,6 +149,7 @@ def make_engine(
         vocab_size=TOKENIZER.vocab_size,
         eos_token_ids=frozenset([EOS]),
         options=EngineOptions(**{**defaults, **options}),
+        clock_ns=clock_ns,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -28,6 +29,7 @@ from tests.engine.doubles import (
     EOS,
     TIMEOUT_SECONDS,
     BlockedTokenizer,
+    Clock,
     Inbox,
     ScriptedRunner,
     letter_id,
@@ -58,6 +60,20 @@ def test_generate_returns_all_choices_of_all_prompts_in_order() -> None:
     with make_engine() as engine:
         completions = engine.generate(["hello", [1, 2, 3]], SamplingParams(n=2, max_tokens=2))
     assert [(c.index, c.text, c.finish_reason) for c in completions] == [(i, "ab", "length") for i in range(4)]
+
+
+def test_usage_tells_how_much_of_the_prompt_was_cached() -> None:
+    with make_engine() as engine:
+        first, second = (list(engine.stream(request(prompt_len=11)))[-1] for _ in range(2))
+        other = list(engine.stream(dataclasses.replace(request(prompt_len=11), cache_salt="another")))[-1]
+    assert [event.usage.cached_tokens for event in (first, second, other)] == [0, 8, 0]
+
+
+def test_choices_of_a_prompt_compute_it_once() -> None:
+    runner = ScriptedRunner()
+    with make_engine(runner) as engine:
+        assert [c.text for c in engine.generate([[1] * 11], SamplingParams(n=3, max_tokens=2))] == ["ab"] * 3
+    assert [[tokens for _, _, tokens in step] for step in runner.steps] == [[11], [1, 1, 1], [1, 1]]
 
 
 def test_end_of_sequence_stops_without_its_text() -> None:
@@ -337,6 +353,43 @@ def test_too_many_waiting_requests_are_refused_at_once() -> None:
         inbox.wait_terminal("later")
 
 
+def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting_tokens=20, tokenize_workers=0) as engine:
+        engine.submit(request("runs"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("long", prompt_len=30), inbox)
+        engine.submit(request("one more", prompt_len=2), inbox)
+        runner.permit(100)
+        ended = inbox.wait_terminal("runs", "long", "one more")
+    assert isinstance(ended["one more"], Failed)
+    assert ended["one more"].error.status == 429
+    assert ended["one more"].error.retry_after_seconds == 1
+    assert isinstance(ended["long"], Finished)
+
+
+def test_one_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
+    runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
+    limits = {"queue_timeout_seconds": 5, "request_timeout_seconds": 60}
+    with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0, **limits) as engine:
+        engine.submit(request("runs", max_tokens=50), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits"), inbox)
+        clock.move(6)
+        runner.permit(1)
+        waited = inbox.wait_terminal("waits")["waits"]
+        clock.move(60)
+        runner.permit(1)
+        ran = inbox.wait_terminal("runs")["runs"]
+        engine.submit(request("next", max_tokens=1), inbox)
+        runner.permit(10)
+        assert isinstance(inbox.wait_terminal("next")["next"], Finished)
+    assert isinstance(waited, Failed)
+    assert isinstance(ran, Failed)
+    assert (waited.error.status, ran.error.status) == (503, 408)
+    assert ran.usage.completion_tokens > 0
+
+
 def test_stop_with_time_lets_requests_finish() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     engine = make_engine(runner)
@@ -387,6 +440,9 @@ def test_answers_under_preemption_are_the_same() -> None:
         ended = inbox.wait_terminal(*map(str, range(6)))
         assert engine.snapshot().num_preemptions > 0
     assert all(isinstance(event, Finished) for event in ended.values())
+    usages = [event.usage for event in ended.values()]
+    assert all((usage.num_preemptions > 0) == (usage.stalled_ns > 0) for usage in usages)
+    assert sum(usage.num_preemptions for usage in usages) == engine.snapshot().num_preemptions
     for i in range(6):
         chunks = [
             event for events in inbox.hand_overs for event in events

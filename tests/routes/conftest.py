@@ -12,44 +12,66 @@ from functools import cache
 
 import httpx
 import pytest
-import uvicorn
 from openai import OpenAI
 from starlette.applications import Starlette
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.server import Server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+class RunningServer(Server):
+    """`is_up` is set once it listens. It can be told to end from a thread, as if by a signal."""
+
+    def __init__(self, app: Starlette, options: ServerOptions) -> None:
+        super().__init__(
+            app,
+            options,
+            on_drain=lambda: app.state.serving.streams.drain(),
+            failure=lambda: app.state.serving.engine.failure,
+        )
         self.is_up = threading.Event()
+        self.is_ending, self.has_ended = threading.Event(), threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.is_ending.set()
+        await super().shutdown(sockets)
+        self.has_ended.set()
+
 
 @contextmanager
-def run_server(app: Starlette, drain_timeout_seconds: int = 5, send_buffer_bytes: int | None = None) -> Iterator[str]:
-    """Serves `app` from a thread. Gives its URL. A small send buffer makes a client that does not read felt at once."""
+def running_server(
+    app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
+) -> Iterator[tuple[str, RunningServer]]:
+    """Serves `app` from a thread. A small send buffer makes a client that does not read felt at once."""
     with socket.socket() as sock:
         if send_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         sock.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_timeout_seconds
-        )
-        server = _Server(config)
+        port = sock.getsockname()[1]
+        server = RunningServer(app, options or ServerOptions(drain_timeout_seconds=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
             assert server.is_up.wait(10), "the server did not start"
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+            yield f"http://127.0.0.1:{port}", server
         finally:
             server.should_exit = True
             thread.join(20)
+
+
+@contextmanager
+def run_server(
+    app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
+) -> Iterator[str]:
+    """The same for those who need no more than the URL."""
+    with running_server(app, options, send_buffer_bytes) as (url, _):
+        yield url
 
 
 @dataclass

@@ -96,16 +96,22 @@ def test_a_stream_ends_each_choice_with_an_empty_delta(served: Served) -> None:
     choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
     assert [(choice["delta"].get("content"), choice["finish_reason"]) for choice in choices] == [
         ("", None),
-        ("a", None),
-        ("b", None),
+        ("ab", None),
         (None, "stop"),
     ]
+
+
+def test_a_token_without_text_makes_no_chunk(served: Served) -> None:
+    served.engine.script = says("")
+    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
+    assert [choice["delta"].get("content") for choice in choices] == ["", None]
 
 
 def test_chunks_have_the_documented_shape(served: Served) -> None:
     _, chunk, *_ = stream_of(served, CHAT)
     assert chunk["object"] == "chat.completion.chunk"
-    assert chunk["choices"] == [{"index": 0, "delta": {"content": "Hello"}, "logprobs": None, "finish_reason": None}]
+    choice = {"index": 0, "delta": {"content": "Hello world"}, "logprobs": None, "finish_reason": None}
+    assert chunk["choices"] == [choice]
 
 
 def test_logprobs_show_the_true_bytes_and_the_best_alternatives(served: Served) -> None:

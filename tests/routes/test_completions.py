@@ -9,7 +9,7 @@ import pytest
 
 from oaiserve import __version__
 from oaiserve.engine.request import FinishReason, SamplingParams, TextPrompt, TokenPrompt
-from tests.routes.conftest import Served
+from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
 
@@ -130,8 +130,7 @@ def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:
     served.engine.script = says("a", "", "b", finish=FinishReason.LENGTH)
     choices = [chunk["choices"][0] for chunk in stream_of(served)]
     assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
-        ("a", None),
-        ("b", None),
+        ("ab", None),
         ("", "length"),
     ]
 
@@ -158,8 +157,8 @@ def test_usage_comes_last_and_only_when_asked(served: Served) -> None:
 
 
 def test_usage_can_run_along(served: Served) -> None:
-    chunks = stream_of(served, stream_options={"include_usage": True, "continuous_usage_stats": True})
-    assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [4, 5, 5, 5]
+    chunks = stream_of(served, n=2, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [5, 5, 7, 7, 7]
 
 
 def test_a_streamed_echo_comes_first(served: Served) -> None:
@@ -167,8 +166,30 @@ def test_a_streamed_echo_comes_first(served: Served) -> None:
     assert [(c["choices"][0]["index"], c["choices"][0]["text"]) for c in chunks[:3]] == [
         (0, "In a"),
         (1, "In a"),
-        (0, "Hello"),
+        (0, "Hello world"),
     ]
+
+
+def test_tokens_that_are_ready_together_leave_in_one_event(served: Served) -> None:
+    served.engine.script = says("a", "b", "c")
+    chunks = stream_of(served, n=2, logprobs=1, return_token_ids=True)
+    told = [c["choices"][0] for c in chunks if c["choices"][0]["text"]]
+    assert [(choice["index"], choice["text"], choice["token_ids"]) for choice in told] == [
+        (0, "abc", [10, 11, 12]),
+        (1, "abc", [10, 11, 12]),
+    ]
+    assert told[0]["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert told[0]["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("asked", "interval"), [({}, 5), ({"stream_interval": 2}, 2)])
+def test_the_interval_of_a_stream_is_the_requests_or_else_the_servers(
+    serve: Serve, asked: dict[str, int], interval: int
+) -> None:
+    served = serve(stream_interval=5)
+    served.complete(stream=True, **asked)
+    served.complete(**asked)
+    assert [served.engine.submitted.get().stream_interval for _ in range(2)] == [interval, 0]
 
 
 def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(served: Served) -> None:

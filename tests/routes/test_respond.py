@@ -16,11 +16,12 @@ import httpx
 import openai
 import pytest
 from starlette.requests import Request
+from starlette.types import Message
 
 from oaiserve.app import create_app
-from oaiserve.config import Config
+from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import ContextLengthExceeded, InternalError, Overloaded, RequestTimeout
-from oaiserve.routes.respond import read_body
+from oaiserve.routes.respond import PIECE_BYTES, read_body, write
 from oaiserve.times import PHASES, Outcome
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, starts
@@ -214,6 +215,23 @@ def test_all_choices_of_a_client_that_leaves_go_together(served: Served) -> None
     assert not served.engine.open
 
 
+# Clients that read slowly. What the socket does then is in tests/e2e/test_slow_readers.py.
+
+
+@pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_a_large_body_goes_out_in_pieces(size: int) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    body = bytes(i % 251 for i in range(size))
+    asyncio.run(write(send, body, is_last=True))
+    assert b"".join(message["body"] for message in sent) == body
+    assert max(len(message["body"]) for message in sent) <= PIECE_BYTES
+    assert [message["more_body"] for message in sent] == [True] * (len(sent) - 1) + [False]
+
+
 # A server that goes down.
 
 
@@ -222,7 +240,8 @@ def test_a_request_cut_off_by_the_shutdown_is_told_so(stream: bool) -> None:
     engine, telemetry = FakeEngine(), FakeTelemetry()
     engine.script = starts("Hel")
     answers: list[httpx.Response] = []
-    with run_server(create_app(Config("demo"), engine, telemetry), drain_timeout_seconds=0) as url:
+    options = ServerOptions(drain_timeout_seconds=0)
+    with run_server(create_app(Config("demo"), engine, telemetry), options) as url:
         body = {"prompt": "Hi", "stream": stream}
         post = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body)))
         post.start()

@@ -140,7 +140,7 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(metrics: Metrics, mak
 
 
 def test_labels_on_the_page_are_those_in_names(metrics: Metrics, make_record) -> None:
-    use_everything(metrics, make_record())
+    use_everything(metrics, make_record(num_preemptions=1, stalled_ns=5))
     labels = {
         sample.name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum"): set(sample.labels) - {"le"}
         for family in parse_text(metrics.render(None)[0].decode())
@@ -187,3 +187,12 @@ def test_render_negotiates_the_format(accept: str | None, content_type: str, met
     page, chosen = metrics.render(accept)
     assert chosen == content_type
     assert page.endswith(b"# EOF\n") is content_type.startswith("application/openmetrics-text")
+
+
+def test_the_stall_of_a_preempted_request_is_observed_and_no_other(metrics: Metrics, make_record) -> None:
+    metrics.observe(make_record())
+    metrics.observe(make_record(num_preemptions=2, stalled_ns=250_000_000))
+    page = metrics.render(None)[0].decode()
+    labels = '{model="demo",operation="chat"}'
+    assert f"oaiserve_preemption_stall_seconds_count{labels} 1.0" in page
+    assert f"oaiserve_preemption_stall_seconds_sum{labels} 0.25" in page

@@ -37,12 +37,21 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> list[ChunkResult]:
         """One result per chunk, in the step's order."""
+        self._copy_blocks(step.copies)
         batch = build_batch(step, self._block_size, self._loaded.device)
         logits = self.forward(batch)
         results = [ChunkResult() for _ in step.chunks]
         self._sample(step, batch, logits, results)
         self._report_prompt(step, batch, logits, results)
         return results
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        if not copies:
+            return
+        source, target = torch.tensor(copies, device=self._loaded.device).T
+        for cache in self._caches.values():
+            for blocks in cache:
+                blocks.index_copy_(0, target, blocks.index_select(0, source))
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [R, vocab] of `batch.logits_rows`."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+from typing import Any
+
 import pytest
 from transformers import (
     BertConfig,
@@ -13,14 +17,19 @@ from transformers import (
     T5Config,
 )
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError
-from tools.random_models import FAMILIES, SMALL, generate, random_model
+from oaiserve.times import RequestTimes
+from tests.engine.doubles import Inbox
+from tools.random_models import FAMILIES, SMALL, byte_tokenizer, generate, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
@@ -28,7 +37,7 @@ NUM_TOKENS = 12
 
 def run_all(loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int) -> tuple[list[list[int]], int]:
     """The answers to all prompts at once, and how often a sequence was preempted."""
-    scheduler = Scheduler(BlockPool(num_blocks, 4), max_running=5, max_step_tokens=max_step_tokens)
+    scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens))
     runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=4)
     params = SamplingParams(temperature=0.0)
     sequences = [
@@ -56,6 +65,55 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     answers, num_preemptions = run_all(loaded, num_blocks=13, max_step_tokens=7)  # far too few blocks
     assert answers == expected
     assert num_preemptions > 0
+
+
+def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
+    return Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=4),
+        num_blocks=num_blocks,
+        max_model_len=48,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=4, **options),
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_answers_are_the_same_whatever_is_shared(family: str) -> None:
+    """The same prompts again and again, and several choices of each: from the cache, and with copies of blocks."""
+    model = random_model(FAMILIES[family])
+    prompts = [*PROMPTS, [*PROMPTS[1], 3, 4], PROMPTS[1][:20]]
+    expected = generate(model, prompts, NUM_TOKENS)
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, n=2)
+    with make_engine(prepare(model), 64, max_running=8, max_step_tokens=16) as engine:
+        for _ in range(2):
+            completions = engine.generate(prompts, params)
+            assert [completion.token_ids for completion in completions] == [ids for ids in expected for _ in range(2)]
+        assert engine.snapshot().blocks_cached > 0
+
+
+def test_200_requests_under_constant_preemption_answer_as_with_all_the_memory_there_is() -> None:
+    """Half of them drawn at random with a seed: a draw must not depend on when it was computed, or how often."""
+    rng, loaded = random.Random(3), prepare(random_model(FAMILIES["llama"]))
+    requests = []
+    for i in range(200):
+        prompt = [*range(rng.randrange(3) * 5), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 16), temperature=i % 2, seed=i, n=rng.choice([1, 1, 2]), ignore_eos=True
+        )
+        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params, stream_interval=0))
+    answers = []
+    for num_blocks in (1000, 14):
+        inbox = Inbox()
+        with make_engine(loaded, num_blocks, max_running=12, max_step_tokens=24) as engine:
+            for asked in requests:
+                engine.submit(dataclasses.replace(asked, times=RequestTimes()), inbox)
+            inbox.wait_terminal(*(asked.request_id for asked in requests))
+            num_preemptions = engine.snapshot().num_preemptions
+        chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]
+        answers.append({(chunk.request_id, chunk.index): chunk.token_ids for chunk in chunks})
+    assert num_preemptions > 100
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

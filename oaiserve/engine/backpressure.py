@@ -1,0 +1,62 @@
+"""When to say no, and when to come back: the measured drain rate, and the deadlines of open requests. Stdlib only.
+
+Owned by the engine thread, but `retry_after_seconds`, which any thread may ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+MEASURE_NS = 500_000_000
+WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
+MOST_RETRY_SECONDS = 30  # the SDK's own longest wait is in this range
+
+
+class DrainRate:
+    """How many requests a second leave the queue, measured while any wait."""
+
+    def __init__(self) -> None:
+        self.per_second = 0.0
+        self._since_ns: int | None = None
+        self._num_left = 0
+
+    def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
+        """`num_left` is how many have left so far. While nobody waits, the queue is no measure of anything."""
+        if num_waiting == 0 or self._since_ns is None:
+            self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left
+            return
+        if now_ns - self._since_ns < MEASURE_NS:
+            return
+        newest = (num_left - self._num_left) * 1e9 / (now_ns - self._since_ns)
+        self.per_second = newest if self.per_second == 0 else WEIGHT * newest + (1 - WEIGHT) * self.per_second
+        self._since_ns, self._num_left = now_ns, num_left
+
+    def retry_after_seconds(self, num_waiting: int) -> int:
+        """When those that wait now will be gone; a second where nothing is known yet."""
+        if self.per_second <= 0:
+            return 1
+        return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))
+
+
+class Deadlines:
+    """One limit for all: so they end in the order in which they began."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        """0: no limit."""
+        self._limit_ns = int(limit_seconds * 1e9)
+        self._queue: deque[tuple[int, str]] = deque()
+
+    def begin(self, request_id: str, now_ns: int) -> None:
+        if self._limit_ns:
+            self._queue.append((now_ns + self._limit_ns, request_id))
+
+    def over(self, now_ns: int) -> Iterator[str]:
+        """The requests whose time is over, each once. They may have ended meanwhile."""
+        while self._queue and self._queue[0][0] <= now_ns:
+            yield self._queue.popleft()[1]
+
+    @property
+    def next_ns(self) -> int | None:
+        return self._queue[0][0] if self._queue else None

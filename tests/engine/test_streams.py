@@ -1,0 +1,165 @@
+"""The event loop's side of the engine: what gathers while a reader is busy, and what a slow reader gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from oaiserve.engine.request import (
+    TERMINAL,
+    Aborted,
+    Deliver,
+    Event,
+    Finished,
+    FinishReason,
+    PromptDone,
+    Request,
+    TokenChunk,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream, LoopStreams
+from oaiserve.errors import Unavailable
+
+USAGE = Usage(0, 0, 0)
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.deliver: Deliver
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        self.deliver = deliver
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: object) -> TokenChunk:
+    """One letter, one token."""
+    logprobs = None
+    if num_top is not None:
+        top = [TopLogprob(0, "t", b"t", -1.0)] * num_top
+        logprobs = [TokenLogprob(ord(letter), letter, letter.encode(), -1.0, top) for letter in text]
+    return TokenChunk("r", index, text, [ord(letter) for letter in text], logprobs, **fields)  # type: ignore[arg-type]
+
+
+def gathered(*events: Event) -> list[Event]:
+    """What a reader gets that was busy all the time."""
+    stream = LoopStream(Request("r", ()), FakeEngine())
+    for event in events:
+        stream._push(event)
+    return asyncio.run(stream.next())
+
+
+def test_tokens_of_a_choice_that_are_ready_together_are_one_chunk() -> None:
+    assert gathered(chunk("a"), chunk("b"), chunk("c")) == [chunk("abc")]
+
+
+def test_the_chunks_of_two_choices_stay_apart() -> None:
+    events = gathered(chunk("a", 0), chunk("x", 1), chunk("b", 0), chunk("y", 1))
+    assert events == [chunk("ab", 0), chunk("xy", 1)]
+
+
+def test_logprobs_go_with_their_tokens() -> None:
+    assert gathered(chunk("a", num_top=2), chunk("b", num_top=2)) == [chunk("ab", num_top=2)]
+
+
+def test_a_chunk_takes_over_how_the_choice_ended() -> None:
+    last = chunk("b", finish_reason=FinishReason.STOP, stop_reason="!")
+    assert gathered(chunk("a"), last) == [chunk("ab", finish_reason=FinishReason.STOP, stop_reason="!")]
+
+
+def test_a_chunk_never_comes_before_the_data_of_its_prompt() -> None:
+    first, second = (PromptDone("r", index, [1], None, None) for index in range(2))
+    events = [first, chunk("a", 0), second, chunk("x", 1), chunk("b", 0), Finished("r", USAGE)]
+    assert gathered(*events) == [first, chunk("ab", 0), second, chunk("x", 1), Finished("r", USAGE)]
+
+
+@pytest.mark.parametrize(("num_top", "num_tokens"), [(None, 2 * MAX_CHUNK_TOKENS), (20, 30)])
+def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None, num_tokens: int) -> None:
+    events = gathered(*(chunk("a", num_top=num_top) for _ in range(num_tokens)))
+    sizes = [len(event.token_ids) for event in events if isinstance(event, TokenChunk)]
+    assert len(sizes) > 1
+    assert sum(sizes) == num_tokens
+    assert max(sizes) * (1 + (num_top or 0)) <= MAX_CHUNK_TOKENS
+
+
+def test_what_was_read_is_not_changed_by_what_comes_later() -> None:
+    async def read() -> None:
+        stream = LoopStream(Request("r", ()), FakeEngine())
+        stream._push(chunk("a"))
+        events = await stream.next()
+        stream._push(chunk("b"))
+        assert (events, await stream.next()) == ([chunk("a")], [chunk("b")])
+
+    asyncio.run(read())
+
+
+# -- readers that are too slow ----------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_falls_too_far_behind_is_aborted_once() -> None:
+    engine = FakeEngine()
+    stream = LoopStream(Request("r", ()), engine, max_unread_tokens=3)
+    for letter in "abc":
+        stream._push(chunk(letter))
+    assert (stream.too_slow, engine.aborted) == (False, [])
+    for letter in "de":
+        stream._push(chunk(letter))
+    assert (stream.too_slow, engine.aborted) == (True, ["r"])
+    stream._push(Aborted("r", USAGE))
+    assert asyncio.run(stream.next()) == [chunk("abcde"), Aborted("r", USAGE)]
+
+
+def test_alternatives_count_as_tokens() -> None:
+    stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=20)
+    stream._push(chunk("a", num_top=20))
+    assert stream.too_slow
+
+
+def test_a_reader_that_takes_what_there_is_can_go_on_for_ever() -> None:
+    async def read() -> bool:
+        stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+        for _ in range(10):
+            stream._push(chunk("abc"))
+            await stream.next()
+        return stream.too_slow
+
+    assert not asyncio.run(read())
+
+
+def test_a_reader_that_waits_is_not_slow_however_much_a_step_brings() -> None:
+    async def read() -> tuple[list[Event], bool]:
+        stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
+        reader = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        for index in range(5):
+            stream._push(chunk("ab", index))
+        return await reader, stream.too_slow
+
+    events, too_slow = asyncio.run(read())
+    assert (len(events), too_slow) == (5, False)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_draining_server_refuses_requests_and_finishes_those_it_has() -> None:
+    async def drain() -> Event:
+        engine = FakeEngine()
+        streams = LoopStreams(engine, asyncio.get_running_loop())
+        stream = streams.submit(Request("r", ()))
+        streams.drain()
+        with pytest.raises(Unavailable, match="shutting down") as refused:
+            streams.submit(Request("other", ()))
+        assert refused.value.retry_after_seconds == 5
+        engine.deliver([Finished("r", USAGE)])
+        (event,) = await stream.next()
+        assert len(streams) == 0
+        return event
+
+    assert isinstance(asyncio.run(drain()), TERMINAL)
