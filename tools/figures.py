@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import signal
 import socket
 import statistics
@@ -42,7 +43,10 @@ def main() -> None:
     rows = [("start to first answer", "s", [start_seconds() for _ in range(arguments.starts)])]
     with server() as (url, _):
         for concurrency in (1, 64):
-            speeds = [asyncio.run(output_tokens_per_second(url, concurrency)) for _ in range(arguments.repeats)]
+            speeds = [
+                asyncio.run(output_tokens_per_second(url, concurrency, seed=concurrency + repeat))
+                for repeat in range(arguments.repeats)
+            ]
             rows.append((f"output tokens/s, {concurrency} at once", "1/s", speeds))
     for name, gap_seconds in (("back to back", 0.0), ("1 ms apart", 0.001)):
         delays = [submit_p99_us(gap_seconds) for _ in range(arguments.repeats)]
@@ -94,14 +98,15 @@ def start_seconds() -> float:
         return seconds
 
 
-async def output_tokens_per_second(url: str, concurrency: int) -> float:
+async def output_tokens_per_second(url: str, concurrency: int, seed: int) -> float:
     """All requests at once, streamed, from the first send to the last byte; tokens as the usage counts them."""
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+        rng = random.Random(seed)  # another one each time, so that the prefix cache has none of it
 
-        async def one(number: int) -> int:
+        async def one() -> int:
             body = {
                 "model": "demo",
-                "prompt": [(number * 31 + 7 * i) % 40000 + 100 for i in range(PROMPT_TOKENS)],
+                "prompt": [rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)],
                 "max_tokens": OUTPUT_TOKENS,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -117,9 +122,9 @@ async def output_tokens_per_second(url: str, concurrency: int) -> float:
             assert tokens == OUTPUT_TOKENS, f"{tokens} tokens instead of {OUTPUT_TOKENS}"
             return tokens
 
-        await one(0)  # warm-up
+        await one()  # warm-up
         started = time.perf_counter()
-        total = sum(await asyncio.gather(*(one(number) for number in range(concurrency))))
+        total = sum(await asyncio.gather(*(one() for _ in range(concurrency))))
         return total / (time.perf_counter() - started)
 
 

@@ -59,7 +59,7 @@ def simulate(
     def arrive() -> None:
         own = [rng.randrange(50_000) for _ in range(rng.randint(16, 512))]
         prompt = prefix + own if rng.random() < 1 / 3 else own
-        sequence = Sequence(str(len(arrived)), 0, prompt, SamplingParams(), max_len=len(prompt) + rng.randint(1, 128))
+        sequence = Sequence(str(len(arrived)), 0, prompt, SamplingParams(), max_len=len(prompt) + rng.randint(1, 512))
         arrived[sequence] = result.simulated_seconds
         scheduler.add(sequence)
 
@@ -101,7 +101,7 @@ def main() -> None:
     for policy in arguments.policies:
         for max_running in (256, 1024):
             for num_waiting in (100, 1_000, 10_000):
-                kv_blocks = max_running * 22  # about what they need, so that preemption happens
+                kv_blocks = max_running * 24  # hardly what they need, so that preemption happens
                 result = simulate(
                     policy, num_waiting, max_running, steps=arguments.steps, kv_blocks=kv_blocks, costs=Costs()
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import pytest
@@ -403,6 +404,42 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
         assert not self.open
         assert self.scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(policy: str) -> None:
+    """35,000 steps for each policy; nobody waits for ever."""
+    rng = random.Random(policy)
+    scheduler = make(kv_blocks=24, max_running=6, max_step_tokens=16, policy=POLICIES[policy])
+    alive: dict[Sequence, int] = {}  # since which step
+    num_arrived = 0
+    for number in range(35_000):
+        if len(alive) < 12:
+            prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 20)))]
+            leader = None
+            for _ in range(rng.choice([1, 1, 3])):
+                made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), priority=num_arrived // 50)
+                scheduler.add(made, leader)
+                leader, alive[made], num_arrived = leader or made, number, num_arrived + 1
+        if rng.random() < 0.02:
+            gone = rng.choice(list(alive))
+            scheduler.remove(gone)
+            del alive[gone]
+        step = scheduler.schedule()
+        assert step is not None or not alive
+        for chunk in step.chunks if step else ():
+            scheduler.commit(chunk.sequence, chunk.end, rng.randrange(50) if chunk.samples else None)
+            if len(chunk.sequence.token_ids) >= chunk.sequence.max_len:
+                scheduler.remove(chunk.sequence)
+                assert number - alive.pop(chunk.sequence) < 2_000
+        if number % 25 == 0:
+            scheduler.check_integrity()
+    for left in list(alive):
+        scheduler.remove(left)
+    scheduler.check_integrity()
+    assert (scheduler.pool.num_used, scheduler.num_waiting, scheduler.num_parked) == (0, 0, 0)
+    assert scheduler.num_preemptions > 100
+    assert num_arrived > 2_000
 
 
 class WithoutCache(SchedulerMachine):
