@@ -171,6 +171,10 @@ class EngineOptions:
     prefill_max_tokens: int | None = None
     """Most prompt tokens in one step. Less: steadier streams. Default: what --max-step-tokens leaves."""
 
+    itl_target_seconds: float | None = None
+    """Time from one token of a stream to the next to aim for: while others decode, a step takes on only as many prompt
+    tokens as fit into it, by the measured time of steps. Default: none, as many as --max-step-tokens leaves."""
+
     lookahead: int = 8
     """Waiting sequences to try behind one that does not fit into the KV cache yet. 0: nobody overtakes."""
 
@@ -204,6 +208,7 @@ class EngineOptions:
             ("max_running", 1),
             ("max_step_tokens", 1),
             ("prefill_max_requests", 1),
+            ("itl_target_seconds", 0.001),
             ("prefill_max_tokens", 1),
             ("lookahead", 0),
             ("max_waiting", 0),

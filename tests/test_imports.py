@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
     f"{ENGINE}.backpressure": set(),
+    f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
     f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
@@ -38,7 +39,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         *(
             f"{ENGINE}.{m}"
-            for m in ("backpressure", "detokenize", "draws", "output", "request", "scheduler", "sequence", "tokenize")
+            for m in (
+                "backpressure",
+                "detokenize",
+                "draws",
+                "output",
+                "pacing",
+                "request",
+                "scheduler",
+                "sequence",
+                "tokenize",
+            )
         ),
     },
     f"{ENGINE}.engine": {

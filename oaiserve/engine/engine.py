@@ -114,6 +114,7 @@ class Engine:
             max_waiting_tokens=options.max_waiting_tokens,
             queue_timeout_seconds=options.queue_timeout_seconds,
             request_timeout_seconds=options.request_timeout_seconds,
+            itl_target_seconds=options.itl_target_seconds,
         )
         self._tokenize = TokenizeStage(
             tokenizer,

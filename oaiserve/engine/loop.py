@@ -18,6 +18,7 @@ from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.output import ChoiceOutput, first_token_logprob, token_logprob
+from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -117,6 +118,7 @@ class EngineLoop:
         max_waiting_tokens: int | None = None,
         queue_timeout_seconds: float = 0,
         request_timeout_seconds: float = 0,
+        itl_target_seconds: float | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -135,6 +137,9 @@ class EngineLoop:
         self._draining = False
         self._num_steps = 0
         self._num_waiting_tokens = 0
+        self._pacing: PrefillBudget | None = None
+        if itl_target_seconds is not None:
+            self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
         self._queue_deadlines = Deadlines(queue_timeout_seconds)
         self._request_deadlines = Deadlines(request_timeout_seconds)
         # written by the engine thread, read by anyone
@@ -177,9 +182,12 @@ class EngineLoop:
         self._hand_over()  # what has ended between two steps need not wait for the next
         step = self._scheduler.schedule()
         if step is not None:
-            self._stamp_scheduled(step)
+            started_ns = self._clock_ns()
+            self._stamp_scheduled(step, started_ns)
             results = self._runner.run(step)
-            self._process(step, results)
+            ended_ns = self._clock_ns()
+            self._process(step, results, ended_ns)
+            self._pace(step, ended_ns - started_ns)
             self._num_steps += 1
         self._hand_over()
         self._publish(step)
@@ -292,8 +300,7 @@ class EngineLoop:
         self._num_waiting_tokens -= opened.waiting_tokens
         opened.waiting_tokens = 0
 
-    def _stamp_scheduled(self, step: Step) -> None:
-        now_ns = self._clock_ns()
+    def _stamp_scheduled(self, step: Step, now_ns: int) -> None:
         for sequence in step.preempted:
             opened = self._open[sequence.request_id]
             opened.usage.num_preemptions += 1
@@ -306,8 +313,13 @@ class EngineLoop:
                 opened.request.times.scheduled = now_ns
                 self._stop_waiting(opened)
 
-    def _process(self, step: Step, results: list[ChunkResult]) -> None:
-        now_ns = self._clock_ns()
+    def _pace(self, step: Step, step_ns: int) -> None:
+        if self._pacing is not None:
+            num_decodes = sum(chunk.num_tokens == 1 for chunk in step.chunks)
+            self._pacing.observe(num_decodes, step.num_tokens - num_decodes, step_ns)
+            self._scheduler.prefill_budget = self._pacing.tokens
+
+    def _process(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
         for chunk, result in zip(step.chunks, results, strict=True):
             opened = self._open.get(chunk.sequence.request_id)
             if opened is None:

@@ -59,6 +59,7 @@ class Scheduler:
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self.num_preemptions = 0
+        self.prefill_budget: int | None = None  # for steps in which others decode; set by the engine loop
 
     @property
     def has_work(self) -> bool:
@@ -94,9 +95,9 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to compute."""
         step = Step()
-        budget = self.limits.max_step_tokens - self._continue_decodes(step)
-        most = self.limits.prefill_max_tokens
-        budget = budget if most is None else min(budget, most)
+        num_decodes = self._continue_decodes(step)
+        bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
+        budget = min([self.limits.max_step_tokens - num_decodes, *(bound for bound in bounds if bound is not None)])
         num_prefills, spent = self._continue_prefills(step, budget)
         self._admit_waiting(step, budget - spent, num_prefills)
         return step if step.chunks else None
