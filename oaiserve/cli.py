@@ -221,9 +221,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
 
     engine = Engine.from_pretrained(config.model, config.engine)
     app = create_app(config, engine)
-    run_until_signal(
-        app, config, sock, on_drain=lambda: app.state.serving.streams.drain(), failure=lambda: engine.failure
-    )
+    run_until_signal(app, config, sock, on_drain=engine.drain, failure=lambda: engine.failure)
     return 0 if engine.failure is None else 1
 
 

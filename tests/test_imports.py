@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {f"{ENGINE}.detokenize", f"{ENGINE}.request", f"{ENGINE}.sequence"},
-    f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.errors"},
+    f"{ENGINE}.streams": {f"{ENGINE}.request"},
     f"{ENGINE}.loop": {
         *LEAVES,
         *(

@@ -40,12 +40,8 @@ class BlockPool:
         self._published: dict[BlockHash, int] = {}
 
     @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated, cached ones included."""
-        return len(self._free)
-
-    @property
     def num_used(self) -> int:
+        """Blocks that a sequence uses; the others can be allocated, cached or not."""
         return self.num_blocks - len(self._free)
 
     @property

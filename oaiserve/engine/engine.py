@@ -214,6 +214,8 @@ class Engine:
         Does not encode and does not block, unless there are no tokenize workers. Raises Unavailable before `start`,
         while draining and after the end; Overloaded when too many requests wait.
         """
+        if self._is_draining:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         if not self.is_ready:
             raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
         if self.num_waiting >= self._max_waiting:
@@ -269,9 +271,13 @@ class Engine:
                 raise Unavailable("The engine dropped the request.")
         return sorted(completions, key=lambda completion: completion.index)
 
+    def drain(self) -> None:
+        """From now on requests are refused; those that run go on. Only sets a flag, so a signal handler may call it."""
+        self._is_draining = True
+
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:
         """Takes no more requests, gives the open ones that long to finish, fails the rest, and ends the threads."""
-        self._is_draining = True
+        self.drain()
         if self._loop.is_alive:
             self._loop.post(Stop(drain=True))
             if not self._loop.join(drain_timeout_seconds):

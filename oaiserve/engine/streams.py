@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, TokenChunk
-from oaiserve.errors import Unavailable
 
 # Counted in tokens, where each alternative of a logprob is one more: it is kept and rendered like one.
 MAX_CHUNK_TOKENS = 256  # of what is put together: about what is rendered within half a millisecond
@@ -124,7 +123,6 @@ class LoopStreams:
     def __init__(
         self, engine: Engine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
     ) -> None:
-        self.is_draining = False
         self._engine = engine
         self._loop = loop
         self._max_unread_tokens = max_unread_tokens
@@ -134,15 +132,8 @@ class LoopStreams:
         """Requests whose terminal event has not come yet."""
         return len(self._streams)
 
-    def drain(self) -> None:
-        """From now on requests are refused; those that run go on. Only sets a flag, so a signal handler may call it."""
-        self.is_draining = True
-
     def submit(self, request: Request) -> LoopStream:
-        """Raises Unavailable while draining, and what `Engine.submit` raises; then there is no stream and there will
-        be no event."""
-        if self.is_draining:
-            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        """Raises what `Engine.submit` raises; then there is no stream and there will be no event."""
         stream = LoopStream(request, self._engine, self._max_unread_tokens)
         self._streams[request.request_id] = stream
         try:

@@ -22,8 +22,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when requests are welcome; 503 while the model loads, while the server drains, and after a failure."""
     await health(request)
-    serving = serving_of(request)
-    if serving.streams.is_draining or not serving.engine.is_ready:
+    if not serving_of(request).engine.is_ready:
         raise Unavailable("The server is not ready for requests.")
     return Response()
 

@@ -70,7 +70,7 @@ def house(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[H
 def test_once_the_end_has_begun_open_connections_get_503() -> None:
     with house(ScriptedRunner()) as at:
         assert at.http.get("/ready").status_code == 200
-        at.app.state.serving.streams.drain()
+        at.engine.drain()
         assert at.http.get("/ready").status_code == 503
         assert at.http.get("/health").status_code == 200
         refused = at.http.post("/v1/completions", json={"prompt": "Hi"})
@@ -82,7 +82,7 @@ def test_once_the_end_has_begun_open_connections_get_503() -> None:
 def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
     with house(ScriptedRunner()) as at:
         at.signal()
-        assert at.app.state.serving.streams.is_draining
+        assert not at.engine.is_ready
 
 
 def test_what_runs_may_finish(caplog: pytest.LogCaptureFixture) -> None:

@@ -390,6 +390,18 @@ def test_one_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> N
     assert ran.usage.completion_tokens > 0
 
 
+def test_a_draining_engine_refuses_requests_and_finishes_those_it_has() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner) as engine:
+        engine.submit(request(), inbox)
+        engine.drain()
+        with pytest.raises(Unavailable, match="shutting down") as refused:
+            engine.submit(request("other"), inbox)
+        assert refused.value.retry_after_seconds == 5
+        runner.permit(100)
+        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+
+
 def test_stop_with_time_lets_requests_finish() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     engine = make_engine(runner)

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from oaiserve.engine.request import (
-    TERMINAL,
     Aborted,
     Deliver,
     Event,
@@ -20,8 +19,7 @@ from oaiserve.engine.request import (
     TopLogprob,
     Usage,
 )
-from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream, LoopStreams
-from oaiserve.errors import Unavailable
+from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream
 
 USAGE = Usage(0, 0, 0)
 
@@ -143,23 +141,3 @@ def test_a_reader_that_waits_is_not_slow_however_much_a_step_brings() -> None:
 
     events, too_slow = asyncio.run(read())
     assert (len(events), too_slow) == (5, False)
-
-
-# -- the end ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_draining_server_refuses_requests_and_finishes_those_it_has() -> None:
-    async def drain() -> Event:
-        engine = FakeEngine()
-        streams = LoopStreams(engine, asyncio.get_running_loop())
-        stream = streams.submit(Request("r", ()))
-        streams.drain()
-        with pytest.raises(Unavailable, match="shutting down") as refused:
-            streams.submit(Request("other", ()))
-        assert refused.value.retry_after_seconds == 5
-        engine.deliver([Finished("r", USAGE)])
-        (event,) = await stream.next()
-        assert len(streams) == 0
-        return event
-
-    assert isinstance(asyncio.run(drain()), TERMINAL)

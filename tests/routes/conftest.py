@@ -28,7 +28,7 @@ class RunningServer(Server):
         super().__init__(
             app,
             options,
-            on_drain=lambda: app.state.serving.streams.drain(),
+            on_drain=lambda: app.state.serving.engine.drain(),
             failure=lambda: app.state.serving.engine.failure,
         )
         self.is_up = threading.Event()

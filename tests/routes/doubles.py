@@ -72,6 +72,9 @@ class FakeEngine:
     def start(self) -> None:
         pass
 
+    def drain(self) -> None:
+        self.is_ready = False
+
     def stop(self, drain_timeout_seconds: float) -> None:
         pass
 
