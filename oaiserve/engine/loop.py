@@ -136,6 +136,7 @@ class EngineLoop:
         self._outbox: dict[Deliver, list[Event]] = {}
         self._draining = False
         self._num_steps = 0
+        self._num_submitted = 0
         self._num_waiting_tokens = 0
         self._pacing: PrefillBudget | None = None
         if itl_target_seconds is not None:
@@ -220,6 +221,7 @@ class EngineLoop:
 
     def _admit(self, submitted: Submitted) -> None:
         request = submitted.request
+        self._num_submitted += 1
         self._open[request.request_id] = _OpenRequest(request, submitted.deliver)
         # Not from now: a step may have been under way when it came.
         submitted_ns = request.times.submitted or self._clock_ns()
@@ -236,9 +238,8 @@ class EngineLoop:
             opened = self._open.get(request_id)
             if opened is not None and opened.request.times.scheduled is None:
                 seconds = f"{self._queue_timeout_seconds:g}"
-                retry = self.drain_rate.retry_after_seconds(self._scheduler.num_waiting)
                 message = f"The request waited {seconds} seconds and was not begun; try again later."
-                self._fail(opened, Unavailable(message, retry_after_seconds=retry))
+                self._fail(opened, Unavailable(message, retry_after_seconds=self._retry_after_seconds()))
         for request_id in self._request_deadlines.over(now_ns):
             if request_id in self._open:
                 message = f"The request took longer than {self._request_timeout_seconds:g} seconds, the limit here."
@@ -252,8 +253,7 @@ class EngineLoop:
             return
         if self._is_too_much(tokenized.num_prompt_tokens):
             message = f"{self._num_waiting_tokens} prompt tokens are waiting already; try again later."
-            retry = self.drain_rate.retry_after_seconds(self._scheduler.num_waiting)
-            self._fail(opened, Overloaded(message, retry_after_seconds=retry))
+            self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
             return
         opened.waiting_tokens = tokenized.num_prompt_tokens
         self._num_waiting_tokens += opened.waiting_tokens
@@ -294,6 +294,10 @@ class EngineLoop:
         """Whoever comes first is let in, however long its prompt is."""
         most = self._max_waiting_tokens
         return most is not None and self._num_waiting_tokens > 0 and self._num_waiting_tokens + num_tokens > most
+
+    def _retry_after_seconds(self) -> int:
+        """By requests, as the drain rate counts them: the scheduler's sequences may be several of one request."""
+        return self.drain_rate.retry_after_seconds(self._num_submitted - self.num_left_waiting)
 
     def _stop_waiting(self, opened: _OpenRequest) -> None:
         self.num_left_waiting += 1
