@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import re
 import signal
 import socket
 import ssl
@@ -24,6 +23,7 @@ from cyclopts.config import Env, Json, Toml, Yaml
 from oaiserve import __version__
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
+from oaiserve.source import find_model
 
 # Serves until told to stop, on a socket that is bound and does not listen yet; returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -33,7 +33,6 @@ ConfigSource = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 ENV_PREFIX = "OAISERVE_"
 ENV_OF_OTHERS = {"OAISERVE_CACHE"}  # read by demo, where no settings are known
 FILE_FORMATS: dict[str, Callable[..., ConfigSource]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
@@ -104,7 +103,8 @@ def _command_line(serve_app: ServeApp) -> App:
             Read settings from this file (.toml, .yaml or .json).
         """
         settings = Config(model, server, engine, telemetry)
-        _check_model(model)
+        if model != "demo":
+            find_model(model)  # refuses what is no model before torch is imported to find that out
         _check_files(server, engine)
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
@@ -146,18 +146,6 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         if type(error) is CycloptsError:  # what the parser of the format raised; it does not know the file's name
             raise OptionError(f"--config is '{path}', which cannot be read: {error}.") from error
         raise
-
-
-def _check_model(model: str) -> None:
-    """Refuses at once what is no model, before torch is imported to find that out."""
-    allowed = "It must be a folder, a .gguf file, a hub id, or demo."
-    if os.path.isfile(model) and not model.endswith(".gguf"):
-        raise StartupError(f"MODEL is '{model}', a file of another kind. {allowed}")
-    if os.path.isdir(model) and not os.path.isfile(os.path.join(model, "config.json")):
-        raise StartupError(f"MODEL is '{model}', a folder without a config.json, so there is no model to load in it.")
-    could_be_hub_id = HUB_ID.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf")
-    if not os.path.exists(model) and not could_be_hub_id:
-        raise StartupError(f"MODEL is '{model}', which does not exist. {allowed}")
 
 
 def _check_files(server: ServerOptions, engine: EngineOptions) -> None:

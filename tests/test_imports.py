@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.trace": set(),
     "oaiserve.times": {"oaiserve.trace"},
     "oaiserve.hub": set(),
+    "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.demo": {"oaiserve.errors", "oaiserve.hub"},
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
@@ -56,10 +57,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         ENGINE,
         "oaiserve.demo",
+        "oaiserve.source",
         "oaiserve.hub",
     },  # builds the parts, the runner by a late import
     f"{ENGINE}.model": {
         *LEAVES,
+        "oaiserve.source",
         *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence")),
     },
     "oaiserve.telemetry": {

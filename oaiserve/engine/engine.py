@@ -42,6 +42,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
 from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -139,8 +140,7 @@ class Engine:
         options = replace(options or EngineOptions(), **kwargs)
         if model == "demo":
             model = demo.resolve()
-        is_local = Path(model).exists() or Path(model).suffix == ".gguf"
-        offline = not is_local and not hub.is_reachable()
+        offline = not find_model(model).is_local and not hub.is_reachable()
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
         # In a thread that ends: each thread that computes gets a pool of OpenMP workers, and once these outnumber the

@@ -19,6 +19,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Chunk, Sequence, Step
 from oaiserve.errors import StartupError
+from oaiserve.source import find_model
 
 # What of a model's generation_config.json stands in for a request's missing value.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -80,11 +81,14 @@ def load_model(
     """
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    location, source = model_source(model)
-    source["local_files_only"] = offline
+    source = find_model(model)
+    is_gguf = source.gguf_file is not None
+    arguments: dict[str, Any] = {"local_files_only": offline}
+    if is_gguf:
+        arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
     try:
-        config = AutoConfig.from_pretrained(location, **source)
+        config = AutoConfig.from_pretrained(source.location, **arguments)
     except (OSError, ValueError, KeyError) as error:
         raise StartupError(f"No model could be loaded from '{model}': {_first_sentence(error)}") from error
     refuse_unless_decoder_only(config, str(model))
@@ -92,15 +96,14 @@ def load_model(
         raise StartupError(
             f"--max-model-len is {max_model_len}, but the model is good for {_max_model_len(config)} tokens."
         )
-    is_gguf = "gguf_file" in source
     torch_dtype = _select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
-        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         # The progress bars of the GGUF conversion know no switch.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             loaded = AutoModelForCausalLM.from_pretrained(
-                location, dtype=torch_dtype, attn_implementation="eager", **source
+                source.location, dtype=torch_dtype, attn_implementation="eager", **arguments
             )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
@@ -127,21 +130,6 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         default_params={key: defaults[key] for key in SAMPLING_DEFAULTS if defaults.get(key) is not None},
         kv_shapes=kv_shapes,
     )
-
-
-def model_source(model: str | Path) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds it, and the extra arguments that a GGUF file needs."""
-    path = Path(model)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise StartupError(f"There is no GGUF file at '{model}'.")
-        return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise StartupError(f"The folder '{model}' holds no model: it has no config.json.")
-    looks_like_path = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if looks_like_path and not path.exists():
-        raise StartupError(f"There is no model folder at '{model}'.")
-    return str(model), {}
 
 
 def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:

@@ -1,0 +1,35 @@
+"""Where the weights of MODEL are: a folder, a GGUF file, or an id on the Hugging Face hub. Stdlib only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from oaiserve.errors import StartupError
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    location: str  # a folder or a hub id, as transformers takes it
+    gguf_file: str | None  # its name within the folder
+    is_local: bool
+
+
+def find_model(model: str | Path) -> ModelSource:
+    """Raises StartupError for what cannot be a model; whether it is one is found out by loading it."""
+    allowed = "It must be a folder, a .gguf file, a hub id, or demo."
+    name, path = str(model), Path(model)
+    is_gguf = path.suffix == ".gguf"
+    if path.is_file() and not is_gguf:
+        raise StartupError(f"MODEL is '{name}', a file of another kind. {allowed}")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise StartupError(f"MODEL is '{name}', a folder without a config.json, so there is no model to load in it.")
+    could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
+    if not path.exists() and not could_be_hub_id:
+        raise StartupError(f"MODEL is '{name}', which does not exist. {allowed}")
+    if is_gguf:
+        return ModelSource(str(path.parent), path.name, is_local=True)
+    return ModelSource(name, None, is_local=path.exists())
