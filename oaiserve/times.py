@@ -1,19 +1,16 @@
-"""The one clock: the stamps of a request, the phases between them, and the record made when it ended.
+"""The one clock: the stamps of a request, and the phases between them.
 
 Stdlib only. The stages stamp `RequestTimes`; spans, histograms, headers and log lines are all derived from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import NamedTuple
 
-from oaiserve.trace import TraceContext
-
-__all__ = ["PHASES", "STAMPS", "Outcome", "Phase", "RequestRecord", "RequestTimes", "monotonic_ns"]
+__all__ = ["PHASES", "STAMPS", "Phase", "RequestTimes", "monotonic_ns"]
 
 # The stamps in the order in which a request passes them, and the phase that begins at each one but the last.
 STAMPS = (
@@ -27,15 +24,6 @@ STAMPS = (
     "responded",
 )
 PHASES = ("receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond")
-
-
-class Outcome(StrEnum):
-    """How a request ended."""
-
-    FINISHED = "finished"  # the client got its whole answer
-    CANCELLED = "cancelled"  # the client left, or did not read
-    REJECTED = "rejected"  # answered with a 4xx, or refused because the server is full or going down
-    FAILED = "failed"  # our fault
 
 
 class Phase(NamedTuple):
@@ -102,27 +90,3 @@ class RequestTimes:
         if self.first_token is None or self.last_token is None:
             return None
         return (self.last_token - self.first_token) / max(1, num_tokens - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """All that is told about a request once it has ended; telemetry reads this and nothing else."""
-
-    request_id: str
-    trace: TraceContext
-    times: RequestTimes
-    outcome: Outcome
-    operation: str  # "chat" | "text_completion", as in the OpenTelemetry GenAI conventions
-    http_method: str
-    http_route: str  # the pattern, never the raw path
-    http_status: int | None  # None: the client left before the status line was sent
-    model: str  # the served name; never what an unknown client sent
-    error_type: str | None = None  # the class name of the error the request ended with
-    stream: bool = False
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    num_preemptions: int = 0
-    stalled_ns: int = 0  # because of these; within prefill or decode
-    finish_reasons: tuple[str, ...] = ()
-    params: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the client set, no prompt text

@@ -13,14 +13,15 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "oaiserve").rglob("*.py"))
 
 # For each part of the package, what of ours it may import. The longest prefix counts.
-LEAVES = {"oaiserve.config", "oaiserve.errors", "oaiserve.times", "oaiserve.trace"}
+LEAVES = {"oaiserve.config", "oaiserve.errors", "oaiserve.record", "oaiserve.times", "oaiserve.trace"}
 ENGINE = "oaiserve.engine"
 MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve": {f"{ENGINE}.engine", f"{ENGINE}.request", "oaiserve.config"},  # lazily: the public names
     "oaiserve.config": set(),
     "oaiserve.errors": set(),
     "oaiserve.trace": set(),
-    "oaiserve.times": {"oaiserve.trace"},
+    "oaiserve.times": set(),
+    "oaiserve.record": {"oaiserve.times", "oaiserve.trace"},
     "oaiserve.hub": set(),
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.demo": {"oaiserve.errors", "oaiserve.hub"},
@@ -29,9 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
-    f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request"},
+    f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request", "oaiserve.record"},
+    f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
-    f"{ENGINE}.scheduler": {f"{ENGINE}.blocks", f"{ENGINE}.policy", f"{ENGINE}.sequence"},
+    f"{ENGINE}.scheduler": {
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "waits")),
+        "oaiserve.record",
+    },
     f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {f"{ENGINE}.detokenize", f"{ENGINE}.request", f"{ENGINE}.sequence"},
@@ -68,12 +73,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.telemetry": {
         "oaiserve.config",
         "oaiserve.errors",
+        "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",
         "oaiserve.telemetry",
     },
     "oaiserve.routes": {
         "oaiserve.errors",
+        "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",
         "oaiserve.routes",

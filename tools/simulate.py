@@ -19,6 +19,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence, Step
 
 BLOCK_SIZE = 16
+NUM_WAITING = (100, 1_000, 10_000)
 
 
 @dataclass
@@ -95,19 +96,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument(
+        "--blocks-per-sequence",
+        type=int,
+        default=33,
+        help="blocks in the pool for each that may run; with 24 it lacks some",
+    )
     arguments = parser.parse_args()
+    plots: list[str] = []
     print("| policy | running | waiting | schedule p50 | p99 | commit p50 | p99 | TTFT p50 | p99 | preempted | speed |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for policy in arguments.policies:
         for max_running in (256, 1024):
-            for num_waiting in (100, 1_000, 10_000):
-                kv_blocks = max_running * 24  # hardly what they need, so that preemption happens
+            p50s, p99s = [], []
+            for num_waiting in NUM_WAITING:
+                kv_blocks = max_running * arguments.blocks_per_sequence
                 result = simulate(
                     policy, num_waiting, max_running, steps=arguments.steps, kv_blocks=kv_blocks, costs=Costs()
                 )
                 schedule = statistics.quantiles(result.schedule_us[arguments.steps // 3 :], n=100)
                 commit = statistics.quantiles(result.commit_us[arguments.steps // 3 :], n=100)
                 ttft = statistics.quantiles(result.ttft_seconds, n=100)
+                p50s.append(schedule[49])
+                p99s.append(schedule[98])
                 print(
                     f"| {policy} | {statistics.mean(result.running[arguments.steps // 3 :]):.0f} | {num_waiting:,} "
                     f"| {schedule[49]:.0f} µs | {schedule[98]:.0f} µs | {commit[49]:.0f} µs | {commit[98]:.0f} µs "
@@ -115,6 +126,22 @@ def main() -> None:
                     f"| {result.preemptions} | {result.simulated_seconds / result.real_seconds:.0f}x |",
                     flush=True,
                 )
+            plots.append(plot(f"{policy}, {max_running:,} may run", p50s, p99s))
+    print("\n" + "\n\n".join(plots))
+
+
+def plot(title: str, p50s: list[float], p99s: list[float]) -> str:
+    """A chart in mermaid's language, which markdown viewers draw: the bars are medians, the line is the p99."""
+    waiting = ", ".join(f'"{number:,}"' for number in NUM_WAITING)
+    rows = [", ".join(f"{value:.0f}" for value in values) for values in (p50s, p99s)]
+    return f"""```mermaid
+xychart-beta
+    title "schedule() per step: {title}"
+    x-axis "waiting" [{waiting}]
+    y-axis "µs" 0 --> {1.2 * max(p99s):.0f}
+    bar [{rows[0]}]
+    line [{rows[1]}]
+```"""
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
+        self.num_reusable = 0  # free blocks that can still be found by their hash
 
     @property
     def num_used(self) -> int:
@@ -68,6 +69,7 @@ class BlockPool:
         for block in shared:
             if self._references[block] == 0:
                 del self._free[block]
+                self.num_reusable -= 1
             self._references[block] += 1
         blocks = list(shared)
         for _ in range(num_blocks):
@@ -88,6 +90,8 @@ class BlockPool:
                 self._free[block] = None
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
+                else:
+                    self.num_reusable += 1
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
         """The block is full and computed: from now on others find it. Does nothing where the same content is
@@ -106,6 +110,7 @@ class BlockPool:
         if block_hash is not None:
             del self._published[block_hash]
             self._hashes[block] = None
+            self.num_reusable -= 1
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless free list, references and hashes agree."""
@@ -114,3 +119,5 @@ class BlockPool:
         named = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}
         if named != self._published:
             raise AssertionError("the hashes of the blocks and the published ones disagree")
+        if self.num_reusable != sum(self._hashes[block] is not None for block in self._free):
+            raise AssertionError("the number of reusable blocks is wrong")

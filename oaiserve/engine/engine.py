@@ -42,6 +42,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
 from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.record import StepRecord
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
@@ -81,6 +82,8 @@ class Engine:
         default_params: Mapping[str, float | int] | None = None,
         options: EngineOptions | None = None,
         max_step_tokens_default: int = CPU_STEP_TOKENS,
+        device: str = "",
+        dtype: str = "",
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -88,6 +91,13 @@ class Engine:
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
         self.default_params = dict(default_params or {})  # sampling defaults that the model itself asks for
+        self.model_info = {  # for telemetry
+            "dtype": dtype,
+            "device": device,
+            "max_model_len": str(max_model_len),
+            "block_size": str(options.block_size),
+            "kv_blocks": str(num_blocks),
+        }
         self._max_waiting = options.max_waiting
         self._clock_ns = clock_ns
         self._num_submitted = itertools.count()  # next() is atomic
@@ -172,6 +182,8 @@ class Engine:
             default_params=loaded.default_params if options.generation_config else {},
             options=options,
             max_step_tokens_default=CPU_STEP_TOKENS if loaded.device.type == "cpu" else GPU_STEP_TOKENS,
+            device=str(loaded.device),
+            dtype=str(loaded.dtype).removeprefix("torch."),
         )
         log.info(
             "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
@@ -203,7 +215,14 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The numbers after the last step; at no cost to the engine thread."""
-        return replace(self._loop.snapshot, num_tokenizing=self._tokenize.num_waiting)
+        return self._loop.snapshot._replace(num_tokenizing=self._tokenize.num_waiting)
+
+    def take_steps(self) -> list[StepRecord]:
+        """The steps since the last call, oldest first, as far as they are kept. Never blocks; for one caller."""
+        steps = []
+        while self._loop.steps:
+            steps.append(self._loop.steps.popleft())
+        return steps
 
     def start(self) -> None:
         self._loop.start()

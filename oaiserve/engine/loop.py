@@ -7,12 +7,13 @@ and consumer, numbers go out as an immutable snapshot. Hence no locks.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from random import getrandbits
 from threading import Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.detokenize import StopStrings, TokenTable
@@ -35,8 +36,11 @@ from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
 from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
+from oaiserve.record import EventKind, StepKind, StepRecord
 
 log = logging.getLogger(__name__)
+
+MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
 
 
 class Runner(Protocol):
@@ -65,8 +69,7 @@ class Stop:
 Command = Submitted | Tokenized | TokenizeFailed | Abort | Stop
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
+class EngineSnapshot(NamedTuple):
     """The engine's numbers after a step. Sequences are choices: a request has `prompts * n` of them."""
 
     num_running: int = 0
@@ -74,13 +77,29 @@ class EngineSnapshot:
     num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
     blocks_used: int = 0
     blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
+    blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
     blocks_total: int = 0
     num_preemptions: int = 0
-    num_steps: int = 0
+    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    num_prefix_hits: int = 0  # those that it had
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
     drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
     num_step_tokens: int = 0  # in the last step
     num_step_sequences: int = 0
+    step_ns: int = 0  # the model's time in the last step
+    num_steps: int = 0
+    model_ns: int = 0  # of all steps
+    idle_with_work_ns: int = 0  # between steps, while there was something to compute
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Added up over all steps so far, so that the difference of two moments tells what a request took part in."""
+
+    num_steps: int = 0
+    model_ns: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -102,6 +121,7 @@ class _OpenRequest:
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
+    totals_before: StepTotals | None = None  # when its first step began
     preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # since when each of these is stalled
 
 
@@ -135,7 +155,10 @@ class EngineLoop:
         self._open: dict[str, _OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
         self._draining = False
-        self._num_steps = 0
+        self._totals = StepTotals()
+        self._last_step: StepRecord | None = None
+        self._idle_ns = 0
+        self._has_work_since_ns: int | None = None  # and computes none of it
         self._num_submitted = 0
         self._num_waiting_tokens = 0
         self._pacing: PrefillBudget | None = None
@@ -149,6 +172,7 @@ class EngineLoop:
         self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
         self.num_left_waiting = 0  # requests that entered a step, or ended before
         self.drain_rate = DrainRate()
+        self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
 
     @property
     def is_alive(self) -> bool:
@@ -181,17 +205,19 @@ class EngineLoop:
     def _turn(self) -> None:
         self._end_overdue()
         self._hand_over()  # what has ended between two steps need not wait for the next
-        step = self._scheduler.schedule()
+        now_ns = self._clock_ns()
+        step = self._scheduler.schedule(now_ns)
         if step is not None:
+            self._stamp_scheduled(step, now_ns)
             started_ns = self._clock_ns()
-            self._stamp_scheduled(step, started_ns)
             results = self._runner.run(step)
             ended_ns = self._clock_ns()
+            self._count(step, started_ns, ended_ns)
             self._process(step, results, ended_ns)
             self._pace(step, ended_ns - started_ns)
-            self._num_steps += 1
+            self._has_work_since_ns = ended_ns if self._scheduler.has_work else None
         self._hand_over()
-        self._publish(step)
+        self._publish()
 
     def _take_commands(self) -> bool:
         """Waits for a command only where there is nothing to compute. False: the thread shall end."""
@@ -201,6 +227,8 @@ class EngineLoop:
                 command = self._inbox.get(block=is_idle, timeout=self._seconds_to_deadline() if is_idle else None)
             except Empty:
                 return True
+            if is_idle:
+                self._has_work_since_ns = self._clock_ns()
             match command:
                 case Submitted():
                     self._admit(command)
@@ -278,6 +306,7 @@ class EngineLoop:
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
                     cache_salt=request.cache_salt,
+                    bad_words=tokenized.bad_words,
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 opened.outputs[sequence] = ChoiceOutput(
@@ -287,7 +316,7 @@ class EngineLoop:
                     eos_token_ids=self._eos_token_ids,
                     stream_interval=request.stream_interval,
                 )
-                self._scheduler.add(sequence, leader)
+                self._scheduler.add(sequence, leader, since_ns=request.times.tokenized or self._clock_ns())
                 leader = leader or sequence
 
     def _is_too_much(self, num_tokens: int) -> bool:
@@ -307,15 +336,45 @@ class EngineLoop:
     def _stamp_scheduled(self, step: Step, now_ns: int) -> None:
         for sequence in step.preempted:
             opened = self._open[sequence.request_id]
-            opened.usage.num_preemptions += 1
             opened.preempted_ns[sequence] = now_ns
+            account = opened.request.account
+            account.num_preemptions += 1
+            account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=len(sequence.token_ids))
         for chunk in step.chunks:
-            opened = self._open[chunk.sequence.request_id]
-            if opened.preempted_ns:
-                opened.usage.stalled_ns += now_ns - opened.preempted_ns.pop(chunk.sequence, now_ns)
+            sequence = chunk.sequence
+            opened = self._open[sequence.request_id]
+            if sequence in opened.preempted_ns:
+                stalled_ns = now_ns - opened.preempted_ns.pop(sequence)
+                account = opened.request.account
+                account.stalled_ns += stalled_ns
+                account.note(
+                    EventKind.RESUMED, now_ns, sequence.index, cached_tokens=chunk.start, stalled_ns=stalled_ns
+                )
+            elif 0 < chunk.start == sequence.num_cached:
+                opened.request.account.note(
+                    EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached
+                )
             if opened.request.times.scheduled is None:
                 opened.request.times.scheduled = now_ns
+                # A copy: one that is preempted waits again, and that is not part of the phase `queue`.
+                opened.request.account.waits_ns = sequence.waits_ns.copy()
+                opened.totals_before = replace(self._totals)
                 self._stop_waiting(opened)
+
+    def _count(self, step: Step, started_ns: int, ended_ns: int) -> None:
+        num_sequences, num_tokens = len(step.chunks), step.num_tokens
+        if num_tokens == num_sequences:
+            kind = StepKind.DECODE
+        else:
+            kind = StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
+        idle_ns = 0 if self._has_work_since_ns is None else started_ns - self._has_work_since_ns
+        self._last_step = StepRecord(kind, started_ns, ended_ns - started_ns, idle_ns, num_sequences, num_tokens)
+        self.steps.append(self._last_step)
+        self._idle_ns += idle_ns
+        self._totals.num_steps += 1
+        self._totals.model_ns += ended_ns - started_ns
+        self._totals.num_sequences += num_sequences
+        self._totals.num_tokens += num_tokens
 
     def _pace(self, step: Step, step_ns: int) -> None:
         if self._pacing is not None:
@@ -342,14 +401,22 @@ class EngineLoop:
         if result.prompt_logprobs is not None and prompt.logprobs is not None:
             # A prompt that was preempted half-way is computed again from its start.
             prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
+        account = opened.request.account
+        if chunk.num_tokens > 1:
+            account.note(EventKind.PREFILL_CHUNK, now_ns, sequence.index, start=chunk.start, tokens=chunk.num_tokens)
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
         if not samples:
             return
         sequence.wants_prompt_logprobs = False
-        if opened.request.times.first_token is None:
-            opened.request.times.first_token = now_ns
+        if sequence.last_token_ns is None:
+            account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index)
+            if opened.request.times.first_token is None:
+                opened.request.times.first_token = now_ns
+        else:
+            account.inter_token_ns.append(now_ns - sequence.last_token_ns)
+        sequence.last_token_ns = now_ns
         if sequence.num_generated <= 1 and sequence.index % opened.request.params.n == 0:
             opened.usage.cached_tokens += sequence.num_cached
         output = opened.outputs[sequence]
@@ -361,6 +428,7 @@ class EngineLoop:
             output.finish_without_token()
         self._emit_chunk(opened, prompt, sequence, output)
         if output.finish_reason is not None:
+            account.note(EventKind.FINISHED, now_ns, sequence.index, reason=output.finish_reason)
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
             if not opened.outputs:
@@ -389,12 +457,25 @@ class EngineLoop:
     def _end(self, opened: _OpenRequest, terminal: Finished | Failed | Aborted) -> None:
         """The one place where a request ends: frees what it holds and sends its terminal event."""
         del self._open[opened.request.request_id]
-        opened.usage.stalled_ns += sum(self._clock_ns() - since_ns for since_ns in opened.preempted_ns.values())
+        self._close_account(opened)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
         if opened.request.times.scheduled is None:
             self._stop_waiting(opened)
         self._emit(opened, terminal)
+
+    def _close_account(self, opened: _OpenRequest) -> None:
+        account, before = opened.request.account, opened.totals_before
+        account.stalled_ns += sum(self._clock_ns() - since_ns for since_ns in opened.preempted_ns.values())
+        if before is not None:
+            account.first_step = before.num_steps
+            account.num_steps = self._totals.num_steps - before.num_steps
+            account.model_ns = self._totals.model_ns - before.model_ns
+            account.num_step_sequences = self._totals.num_sequences - before.num_sequences
+            account.num_step_tokens = self._totals.num_tokens - before.num_tokens
+        elif opened.outputs:  # it has only waited
+            first = next(iter(opened.outputs))
+            account.waits_ns = self._scheduler.waits.settle(first, self._clock_ns())
 
     def _emit(self, opened: _OpenRequest, event: Event) -> None:
         self._outbox.setdefault(opened.deliver, []).append(event)
@@ -409,21 +490,27 @@ class EngineLoop:
                 for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
                     self._end(opened, Aborted(opened.request.request_id, opened.usage))
 
-    def _publish(self, step: Step | None) -> None:
-        pool = self._scheduler.pool
+    def _publish(self) -> None:
+        pool, last = self._scheduler.pool, self._last_step
         self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
         self.snapshot = EngineSnapshot(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting + self._scheduler.num_parked,
             blocks_used=pool.num_used,
             blocks_cached=pool.num_cached,
+            blocks_reusable=pool.num_reusable,
             blocks_total=pool.num_blocks,
             num_preemptions=self._scheduler.num_preemptions,
-            num_steps=self._num_steps,
+            num_prefix_queries=self._scheduler.num_prefix_queries,
+            num_prefix_hits=self._scheduler.num_prefix_hits,
             num_waiting_tokens=self._num_waiting_tokens,
             drain_rate=self.drain_rate.per_second,
-            num_step_tokens=step.num_tokens if step else 0,
-            num_step_sequences=len(step.chunks) if step else 0,
+            num_step_tokens=last.num_tokens if last else 0,
+            num_step_sequences=last.num_sequences if last else 0,
+            step_ns=last.duration_ns if last else 0,
+            num_steps=self._totals.num_steps,
+            model_ns=self._totals.model_ns,
+            idle_with_work_ns=self._idle_ns,
         )
 
     def _close(self) -> None:
@@ -432,7 +519,7 @@ class EngineLoop:
         for opened in list(self._open.values()):
             self._fail(opened, self._reason())
         self._hand_over()
-        self._publish(None)
+        self._publish()
         self._refuse_inbox()
 
     def _reason(self) -> APIError:

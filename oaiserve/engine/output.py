@@ -30,6 +30,7 @@ class ChoiceOutput:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._enough = min(1, stream_interval)  # tokens for the next chunk: the first one does not wait for others
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
@@ -61,7 +62,7 @@ class ChoiceOutput:
     def take(self) -> TokenChunk | None:
         """What has gathered since the last call, once it is enough to send."""
         if self.finish_reason is None:
-            if self._stream_interval == 0 or len(self._token_ids) < self._stream_interval:
+            if self._enough == 0 or len(self._token_ids) < self._enough:
                 return None
             if not (any(self._text) or self._logprobs):
                 return None  # all of it is held back: part of a character, or maybe of a stop string
@@ -75,6 +76,7 @@ class ChoiceOutput:
             self.stop_reason,
         )
         self._text, self._token_ids, self._logprobs = [], [], []
+        self._enough = self._stream_interval
         return chunk
 
     def _add(self, text: str) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from oaiserve.errors import APIError
+from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
 
 
@@ -59,6 +60,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in a row
     seed: int | None = None  # None: fresh entropy
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -79,8 +81,10 @@ class Request:
     echo: bool = False  # send the prompt's text in PromptDone
     priority: int = 0  # lower is earlier, under the policy `priority`
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
-    stream_interval: int = 1  # tokens of a choice per TokenChunk; 0: all in one, when the choice has finished
+    # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
+    stream_interval: int = 1
     times: RequestTimes = field(default_factory=RequestTimes)
+    account: EngineAccount = field(default_factory=EngineAccount)  # written by the engine thread
 
 
 class FinishReason(StrEnum):
@@ -138,8 +142,6 @@ class Usage:
     prompt_tokens: int  # each prompt counted once
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
-    num_preemptions: int = 0  # of its sequences
-    stalled_ns: int = 0  # from being preempted to being computed again, added up over its sequences
 
 
 @dataclass(slots=True)

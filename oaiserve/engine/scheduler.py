@@ -16,6 +16,8 @@ from operator import attrgetter
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.policy import Key, Policy, fcfs
 from oaiserve.engine.sequence import Chunk, Place, Sequence, Step
+from oaiserve.engine.waits import QueueWaits
+from oaiserve.record import WaitReason
 
 _key = attrgetter("key")
 MOST_OVERTAKEN = 16  # so often a sequence that does not fit lets others pass
@@ -58,15 +60,19 @@ class Scheduler:
         self.num_parked = 0
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
+        self.waits = QueueWaits()
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
+        self.num_prefix_hits = 0  # those that it had
         self.prefill_budget: int | None = None  # for steps in which others decode; set by the engine loop
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.num_waiting)
 
-    def add(self, sequence: Sequence, leader: Sequence | None = None) -> None:
-        """`leader` has the same prompt and was added before: it computes the prompt for both."""
+    def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
+        """`leader` has the same prompt and was added before: it computes the prompt for both. `since_ns`: when the
+        sequence was ready to be added."""
         if self.pool.blocks_for(sequence.max_len) + 1 > self.pool.num_blocks and leader is not None:
             leader = None  # no room for a copy of the block in which they part
         if self.pool.blocks_for(sequence.max_len) > self.pool.num_blocks:
@@ -75,8 +81,9 @@ class Scheduler:
         self._num_arrived += 1
         if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < leader.prompt_len:
             leader.siblings.append(sequence)
-            self._park(sequence, leader)
+            self._park(sequence, leader, since_ns)
         else:
+            self.waits.arrive(sequence, since_ns)
             self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -92,8 +99,9 @@ class Scheduler:
         self._release(sequence)
         self._unpark(sequence)
 
-    def schedule(self) -> Step | None:
-        """The next step, or None when there is nothing to compute."""
+    def schedule(self, now_ns: int = 0) -> Step | None:
+        """The next step, or None when there is nothing to compute. The time is for the account of who waits why."""
+        self.waits.begin_step(now_ns)
         step = Step()
         num_decodes = self._continue_decodes(step)
         bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
@@ -150,6 +158,7 @@ class Scheduler:
         """Takes its blocks; those that are published stay where they are as long as nobody needs the room."""
         if sequence.place is Place.RUNNING:
             self._leave_running(sequence)
+            self.waits.join(sequence)
             self._wait(sequence)
             sequence.num_preemptions += 1
             self.num_preemptions += 1
@@ -173,14 +182,23 @@ class Scheduler:
         """In the order of the policy. One that does not fit is passed, but not by many and not for ever."""
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
-        while (
-            budget > 0
-            and not step.preempted
-            and len(self.running) < self.limits.max_running
-            and num_prefills < most_prefills
-            and len(passed) <= self.limits.lookahead
-            and (sequence := self._next_waiting()) is not None
-        ):
+        while True:
+            if len(self.running) >= self.limits.max_running:
+                reason = WaitReason.BATCH_FULL
+                break
+            if step.preempted:
+                reason = WaitReason.NO_BLOCKS
+                break
+            if budget <= 0 or num_prefills >= most_prefills:
+                reason = WaitReason.TOKEN_BUDGET
+                break
+            if len(passed) > self.limits.lookahead or (passed and passed[-1].num_overtaken >= MOST_OVERTAKEN):
+                reason = WaitReason.BEHIND_OTHERS
+                break
+            sequence = self._next_waiting()
+            if sequence is None:
+                reason = WaitReason.STEP_UNDER_WAY  # for whoever comes now
+                break
             shared, missing = self._look_up(sequence)
             if missing in self._computing:
                 self._park(sequence, missing)
@@ -191,15 +209,15 @@ class Scheduler:
                     self._wait(sequence)
                     continue
                 passed.append(sequence)
-                if sequence.num_overtaken >= MOST_OVERTAKEN:
-                    break
                 continue
             for other in passed:
                 other.num_overtaken += 1
             num_prefills += sequence.num_uncomputed > 1
             budget -= self._take(sequence, step, budget)
         for sequence in passed:
+            self.waits.lack_blocks(sequence)
             self._wait(sequence)
+        self.waits.end_step(reason)
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Gives a waiting sequence its blocks, `shared` ones first. False: there is no room."""
@@ -218,7 +236,11 @@ class Scheduler:
             sequence.num_computed = len(shared) * self.pool.block_size
             if sequence.num_preemptions == 0:
                 sequence.num_cached = sequence.num_computed
+                if self._prefix_cache and not sequence.wants_prompt_logprobs:
+                    self.num_prefix_queries += sequence.prompt_len
+                    self.num_prefix_hits += sequence.num_cached
         sequence.blocks += blocks
+        self.waits.leave(sequence)
         sequence.place = Place.RUNNING
         insort(self.running, sequence, key=_key)
         if self._prefix_cache:
@@ -302,7 +324,8 @@ class Scheduler:
                 return sequence
         return None
 
-    def _park(self, sequence: Sequence, reason: Hashable) -> None:
+    def _park(self, sequence: Sequence, reason: Hashable, since_ns: int | None = None) -> None:
+        self.waits.park(sequence, since_ns)
         sequence.place = Place.PARKED
         self.num_parked += 1
         self._parked.setdefault(reason, []).append(sequence)
@@ -311,6 +334,7 @@ class Scheduler:
         for sequence in self._parked.pop(reason, ()):
             if sequence.place is Place.PARKED:
                 self.num_parked -= 1
+                self.waits.unpark(sequence)
                 self._wait(sequence)
 
     def _leave_running(self, sequence: Sequence) -> None:

@@ -5,12 +5,14 @@ Token ids only: no text, no tensors. Sequences never leave the engine thread.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.request import SamplingParams
+from oaiserve.record import WaitReason
 
 
 class Place(Enum):
@@ -22,6 +24,27 @@ class Place(Enum):
     RUNNING = 3
 
 
+class TokenCounts:
+    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated; in arrays that NumPy can
+    read as they are."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
+        self.ids = array("q", self._places)
+        self.times = array("q", bytes(8 * len(self.ids)))
+        self.num_added = 0
+
+    def add(self, generated: list[int]) -> None:
+        """Tokens of the answer that come next."""
+        for token_id in generated:
+            place = self._places.setdefault(token_id, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token_id)
+                self.times.append(0)
+            self.times[place] += 1
+        self.num_added += len(generated)
+
+
 class Sequence:
     """One choice of one prompt. `num_computed <= len(token_ids)`: the rest of its state follows from these two.
 
@@ -30,17 +53,20 @@ class Sequence:
     """
 
     __slots__ = (
+        "bad_words",
         "blocks",
         "cache_salt",
         "draw_key",
         "hashes",
         "index",
         "key",
+        "last_token_ns",
         "max_len",
         "num_cached",
         "num_computed",
         "num_overtaken",
         "num_preemptions",
+        "own_wait",
         "params",
         "place",
         "priority",
@@ -48,7 +74,10 @@ class Sequence:
         "request_id",
         "siblings",
         "stop_ids",
+        "token_counts",
         "token_ids",
+        "wait_totals_ns",
+        "waits_ns",
         "wants_prompt_logprobs",
     )
 
@@ -64,6 +93,7 @@ class Sequence:
         draw_key: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        bad_words: list[list[int]] | None = None,
     ) -> None:
         # written here, then fixed
         self.request_id = request_id
@@ -75,6 +105,7 @@ class Sequence:
         self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
         self.priority = priority  # lower is earlier, where the policy asks for it
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
+        self.bad_words = bad_words or []  # token ids that must not be generated in this order
         # written by Scheduler
         self.token_ids = list(prompt)
         self.num_computed = 0  # tokens whose keys and values are in `blocks`
@@ -86,8 +117,15 @@ class Sequence:
         self.key: tuple[int, ...] = ()
         self.num_overtaken = 0
         self.num_preemptions = 0
-        # written by the engine loop: the first choice of a prompt reports its logprobs, once
-        self.wants_prompt_logprobs = False
+        # written by QueueWaits
+        self.waits_ns: dict[WaitReason, int] = {}
+        self.own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
+        self.wait_totals_ns: dict[WaitReason, int] = {}  # where it began to wait for what the many wait for
+        # written by the engine loop
+        self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
+        self.last_token_ns: int | None = None
+        # written by the sampler, where a penalty asks for it
+        self.token_counts: TokenCounts | None = None
 
     @property
     def num_uncomputed(self) -> int:

@@ -13,7 +13,7 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,6 +94,23 @@ class Tokenizer:
         if not token_ids:
             raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
         return token_ids
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The token ids of each word where it begins a text and where it follows another word.
+
+        Raises InvalidRequest for a word that cannot be encoded, or that has no tokens.
+        """
+        encoded: list[list[int]] = []
+        for word in words:
+            bare = word.lstrip(" ")
+            alone = self._encode(bare, False, "bad_words")
+            if not alone:
+                raise InvalidRequest(
+                    f"Invalid 'bad_words': {word[:40]!r} has no tokens of its own, so it cannot be kept out.",
+                    param="bad_words",
+                )
+            encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
+        return encoded
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         try:
@@ -234,6 +251,7 @@ class Tokenized:
 
     request: Request
     token_ids: list[list[int]]
+    bad_words: list[list[int]] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -250,6 +268,8 @@ class Encoder(Protocol):
     """What the stage needs of a tokenizer."""
 
     def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
 
 class TokenizeStage:
@@ -336,6 +356,7 @@ class TokenizeStage:
             self._check_ids(request.params.logit_bias, "logit_bias")
             self._check_ids(request.params.stop_token_ids, "stop_token_ids")
             self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
+            bad_words = self._encode_bad_words(request.params.bad_words)
             token_ids = [self._encode(prompt, request.params.max_tokens) for prompt in request.prompts]
         except APIError as error:
             return TokenizeFailed(request, error)
@@ -345,7 +366,12 @@ class TokenizeStage:
             logger.exception("Request %s could not be tokenized.", request.request_id)
             return TokenizeFailed(request, InternalError("The server failed while it tokenized this request."))
         request.times.tokenized = self._clock()
-        return Tokenized(request, token_ids)
+        return Tokenized(request, token_ids, bad_words)
+
+    def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_bad_words(words) if words else []
+        # A tokenizer may know more ids than its model, which needs no telling not to generate those.
+        return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
     def _encode(self, prompt: Prompt, max_tokens: int | None) -> list[int]:
         is_chat = isinstance(prompt, ChatPrompt)

@@ -119,7 +119,7 @@ def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "expected"), [(1, ["a", "b", "c", "d", "e"]), (2, ["ab", "cd", "e"]), (0, ["abcde"])]
+    ("interval", "expected"), [(1, ["a", "b", "c", "d", "e"]), (2, ["a", "bc", "de"]), (3, ["a", "bcd", "e"]), (0, ["abcde"])]
 )
 def test_stream_interval_says_how_many_tokens_make_a_chunk(interval: int, expected: list[str]) -> None:
     assert texts(events_of(make_engine(), request(max_tokens=5, stream_interval=interval))) == expected
@@ -446,15 +446,16 @@ def test_closing_the_event_iterator_early_aborts_the_request() -> None:
 
 def test_answers_under_preemption_are_the_same() -> None:
     inbox, big = Inbox(), make_engine(kv_blocks=6, max_model_len=24, max_step_tokens=16)
+    requests = [request(f"{i}", prompt_len=4, max_tokens=16) for i in range(6)]
     with big as engine:
-        for i in range(6):
-            engine.submit(request(f"{i}", prompt_len=4, max_tokens=16), inbox)
+        for each in requests:
+            engine.submit(each, inbox)
         ended = inbox.wait_terminal(*map(str, range(6)))
         assert engine.snapshot().num_preemptions > 0
     assert all(isinstance(event, Finished) for event in ended.values())
-    usages = [event.usage for event in ended.values()]
-    assert all((usage.num_preemptions > 0) == (usage.stalled_ns > 0) for usage in usages)
-    assert sum(usage.num_preemptions for usage in usages) == engine.snapshot().num_preemptions
+    accounts = [each.account for each in requests]
+    assert all((account.num_preemptions > 0) == (account.stalled_ns > 0) for account in accounts)
+    assert sum(account.num_preemptions for account in accounts) == engine.snapshot().num_preemptions
     for i in range(6):
         chunks = [
             event for events in inbox.hand_overs for event in events

@@ -78,6 +78,69 @@ class Memory:
                     self.scheduler.remove(known)
 
 
+# -- why those that wait do --------------------------------------------------------------------------------------------
+
+
+def waited(scheduler: Scheduler, one: Sequence, until_ns: int = 10_000) -> dict[str, int]:
+    """By reason, from its arrival at 0 until it is in a step, with a step every 1,000 ns."""
+    memory = Memory(scheduler)
+    for now_ns in range(1_000, until_ns, 1_000):
+        step = scheduler.schedule(now_ns)
+        assert step is not None
+        memory.execute(step)
+        if any(chunk.sequence is one for chunk in step.chunks):
+            return {str(reason): ns for reason, ns in one.waits_ns.items()}
+        for known in list(scheduler.running):
+            if len(known.token_ids) >= known.max_len:
+                scheduler.remove(known)
+    raise AssertionError("it was never in a step")
+
+
+def test_one_that_comes_during_a_step_waits_for_its_end() -> None:
+    scheduler, one = make(), sequence("a")
+    scheduler.add(one)
+    assert waited(scheduler, one) == {"step_under_way": 1_000}
+
+
+def test_one_waits_for_a_place_in_the_batch() -> None:
+    scheduler, one = make(max_running=1), sequence("b")
+    scheduler.add(sequence("a", max_tokens=3))
+    scheduler.add(one)
+    assert waited(scheduler, one) == {"step_under_way": 1_000, "batch_full": 3_000}
+
+
+def test_one_waits_for_the_tokens_of_a_step() -> None:
+    scheduler, one = make(), sequence("b")
+    scheduler.add(sequence("a", 24))
+    scheduler.add(one)
+    assert waited(scheduler, one) == {"step_under_way": 1_000, "token_budget": 3_000}
+
+
+def test_one_waits_for_blocks_and_the_one_behind_it_for_others() -> None:
+    scheduler, big, small = make(kv_blocks=6, lookahead=0), sequence("b", 20, 3), sequence("c", 2)
+    scheduler.add(sequence("a", 8, max_tokens=3))
+    scheduler.add(big)
+    scheduler.add(small)
+    waits_ns = waited(scheduler, small)
+    assert waits_ns == {"step_under_way": 1_000, "token_budget": 3_000, "behind_others": 2_000}
+    assert {str(reason): ns for reason, ns in big.waits_ns.items()} == {
+        "step_under_way": 1_000,
+        "token_budget": 1_000,
+        "no_blocks": 2_000,
+    }
+
+
+def test_one_waits_for_another_that_computes_the_same_prefix() -> None:
+    scheduler = make(max_step_tokens=8, max_running=8)
+    prefix = list(range(20))
+    one = sequence("b", [*prefix, 100])
+    scheduler.add(sequence("a", [*prefix, 200, 201]))
+    scheduler.add(one)
+    waits_ns = waited(scheduler, one)
+    assert set(waits_ns) <= {"step_under_way", "token_budget", "same_prefix"}
+    assert waits_ns["same_prefix"] >= 1_000
+
+
 # -- order and budget -------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +405,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.memory = Memory(self.scheduler)
         self.open: list[Sequence] = []
         self.num_steps = 0
+        self.now_ns = 0
+        self.arrived_ns: dict[Sequence, int] = {}  # of those that have not been in a step
 
     @rule(
         shared=st.integers(0, 12),
@@ -354,10 +419,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str) -> None:
         prompt = [*range(shared), *(100 + i % 2 for i in range(own))]
         leader = None
+        self.now_ns += 3
         for choice in range(choices):
             name = f"{len(self.open)}.{choice}"
             self.open.append(sequence(name, prompt, max_tokens, priority=number, cache_salt=salt))
-            self.scheduler.add(self.open[-1], leader)
+            self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
+            self.arrived_ns[self.open[-1]] = self.now_ns
             leader = leader or self.open[-1]
 
     @precondition(lambda self: self.open)
@@ -365,16 +432,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         gone = data.draw(st.sampled_from(self.open))
         self.open.remove(gone)
+        if (arrived_ns := self.arrived_ns.pop(gone, None)) is not None:
+            assert sum(self.scheduler.waits.settle(gone, self.now_ns).values()) == self.now_ns - arrived_ns
         self.scheduler.remove(gone)
         assert (gone.blocks, gone.place) == ([], Place.NOWHERE)
 
-    @rule(next_token=st.integers(0, 3))
-    def step(self, next_token: int = 0) -> None:
-        step = self.scheduler.schedule()
+    @rule(next_token=st.integers(0, 3), took_ns=st.integers(0, 9))
+    def step(self, next_token: int = 0, took_ns: int = 1) -> None:
+        self.now_ns += took_ns
+        step = self.scheduler.schedule(self.now_ns)
         assert (step is None) == (not self.open), "there is always something to compute, or deadlock"
         if step is None:
             return
         self.num_steps += 1
+        for chunk in step.chunks:
+            if (arrived_ns := self.arrived_ns.pop(chunk.sequence, None)) is not None:
+                waits_ns = chunk.sequence.waits_ns
+                assert sum(waits_ns.values()) == self.now_ns - arrived_ns, "every nanosecond of waiting has a reason"
+                assert all(ns > 0 for ns in waits_ns.values())
         assert step.num_tokens <= self.scheduler.limits.max_step_tokens
         ones = [chunk.num_tokens == 1 for chunk in step.chunks]
         assert ones == sorted(ones, reverse=True), "chunks of one token come first"

@@ -1,6 +1,6 @@
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -107,6 +107,20 @@ def test_token_ids_are_used_as_they_are() -> None:
     assert SENTENCEPIECE.encode(TokenPrompt((5, 7, 5))) == [5, 7, 5]
     with pytest.raises(InvalidRequest, match="has no tokens"):
         SENTENCEPIECE.encode(TokenPrompt([]))
+
+
+def test_bad_words_are_encoded_with_and_without_a_space_before_them_and_without_special_tokens() -> None:
+    encoded = BYTE_LEVEL.encode_bad_words(["w", "  hello", "he w"])
+    texts = [[BYTE_LEVEL.token_text(token_id) for token_id in token_ids] for token_ids in encoded]
+    assert texts == [["w"], [" w"], ["hello"], [" ", "hello"], ["he", " w"], [" ", "he", " w"]]
+    assert 1 not in SENTENCEPIECE.encode_bad_words(["hello"])[0]
+
+
+@pytest.mark.parametrize(("word", "reason"), [("  ", "'  ' has no tokens"), ("a\ud83d", "half of a surrogate pair")])
+def test_a_bad_word_without_tokens_is_refused(word: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        BYTE_LEVEL.encode_bad_words(["fine", word])
+    assert caught.value.param == "bad_words"
 
 
 def test_a_tokenizer_without_rust_form_is_refused_at_the_start() -> None:
@@ -278,6 +292,10 @@ class Encoder:
             case ChatPrompt():
                 return [0] * len(prompt.messages)
 
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        self.gate.wait(10)
+        return [[ord(char) for char in word] for word in words]
+
 
 class Stage:
     def __init__(self, **options: Any) -> None:
@@ -333,6 +351,13 @@ def test_submit_encodes_nothing_on_the_callers_thread() -> None:
         for i in range(5):
             stage.stage.submit(request(str(i)))
         assert stage.encoder.prompts == []
+
+
+def test_bad_words_come_with_the_prompts_but_for_those_the_model_has_no_ids_for() -> None:
+    with running(vocab_size=100) as stage:
+        tokenized = stage.run(TextPrompt("abc"), bad_words=("ab", "xy", "c"))
+    assert isinstance(tokenized, Tokenized)
+    assert tokenized.bad_words == [[97, 98], [99]]
 
 
 def test_the_worker_stamps_when_it_begins_and_when_the_ids_are_known() -> None:

@@ -10,10 +10,11 @@ import torch
 from oaiserve.engine.model.attention import AttentionCall, Backend, LayerCache, reference
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import LoadedModel, model_inputs
-from oaiserve.engine.model.sampler import logprobs_of, sample
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.model.sampler import sample
+from oaiserve.engine.sequence import ChunkResult, Sequence, Step
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
+NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."
 
 
 class ModelRunner:
@@ -39,11 +40,7 @@ class ModelRunner:
         """One result per chunk, in the step's order."""
         self._copy_blocks(step.copies)
         batch = build_batch(step, self._block_size, self._loaded.device)
-        logits = self.forward(batch)
-        results = [ChunkResult() for _ in step.chunks]
-        self._sample(step, batch, logits, results)
-        self._report_prompt(step, batch, logits, results)
-        return results
+        return self._sample(step, batch, self.forward(batch))
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if not copies:
@@ -59,36 +56,29 @@ class ModelRunner:
         logits: torch.Tensor = self._loaded.model(**model_inputs(batch), call=call).logits
         return logits[0]
 
-    def _sample(self, step: Step, batch: Batch, logits: torch.Tensor, results: list[ChunkResult]) -> None:
-        if not batch.sample_chunks:
-            return
+    def _sample(self, step: Step, batch: Batch, logits: torch.Tensor) -> list[ChunkResult]:
+        results = [ChunkResult() for _ in step.chunks]
         sequences = [step.chunks[index].sequence for index in batch.sample_chunks]
-        rows = logits[: len(sequences)]
-        token_ids, are_finite = sample(rows, sequences)
-        for index, token_id, is_finite in zip(batch.sample_chunks, token_ids, are_finite, strict=True):
+        known: list[tuple[int, int]] = []
+        for index, _, num_rows in batch.prompt_rows:
+            sequence, start, _ = step.chunks[index]
+            num_top = sequence.params.prompt_logprobs or 0
+            known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + num_rows]]
+        sampled = sample(logits, sequences, known)
+        rows = zip(batch.sample_chunks, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True)
+        for index, token_id, is_finite, logprobs in rows:
             if is_finite:
-                results[index].token_id = token_id
+                results[index].token_id, results[index].logprobs = token_id, logprobs
             else:
-                results[index].error = BAD_LOGITS
-        asking = [
-            row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None and are_finite[row]
-        ]
-        if asking:
-            logprobs = logprobs_of(
-                rows[torch.tensor(asking, device=rows.device)],
-                [token_ids[row] for row in asking],
-                [sequences[row].params.logprobs or 0 for row in asking],
-            )
-            for row, of_row in zip(asking, logprobs, strict=True):
-                results[batch.sample_chunks[row]].logprobs = of_row
-
-    def _report_prompt(self, step: Step, batch: Batch, logits: torch.Tensor, results: list[ChunkResult]) -> None:
+                results[index].error = NOTHING_LEFT if _masks(step.chunks[index].sequence) else BAD_LOGITS
         for index, first_row, num_rows in batch.prompt_rows:
-            chunk = step.chunks[index]
-            next_ids = chunk.sequence.token_ids[chunk.start + 1 : chunk.start + 1 + num_rows]
-            num_top = [chunk.sequence.params.prompt_logprobs or 0] * num_rows
-            rows = logits[first_row : first_row + num_rows]
-            results[index].prompt_logprobs = logprobs_of(rows, next_ids, num_top) if num_rows else []
+            first = first_row - len(sequences)
+            results[index].prompt_logprobs = sampled.known_logprobs[first : first + num_rows]
+        return results
+
+
+def _masks(sequence: Sequence) -> bool:
+    return bool(sequence.params.allowed_token_ids is not None or sequence.bad_words or sequence.params.min_tokens)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

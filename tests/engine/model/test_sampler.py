@@ -4,90 +4,201 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.draws import draw_key, uniform
-from oaiserve.engine.model.sampler import GREEDY_BELOW, logprobs_of, sample
+from oaiserve.engine.model.logit_edits import edit_logits
+from oaiserve.engine.model.sampler import GREEDY_BELOW, Sampled, sample
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequence import Sequence, TokenCounts
 
-VOCAB = 12
+VOCAB = 24
+EPSILON = 1e-5  # of float32 sums: a uniform, or a threshold, that is so near to a boundary may fall on either side
 
 
-def sequence(params: SamplingParams, prompt: list[int], generated: list[int], key: int = 0) -> Sequence:
-    made = Sequence("r", 0, prompt, params, max_len=99, stop_ids=frozenset([0, 3]), draw_key=key)
+def sequence(
+    params: SamplingParams | None = None,
+    prompt: tuple[int, ...] = (2, 7),
+    generated: tuple[int, ...] = (),
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    key: int = 0,
+) -> Sequence:
+    made = Sequence(
+        "r",
+        0,
+        list(prompt),
+        params or SamplingParams(),
+        max_len=99,
+        stop_ids=frozenset([0, 3]),
+        draw_key=key,
+        bad_words=[list(word) for word in bad_words],
+    )
     made.token_ids += generated
     return made
 
 
-def plain_distribution(logits: list[float], row: Sequence) -> list[float]:
-    """The probabilities to draw from, by the rules of the API, one token at a time."""
-    p, scores = row.params, list(logits)
-    counts = Counter(row.generated_ids)
-    for i in range(VOCAB):
+# -- the plain sampler: one row, one token after the other, by the rules of the API
+
+
+def plain_edits(logits: list[float], row: Sequence) -> list[float]:
+    p, scores, answer = row.params, list(logits), row.generated_ids
+    for i in range(len(scores)):
         if p.allowed_token_ids is not None and i not in p.allowed_token_ids:
             scores[i] = -math.inf
-        if row.num_generated < p.min_tokens and i in row.stop_ids:
+        for word in row.bad_words:
+            if word[-1] == i and [*answer, i][-len(word) :] == word:
+                scores[i] = -math.inf
+        if len(answer) < p.min_tokens and i in row.stop_ids:
             scores[i] = -math.inf
         scores[i] += p.logit_bias.get(i, 0.0)
         if i in row.token_ids:
             scores[i] = scores[i] / p.repetition_penalty if scores[i] > 0 else scores[i] * p.repetition_penalty
-        scores[i] -= p.frequency_penalty * counts[i] + p.presence_penalty * (counts[i] > 0)
+        scores[i] -= p.frequency_penalty * answer.count(i) + p.presence_penalty * (i in answer)
+    return scores
+
+
+def plain_distribution(
+    scores: list[float], p: SamplingParams, top_p: float | None = None, min_p: float | None = None
+) -> dict[int, float]:
+    """Probabilities by id, in the order in which a draw goes through them."""
+    top_p, min_p = p.top_p if top_p is None else top_p, p.min_p if min_p is None else min_p
+    ids = list(range(len(scores)))
     if p.temperature < GREEDY_BELOW:
-        best = scores.index(max(scores))
-        return [float(i == best) for i in range(VOCAB)]
-    scaled = [score / p.temperature for score in scores]
-    weights = [math.exp(score - max(scaled)) for score in scaled]
-    weights = [w if w >= p.min_p * max(weights) else 0.0 for w in weights]
-    order = sorted(range(VOCAB), key=lambda i: -weights[i])
-    if p.top_k > 0:
-        order = order[: p.top_k]
-    total, mass, kept = sum(weights[i] for i in order), 0.0, []
-    for i in order:
-        if kept and mass >= p.top_p * total:
-            break
-        kept.append(i)
-        mass += weights[i]
-    return [weights[i] / mass if i in kept else 0.0 for i in range(VOCAB)]
+        return {scores.index(max(scores)): 1.0}
+    weights = [math.exp((score - max(scores)) / p.temperature) for score in scores]
+    weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
+    if 0 < p.top_k < len(scores) or top_p < 1.0:
+        ids = sorted(ids, key=lambda i: (-weights[i], i))[: p.top_k or None]
+        kept, mass, total = 0, 0.0, sum(weights[i] for i in ids)
+        while kept == 0 or (kept < len(ids) and mass < top_p * total):
+            mass += weights[ids[kept]]
+            kept += 1
+        ids = ids[:kept]
+    total = sum(weights[i] for i in ids)
+    return {i: weights[i] / total for i in ids if weights[i]}
 
 
+def plain_draw(distribution: dict[int, float], u: float) -> int:
+    passed = 0.0
+    for token_id, probability in distribution.items():
+        passed += probability
+        if passed > u:
+            return token_id
+    return token_id
+
+
+def plain_answers(logits: list[float], row: Sequence) -> set[int]:
+    """The id to be drawn; more than one only where rounding decides. None: there is nothing to draw from."""
+    scores, p = plain_edits(logits, row), row.params
+    if not math.isfinite(max(scores)):
+        return set()
+    u, either = uniform(row.draw_key, len(row.token_ids)), (-EPSILON, 0.0, EPSILON)
+    top_ps = [p.top_p + by for by in either] if p.top_p < 1.0 else [p.top_p]
+    min_ps = [min(1.0, p.min_p + by) for by in either] if p.min_p else [p.min_p]
+    distributions = [plain_distribution(scores, p, top_p, min_p) for top_p in top_ps for min_p in min_ps]
+    return {plain_draw(distribution, u + by) for distribution in distributions for by in either}
+
+
+def plain_logprobs(logits: list[float]) -> list[float]:
+    norm = math.log(math.fsum(math.exp(x - max(logits)) for x in logits)) + max(logits)
+    return [x - norm for x in logits]
+
+
+# -- batches
+
+some_ids = st.integers(0, VOCAB - 1)
+few_ids = st.integers(1, 3)  # so that an answer often ends with the beginning of a bad word, and repeats itself
 params_strategy = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     top_p=st.sampled_from([0.0, 0.4, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 3, VOCAB, 50]),
-    min_p=st.sampled_from([0.0, 0.2]),
+    min_p=st.sampled_from([0.0, 0.2, 1.0]),
     presence_penalty=st.sampled_from([-1.0, 0.0, 1.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.75]),
     repetition_penalty=st.sampled_from([0.5, 1.0, 1.7]),
-    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.0, 5.0]), max_size=2),
-    allowed_token_ids=st.none() | st.just((1, 4, 5, 11)),
+    logit_bias=st.dictionaries(some_ids, st.sampled_from([-100.0, -1.0, 5.0]), max_size=2),
+    allowed_token_ids=st.sampled_from([None, None, (1, 4, 5, 11), (3,), (2, 2, 9)]),
     min_tokens=st.sampled_from([0, 2]),
+    logprobs=st.sampled_from([None, 0, 3, 20]),
 )
-rows_strategy = st.lists(
-    st.tuples(params_strategy, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), st.integers(0, 2**64 - 1)),
-    min_size=1,
-    max_size=6,
+row_strategy = st.builds(
+    sequence,
+    params=params_strategy | st.just(SamplingParams(temperature=0.0)),
+    prompt=st.lists(some_ids, min_size=1, max_size=4).map(tuple),
+    generated=st.lists(few_ids | some_ids, max_size=5).map(tuple),
+    bad_words=st.lists(st.lists(few_ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    key=st.integers(0, 2**64 - 1),
 )
+rows_strategy = st.lists(row_strategy, min_size=1, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
-@given(rows=rows_strategy, seed=st.integers(0, 2**16))
-def test_every_row_draws_what_the_plain_sampler_allows_whoever_is_beside_it(
-    rows: list[tuple[SamplingParams, list[int], int]], seed: int
-) -> None:
-    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
-    sequences = [sequence(params, [2, 7], generated, key) for params, generated, key in rows]
-    token_ids, are_finite = sample(logits, sequences)
-    assert all(are_finite)
-    for i, row in enumerate(sequences):
-        distribution = plain_distribution(logits[i].tolist(), row)
-        assert distribution[token_ids[i]] > 0
-        assert sample(logits[i : i + 1], [row])[0] == [token_ids[i]], "alone it draws the same"
+@st.composite
+def batches(draw: Callable[..., Any]) -> tuple[torch.Tensor, list[Sequence]]:
+    rows = draw(rows_strategy)
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**16)))) * 3
+    return logits.round() if draw(st.booleans()) else logits, rows  # rounded there are many ties
+
+
+@settings(max_examples=300)
+@given(batch=batches())
+def test_every_row_is_edited_as_its_request_asks(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
+    logits, rows = batch
+    edited = edit_logits(logits.clone(), rows)
+    for i, row in enumerate(rows):
+        assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5, abs=1e-5)
+
+
+@settings(max_examples=300)
+@given(batch=batches())
+def test_every_row_gets_the_plain_samplers_token_and_logprobs(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
+    logits, rows = batch
+    sampled = sample(logits.clone(), rows)
+    for i, row in enumerate(rows):
+        answers = plain_answers(logits[i].tolist(), row)
+        assert sampled.are_finite[i] == bool(answers)
+        if not answers:
+            continue
+        assert sampled.token_ids[i] in answers
+        num_top, found = row.params.logprobs, sampled.logprobs[i]
+        assert (found is None) == (num_top is None)
+        if found is not None:
+            expected = plain_logprobs(logits[i].tolist())
+            assert found.token_id == sampled.token_ids[i]
+            assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-5)
+            assert len(set(found.top_ids)) == num_top
+            in_order = sorted(range(num_top), key=lambda j: (-found.top_logprobs[j], found.top_ids[j]))
+            assert in_order == list(range(num_top))
+            assert found.top_logprobs == pytest.approx([expected[j] for j in found.top_ids], abs=1e-5)
+            assert found.top_logprobs == pytest.approx(sorted(expected)[::-1][:num_top], abs=1e-5)
+
+
+@settings(max_examples=100)
+@given(batch=batches())
+def test_a_row_alone_gets_what_it_gets_among_others(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
+    logits, rows = batch
+    together = sample(logits.clone(), rows)
+    for i, row in enumerate(rows):
+        alone = sample(logits[i : i + 1].clone(), [row])
+        assert (alone.are_finite, alone.logprobs) == ([together.are_finite[i]], [together.logprobs[i]])
+        assert alone.token_ids == [together.token_ids[i]] or not alone.are_finite[0]
+
+
+def test_with_a_large_vocabulary_too_rows_do_not_touch_each_other() -> None:
+    logits = torch.randn(12, 5000, generator=torch.Generator().manual_seed(1))
+    ways = [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}]
+    rows = [sequence(SamplingParams(**ways[i % 4], logprobs=i % 3), key=draw_key(4, i)) for i in range(12)]  # type: ignore[arg-type]
+    together = sample(logits.clone(), rows)
+    for i, row in enumerate(rows):
+        alone = sample(logits[i : i + 1].clone(), [row])
+        assert (alone.token_ids, alone.logprobs) == ([together.token_ids[i]], [together.logprobs[i]])
 
 
 @pytest.mark.parametrize(
@@ -96,41 +207,202 @@ def test_every_row_draws_what_the_plain_sampler_allows_whoever_is_beside_it(
     ids=["plain", "top_k and top_p", "min_p"],
 )
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(5)).expand(4000, -1)
-    rows = [sequence(params, [2, 7], [1], draw_key(3, i)) for i in range(4000)]
-    counts = Counter(sample(logits, rows)[0])
-    expected = plain_distribution(logits[0].tolist(), rows[0])
-    for token_id, probability in enumerate(expected):
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(5))
+    rows = [sequence(params, key=draw_key(3, i)) for i in range(4000)]
+    counts = Counter(sample(logits.repeat(4000, 1), rows).token_ids)
+    expected = plain_distribution(plain_edits(logits[0].tolist(), rows[0]), params)
+    for token_id in range(VOCAB):
+        probability = expected.get(token_id, 0.0)
         deviation = math.sqrt(4000 * probability * (1 - probability))
         assert abs(counts[token_id] - 4000 * probability) <= 4 * deviation
 
 
-def test_sampling_does_not_change_the_logits() -> None:
-    logits = torch.zeros(1, VOCAB)
-    sample(logits, [sequence(SamplingParams(logit_bias={1: 5.0}), [2], [])])
-    assert logits.abs().sum() == 0
+@pytest.mark.parametrize(("key", "u"), [(0x255992D382208BC1, 0.0), (0xF4F397837C8C3981, 1 - 2.0**-53)])
+@pytest.mark.parametrize("way", [{}, {"top_p": 0.9999}, {"top_k": 15}, {"min_p": 0.01}], ids=str)
+def test_the_outermost_uniforms_draw_an_id_that_has_probability(key: int, u: float, way: dict[str, Any]) -> None:
+    """Which is between others that have none."""
+    params = SamplingParams(allowed_token_ids=tuple(range(3, 15)), **way)
+    row = sequence(params, key=key)
+    assert uniform(row.draw_key, len(row.token_ids)) == u
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(8))
+    answers = list(plain_distribution(plain_edits(logits[0].tolist(), row), params))
+    assert sample(logits, [row]).token_ids == [answers[0] if u == 0.0 else answers[-1]]
 
 
-def test_rows_that_are_no_numbers_are_told_apart() -> None:
-    logits = torch.zeros(3, VOCAB)
-    logits[1, 4] = math.nan
+def test_penalties_follow_an_answer_as_it_grows() -> None:
+    """What they count is kept from step to step."""
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6))
+    rows = [
+        sequence(SamplingParams(repetition_penalty=1.5, frequency_penalty=0.4, min_tokens=3), (5, 6, 5)),
+        sequence(SamplingParams(presence_penalty=0.7), (5, 6, 5), bad_words=((9, 9, 6), (9, 7))),
+    ]
+    for token_id in (9, 9, 6, 5, 9, 23, 9):
+        edited = edit_logits(logits.clone(), rows)
+        for i, row in enumerate(rows):
+            assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5)
+            row.token_ids.append(token_id)
+
+
+def test_counts_take_the_prompt_for_ids_and_the_answer_for_times() -> None:
+    counts = TokenCounts([5, 7, 5])
+    counts.add([7, 9])
+    counts.add([7])
+    assert (list(counts.ids), list(counts.times), counts.num_added) == ([5, 7, 9], [0, 2, 1], 3)
+
+
+def test_a_word_is_bad_only_within_the_answer() -> None:
+    row = sequence(prompt=(1, 2), bad_words=((1, 2, 3), (2, 4)))
+    assert edit_logits(torch.zeros(1, VOCAB), [row]).isfinite().all()
+    row.token_ids += [1, 2]
+    assert edit_logits(torch.zeros(1, VOCAB), [row])[0].isinf().nonzero().flatten().tolist() == [3, 4]
+
+
+# -- rows that are special
+
+
+WAYS = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5, "min_p": 0.1}, {"logit_bias": {1: 2.0}, "logprobs": 2}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.nan])
+def test_a_row_that_is_no_numbers_is_told_apart_and_harms_no_other(way: dict[str, Any], bad: float) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
+    rows = [sequence(SamplingParams(**way), key=i) for i in range(4)]
+    good = sample(logits.clone(), rows)
+    logits[1, 4] = bad
     logits[2] = -math.inf
-    rows = [sequence(SamplingParams(temperature=t), [2], []) for t in (0.0, 1.0, 0.0)]
-    assert sample(logits, rows)[1] == [True, False, False]
+    mixed = sample(logits, rows)
+    assert (good.are_finite, mixed.are_finite) == ([True] * 4, [True, False, False, True])
+    for i in (0, 3):
+        assert (mixed.token_ids[i], mixed.logprobs[i]) == (good.token_ids[i], good.logprobs[i])
 
 
-def test_ties_go_to_the_lowest_id() -> None:
-    assert sample(torch.zeros(1, VOCAB), [sequence(SamplingParams(temperature=0.0), [2], [])])[0] == [0]
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.0}], ids=str)
+def test_ties_go_to_the_lowest_id(params: dict[str, Any]) -> None:
+    logits = torch.zeros(1, 1000)
+    logits[0, :7] = -1.0
+    assert sample(logits, [sequence(SamplingParams(**params))]).token_ids == [7]
+
+
+def test_ids_beyond_what_a_float_can_count_arrive_as_they_are() -> None:
+    logits = torch.zeros(1, 2**24 + 2, dtype=torch.bfloat16)
+    logits[0, 2**24 + 1] = 1.0
+    assert sample(logits, [sequence(SamplingParams(temperature=0.0))]).token_ids == [2**24 + 1]
+
+
+def test_half_precision_is_edited_and_drawn_in_single_precision() -> None:
+    logits = torch.zeros(2, VOCAB, dtype=torch.bfloat16)
+    rows = [sequence(SamplingParams(temperature=0.0, logit_bias={i: 1.0 + i * 1e-4 for i in range(9)}))]
+    rows += [sequence(SamplingParams(top_p=0.9, logprobs=0))]
+    sampled = sample(logits, rows)
+    assert sampled.token_ids[0] == 8
+    assert sampled.logprobs[1] is not None
+    assert sampled.logprobs[1].logprob == pytest.approx(-math.log(VOCAB), rel=1e-6)
 
 
 def test_logprobs_are_those_of_the_unmodified_logits_best_first() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
+    logits = torch.tensor([[0.0, 2.0, 1.0]] * 4)
     expected = logits[0].log_softmax(0).tolist()
-    first, second = logprobs_of(logits, [0, 1], [2, 0])
-    assert (first.token_id, first.logprob) == (0, pytest.approx(expected[0]))
-    assert first.top_ids == [1, 2]
-    assert first.top_logprobs == pytest.approx([expected[1], expected[2]])
-    assert (second.top_ids, second.top_logprobs) == ([], [])
+    biased = SamplingParams(temperature=0.0, logit_bias={0: 50.0}, logprobs=2)
+    sampled = sample(logits, [sequence(biased), sequence(SamplingParams(temperature=0.0))], [(0, 2), (1, 0)])
+    assert sampled.token_ids == [0, 1]
+    assert sampled.logprobs[1] is None
+    for found in (sampled.logprobs[0], sampled.known_logprobs[0]):
+        assert found is not None
+        assert (found.token_id, found.logprob) == (0, pytest.approx(expected[0]))
+        assert found.top_ids == [1, 2]
+        assert found.top_logprobs == pytest.approx([expected[1], expected[2]])
+    last = sampled.known_logprobs[1]
+    assert (last.token_id, last.logprob, last.top_ids) == (1, pytest.approx(expected[1]), [])
+
+
+def test_without_rows_there_is_nothing() -> None:
+    assert sample(torch.zeros(0, VOCAB), []) == Sampled([], [], [], [])
+
+
+# -- what it costs
+
+
+class Device(TorchDispatchMode):
+    """Lets the device `meta` stand for one of which the host knows nothing: there, an operation whose result decides
+    what happens next raises. Copies to the host are counted and give zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_read_backs = 0
+        self.operations: list[tuple[str, list[torch.Size]]] = []  # on the device
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(tensor.is_meta for tensor in tensors):
+            self.operations.append((function.overloadpacket.__name__, [tensor.shape for tensor in tensors]))
+        if function is torch.ops.aten._to_copy.default:
+            source, target = args[0], kwargs.get("device") or args[0].device
+            if source.is_meta and target == torch.device("cpu"):
+                self.num_read_backs += 1
+                return torch.zeros(source.shape, dtype=source.dtype)
+            if target.type == "meta" and not source.is_meta:
+                assert kwargs.get("non_blocking"), "an upload must not wait for the device"
+        return function(*args, **kwargs)
+
+    def over_the_vocabulary(self) -> list[tuple[str, int]]:
+        """Operations that read whole rows of logits, and how many rows."""
+        over = {"max", "amax", "argmax", "_softmax", "_log_softmax", "sort", "topk", "cumsum", "div", "lt", "logsumexp"}
+        return [(name, shapes[0][0]) for name, shapes in self.operations if name in over and VOCAB in shapes[0]]
+
+
+def run_on_device(rows: list[Sequence], known: list[tuple[int, int]] | None = None) -> Device:
+    logits = torch.empty(len(rows) + len(known or []), VOCAB, device="meta")
+    with Device() as device:
+        sample(logits, rows, known or [])
+    return device
+
+
+def one_of_everything(key: int = 0) -> list[Sequence]:
+    everything: dict[str, Any] = {
+        "allowed_token_ids": (1, 4, 5),
+        "min_tokens": 4,
+        "logit_bias": {4: 1.0},
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "presence_penalty": 0.2,
+        "logprobs": 5,
+    }
+    ways = [{"temperature": 0.0}, {}, {"top_k": 5, "top_p": 0.5}, {"min_p": 0.2}]
+    return [
+        sequence(SamplingParams(**way, **everything), generated=(1,), bad_words=((1, 2), (3,)), key=key + i)
+        for i, way in enumerate(ways)
+    ]
+
+
+def test_a_step_waits_for_the_device_once_whatever_is_asked() -> None:
+    assert run_on_device(one_of_everything(), [(1, 3), (2, 0)]).num_read_backs == 1
+
+
+def test_more_rows_take_no_more_operations() -> None:
+    few, many = ([row for i in range(count) for row in one_of_everything(i)] for count in (2, 20))
+    few_names, many_names = ([name for name, _ in run_on_device(rows).operations] for rows in (few, many))
+    assert few_names == many_names
+
+
+def test_greedy_rows_cost_an_argmax() -> None:
+    greedy = [sequence(SamplingParams(temperature=0.0)) for _ in range(5)]
+    alone = run_on_device(greedy)
+    assert alone.over_the_vocabulary() == [("max", 5)]
+    assert not {"index", "index_put_", "clone", "copy_"} & {name for name, _ in alone.operations}
+    mixed = run_on_device([*greedy, sequence(), sequence(), sequence(SamplingParams(top_p=0.5))])
+    assert mixed.over_the_vocabulary() == [
+        ("max", 5),
+        *(("div", 2), ("_softmax", 2), ("cumsum", 2)),
+        *(("div", 1), ("_softmax", 1), ("sort", 1), ("cumsum", 1)),
+    ]
+
+
+def test_only_rows_that_ask_for_logprobs_cost_a_softmax_for_them() -> None:
+    params = SamplingParams(temperature=0.0)
+    rows = [sequence(params) for _ in range(5)] + [sequence(SamplingParams(temperature=0.0, logprobs=2))]
+    assert run_on_device(rows).over_the_vocabulary() == [("_log_softmax", 1), ("max", 6), ("topk", 1)]
 
 
 def test_uniforms_are_spread_evenly_and_independent_between_keys() -> None:

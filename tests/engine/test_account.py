@@ -1,0 +1,125 @@
+"""What the engine notes about requests and steps: events, gaps between tokens, who waited for what, time of steps."""
+
+from __future__ import annotations
+
+from oaiserve.engine.request import Request
+from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
+
+STEP_NS = 10_000_000
+
+
+class TimedRunner(ScriptedRunner):
+    """Each step takes 10 ms of the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(gated=True)
+        self._clock = clock
+
+    def run(self, step: Step) -> list[ChunkResult]:
+        results = super().run(step)
+        self._clock.move(STEP_NS / 1e9)
+        return results
+
+
+def run(*requests: Request, **options: int) -> tuple[Clock, list[StepKind], int]:
+    """All are there before the first step begins. Gives the kinds of the steps, and the idle time the engine saw."""
+    clock = Clock()
+    runner, inbox = TimedRunner(clock), Inbox()
+    with make_engine(runner, clock_ns=clock, tokenize_workers=0, **options) as engine:
+        engine.submit(requests[0], inbox)
+        runner.started.get(timeout=30)
+        for later in requests[1:]:
+            engine.submit(later, inbox)
+        runner.permit(10_000)
+        inbox.wait_terminal(*(each.request_id for each in requests))
+        snapshot = engine.snapshot()
+        steps = engine.take_steps()
+        assert engine.take_steps() == []
+    assert snapshot.num_steps == len(steps)
+    assert snapshot.model_ns == sum(step.duration_ns for step in steps) == len(steps) * STEP_NS
+    assert (snapshot.step_ns, snapshot.num_step_sequences) == (STEP_NS, steps[-1].num_sequences)
+    return clock, [step.kind for step in steps], snapshot.idle_with_work_ns
+
+
+def told(account: EngineAccount) -> list[tuple[str, int, dict[str, int | str]]]:
+    return [(str(event.kind), event.choice, dict(event.details)) for event in account.events]
+
+
+def test_events_tell_what_happened_in_order() -> None:
+    one = request("a", prompt_len=20, max_tokens=2)
+    run(one, max_step_tokens=8)
+    assert told(one.account) == [
+        ("prefill_chunk", 0, {"start": 0, "tokens": 8}),
+        ("prefill_chunk", 0, {"start": 8, "tokens": 8}),
+        ("prefill_chunk", 0, {"start": 16, "tokens": 4}),
+        ("first_token", 0, {}),
+        ("finished", 0, {"reason": "length"}),
+    ]
+    times = [event.at_ns for event in one.account.events]
+    assert times == sorted(times)
+    assert one.times.first_token == one.account.events[3].at_ns
+    assert one.times.last_token == one.account.events[4].at_ns
+
+
+def test_gaps_between_tokens_are_those_of_each_choice() -> None:
+    one = request("a", prompt_len=4, max_tokens=4, n=2)
+    run(one)
+    assert list(one.account.inter_token_ns) == [STEP_NS] * 6
+
+
+def test_a_prefix_that_was_there_is_an_event() -> None:
+    first, second = request("a", prompt_len=12, max_tokens=1), request("b", prompt_len=12, max_tokens=1)
+    run(first, second)
+    hits = [event for event in second.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
+    assert [event.details for event in hits] == [{"tokens": 8}]  # the last block is computed, for its logits
+    assert hits[0].at_ns == second.times.scheduled
+    assert not [event for event in first.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
+
+
+def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall() -> None:
+    requests = [request(f"{i}", prompt_len=4, max_tokens=16) for i in range(3)]
+    run(*requests, kv_blocks=6, max_model_len=24)
+    accounts = [each.account for each in requests]
+    assert sum(account.num_preemptions for account in accounts) > 0
+    for account in accounts:
+        stalls = [event.details["stalled_ns"] for event in account.events if event.kind is EventKind.RESUMED]
+        assert len(stalls) == account.num_preemptions
+        assert sum(map(int, stalls)) == account.stalled_ns
+        assert sum(account.inter_token_ns) == 15 * STEP_NS + account.stalled_ns
+    for each in requests:  # waiting again, after a preemption, is no part of the queue
+        assert each.times.scheduled is not None
+        assert each.times.tokenized is not None
+        assert sum(each.account.waits_ns.values()) == each.times.scheduled - each.times.tokenized
+
+
+def test_the_reasons_of_a_wait_add_up_to_the_queue_phase() -> None:
+    requests = [request(f"{i}", prompt_len=8, max_tokens=3) for i in range(4)]
+    run(*requests, max_running=1)
+    for number, each in enumerate(requests):
+        assert each.times.scheduled is not None
+        assert each.times.tokenized is not None
+        assert sum(each.account.waits_ns.values()) == each.times.scheduled - each.times.tokenized
+        # The first was in a step while the others came; each one before them took three steps, the first one less.
+        waits = {str(reason): ns // STEP_NS for reason, ns in each.account.waits_ns.items()}
+        expected = {"step_under_way": 1, "batch_full": 3 * number - 1}
+        assert waits == (expected if number else {})
+
+
+def test_steps_are_counted_from_the_first_of_a_request_to_its_last() -> None:
+    first, second = request("a", prompt_len=4, max_tokens=4), request("b", prompt_len=4, max_tokens=2)
+    _, kinds, idle_ns = run(first, second)
+    assert kinds == [StepKind.PREFILL, StepKind.MIXED, StepKind.DECODE, StepKind.DECODE]
+    account = first.account
+    assert (account.first_step, account.num_steps, account.model_ns) == (0, 4, 4 * STEP_NS)
+    assert (account.num_step_sequences, account.num_step_tokens) == (1 + 2 + 2 + 1, 4 + 5 + 2 + 1)
+    assert (second.account.first_step, second.account.num_steps) == (1, 2)
+    assert idle_ns == 0  # the clock stands still between steps
+
+
+def test_a_request_with_too_many_events_keeps_the_first() -> None:
+    one = request("a", prompt_len=4 * MOST_EVENTS, max_tokens=1)
+    run(one, max_step_tokens=2, max_running=1, kv_blocks=128)
+    assert len(one.account.events) == MOST_EVENTS
+    assert one.account.num_events_dropped == 2 * MOST_EVENTS + 2 - MOST_EVENTS
