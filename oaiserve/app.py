@@ -36,9 +36,12 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
     if telemetry is None:
         telemetry = Telemetry(
             snapshot=engine.snapshot,
+            take_steps=engine.take_steps,
             model=model_name,
             version=__version__,
             recent_requests=config.telemetry.recent_requests,
+            model_info=engine.model_info,
+            vllm_metrics=config.telemetry.vllm_metrics,
         )
 
     @asynccontextmanager
@@ -54,6 +57,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
             stream_interval=config.server.stream_interval,
+            trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
         engine.start()
         lag = asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))

@@ -94,7 +94,8 @@ class ServerOptions:
     """Seconds that a connection may take nothing of what waits for it before it is cut. 0: any time."""
 
     stream_interval: int = 1
-    """Tokens of a choice in one event of a stream, where the request does not say. More: fewer events, less work."""
+    """Tokens of a choice in one event of a stream, where the request does not say; the first one comes at once all the
+    same. More: fewer events, less work."""
 
     log_level: LogLevel = "info"
     """Least severe message to log."""
@@ -229,13 +230,22 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryOptions:
-    """What the server remembers about itself. Where traces go is set by OpenTelemetry's own OTEL_* variables."""
+    """What the server tells about itself. Where traces and metrics are sent to is set by OpenTelemetry's own OTEL_*
+    variables."""
 
     recent_requests: int = 256
     """Ended requests whose accounts /debug/requests shows (with an --api-key, or on a loopback --host)."""
 
+    trace_prompt_characters: int = 0
+    """Most characters of a prompt that its trace carries, for those who may read them. 0: none."""
+
+    vllm_metrics: bool = True
+    """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers that know these."""
+
     def __post_init__(self) -> None:
         _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")
+        characters = self.trace_prompt_characters
+        _check(characters >= 0, "--trace-prompt-characters", characters, "at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,19 @@ class APIError(Exception):
         self.code = code if code is not None else type(self).code
         self.retry_after_seconds = retry_after_seconds
 
-    def body(self) -> dict[str, Any]:
-        """`{"error": {...}}`, all four keys always there, `code` a string or null."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def body(self, *, request_id: str, trace_id: str) -> dict[str, Any]:
+        """`{"error": {...}}`, all keys always there, `code` a string or null. The ids are not OpenAI's: they are where
+        people look who have kept the error and not the headers."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+                "request_id": request_id,
+                "trace_id": trace_id,
+            }
+        }
 
     def headers(self) -> dict[str, str]:
         if self.retry_after_seconds is not None:

@@ -95,6 +95,8 @@ def test_a_wrong_engine_option_is_named_with_its_value(wrong: dict, message: str
 def test_a_wrong_telemetry_option_is_named_with_its_value() -> None:
     with pytest.raises(OptionError, match="--recent-requests is -1, but must be at least 0."):
         TelemetryOptions(recent_requests=-1)
+    with pytest.raises(OptionError, match="--trace-prompt-characters is -1, but must be at least 0."):
+        TelemetryOptions(trace_prompt_characters=-1)
 
 
 @pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000"])

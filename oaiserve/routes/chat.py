@@ -16,7 +16,15 @@ from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
 from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.routes.shapes import ChunkFrame, Head, chat_logprobs, encode, prompt_logprobs_object, usage_object
+from oaiserve.routes.shapes import (
+    ChunkFrame,
+    Head,
+    Timings,
+    chat_logprobs,
+    encode,
+    prompt_logprobs_object,
+    usage_object,
+)
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -44,7 +52,8 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
     )
     exchange.params = protocol.recorded_params(body, params)
     prompt = build_prompt(body, body.messages)
-    response_id = f"chatcmpl-{exchange.unique_id}"
+    exchange.prompt_text = protocol.traced_prompts((prompt,), serving.trace_prompt_characters)
+    response_id = exchange.response_id = f"chatcmpl-{exchange.unique_id}"
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = Head(response_id, kind, int(time.time()), serving.model_name, serving.fingerprint)
     shape = ChatShape(head, protocol.wanted(body, params, num_logprobs, num_prompt_logprobs))
@@ -56,6 +65,7 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
         cache_salt=protocol.cache_salt(body),
         stream_interval=protocol.stream_interval(body, serving.stream_interval),
         times=exchange.times,
+        account=exchange.account,
     )
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
@@ -172,8 +182,8 @@ class ChatShape:
             event += self._frame.chunk(choice % end)
         return event
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def closing(self, usage: Usage, timings: Timings) -> bytes:
+        return self._frame.closing(usage, timings)
 
     def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]:
         answer = self._head.fields() | {

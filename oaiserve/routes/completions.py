@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import (
     ChunkFrame,
     Head,
+    Timings,
     completion_logprobs,
     encode,
     prompt_logprobs_object,
@@ -51,17 +53,19 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
         prompt_logprobs=max((k for k in (echoed, asked_prompt_logprobs) if k is not None), default=None),
     )
     exchange.params = protocol.recorded_params(body, params)
-    best_of = integer(body, "best_of", 0, 20)
-    if best_of not in (None, 1, params.n):
-        raise invalid("best_of", f"must be 1 or equal to n ({params.n}), got {best_of}")
+    best_of = _best_of(body, params.n)
     prompts = build_prompts(body)
-    if len(prompts) * params.n > protocol.MAX_CHOICES_PER_REQUEST:
-        limit = protocol.MAX_CHOICES_PER_REQUEST
-        raise invalid("prompt", f"prompts times n must be <= {limit}, got {len(prompts)} times {params.n}")
-    response_id = f"cmpl-{exchange.unique_id}"
+    if len(prompts) * best_of > protocol.MAX_CHOICES_PER_REQUEST:
+        limit, name = protocol.MAX_CHOICES_PER_REQUEST, "n" if best_of == params.n else "best_of"
+        raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {best_of}")
+    exchange.prompt_text = protocol.traced_prompts(prompts, serving.trace_prompt_characters)
+    response_id = exchange.response_id = f"cmpl-{exchange.unique_id}"
     head = Head(response_id, "text_completion", int(time.time()), serving.model_name, serving.fingerprint)
     wanted = protocol.wanted(body, params, num_logprobs, asked_prompt_logprobs)
-    shape = CompletionShape(head, wanted, echo=bool(body.echo))
+    shape = CompletionShape(head, wanted, echo=bool(body.echo), best_of=best_of)
+    if best_of > params.n:
+        exchange.params["best_of"] = best_of
+        params = replace(params, n=best_of, logprobs=num_logprobs or 0)  # which are what they are judged by
     request = Request(
         response_id,
         prompts,
@@ -71,6 +75,7 @@ def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
         cache_salt=protocol.cache_salt(body),
         stream_interval=protocol.stream_interval(body, serving.stream_interval),
         times=exchange.times,
+        account=exchange.account,
     )
     return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
@@ -79,6 +84,18 @@ def _num_logprobs(body: CompletionBody) -> int | None:
     if isinstance(body.logprobs, bool):
         return 1 if body.logprobs else None
     return integer(body, "logprobs", 0, protocol.MAX_LOGPROBS)
+
+
+def _best_of(body: CompletionBody, n: int) -> int:
+    """Candidates per prompt, of which the client gets n."""
+    best_of = integer(body, "best_of", 0, protocol.MAX_BEST_OF)
+    if best_of in (None, 1):  # 1 is OpenAI's default, whatever n is
+        return n
+    if best_of < n:
+        raise invalid("best_of", f"must be >= n ({n}), got {best_of}")
+    if best_of > n and body.stream:
+        raise invalid("best_of", f"must be equal to n ({n}) with 'stream': true, got {best_of}")
+    return best_of
 
 
 def _max_tokens(body: CompletionBody) -> int:
@@ -122,10 +139,12 @@ def _token_prompt(ids: list[Any]) -> TokenPrompt:
 class CompletionShape:
     """Choices of /v1/completions, streamed or whole. Choice `i` belongs to prompt `i // n`."""
 
-    def __init__(self, head: Head, wanted: Wanted, *, echo: bool) -> None:
+    def __init__(self, head: Head, wanted: Wanted, *, echo: bool, best_of: int) -> None:
+        """The engine makes `best_of` choices per prompt: `wanted.n` for a stream, or more."""
         self._head = head
         self._wanted = wanted
         self._echo = echo
+        self._best_of = best_of
         self._frame = ChunkFrame(head, wanted)
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens whose logprobs were sent
 
@@ -155,10 +174,12 @@ class CompletionShape:
             event += self._frame.chunk(choice)
         return event
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def closing(self, usage: Usage, timings: Timings) -> bytes:
+        return self._frame.closing(usage, timings)
 
     def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]:
+        if self._best_of > self._wanted.n:
+            choices = best_choices(choices, self._best_of, self._wanted.n)
         rendered = [self._choice(prompts[chunk.index // self._wanted.n], chunk) for chunk in choices]
         return self._head.fields() | {"choices": rendered, "usage": usage_object(usage)}
 
@@ -192,3 +213,20 @@ class CompletionShape:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + sum(len(token.token) for token in tokens)
         return encode(completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset))
+
+
+def best_choices(candidates: list[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
+    """The n best of each prompt's `best_of` candidates, best first, with the indices of the answer.
+
+    Judged by mean log-probability per generated token, as OpenAI does
+    (https://platform.openai.com/docs/api-reference/completions/create). Of equal ones the first.
+    """
+    best: list[TokenChunk] = []
+    for start in range(0, len(candidates), best_of):
+        best += sorted(candidates[start : start + best_of], key=_mean_logprob, reverse=True)[:n]
+    return [replace(chunk, index=index) for index, chunk in enumerate(best)]
+
+
+def _mean_logprob(chunk: TokenChunk) -> float:
+    logprobs = [token.logprob for token in chunk.logprobs or []]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0  # no tokens were asked for

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
+from oaiserve.record import EngineAccount, Outcome, RequestRecord
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
-from oaiserve.times import PHASES, STAMPS, Outcome, RequestRecord, RequestTimes, monotonic_ns
+from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
 from oaiserve.trace import TraceContext
 
 
@@ -29,6 +31,7 @@ class Exchange:
     unique_id: str  # our own
     trace: TraceContext
     times: RequestTimes = field(default_factory=RequestTimes)
+    account: EngineAccount = field(default_factory=EngineAccount)
     http_status: int | None = None
     error: APIError | None = None  # what the client was told
     client_left: bool = False  # before it had its whole answer
@@ -36,16 +39,37 @@ class Exchange:
     is_streaming: bool = False
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    response_id: str | None = None  # as in the answer's `id`
+    prompt_text: str | None = None  # only where the operator wants it in traces
 
     def server_timing(self) -> str:
-        """The phases that are over, for the header `server-timing`: milliseconds, of the same stamps as the record."""
+        """The phases that are over, for the header `server-timing`, in milliseconds."""
+        return ", ".join(f"{phase};dur={phase_ns / 1e6:.3f}" for phase, phase_ns in self._phases_ns().items())
+
+    def error_body(self, error: APIError) -> dict[str, Any]:
+        """The same object that the middleware would answer with, for an event in a stream."""
+        return error.body(request_id=self.request_id, trace_id=self.trace.trace_id_hex)
+
+    def timings(self, usage: Usage) -> dict[str, Any]:
+        """For the last chunk of a stream, once the engine's account is complete: the integers of the record."""
+        return {
+            "phases_ns": self._phases_ns(),
+            "time_to_first_token_ns": self.times.time_to_first_token_ns,
+            "queue_waits_ns": self.account.waits_ns,
+            "stalled_ns": self.account.stalled_ns,
+            "cached_tokens": usage.cached_tokens,
+            "trace_id": self.trace.trace_id_hex,
+        }
+
+    def _phases_ns(self) -> dict[str, int]:
+        """The phases that are over, of the same stamps as the record."""
         stamps = [getattr(self.times, stamp) for stamp in STAMPS]
-        ended = []
+        phases_ns = {}
         for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
             if start_ns is None or end_ns is None:
                 break
-            ended.append(f"{phase};dur={(end_ns - start_ns) / 1e6:.3f}")
-        return ", ".join(ended)
+            phases_ns[phase] = end_ns - start_ns
+        return phases_ns
 
     @property
     def outcome(self) -> Outcome:
@@ -92,7 +116,7 @@ class Accounting:
             exchange.error = as_api_error(error, scope)
             if exchange.http_status is not None:
                 raise
-            await error_response(exchange.error)(scope, receive, watched_send)
+            await error_response(exchange.error, scope)(scope, receive, watched_send)
         finally:
             self._finish(scope, exchange)
 
@@ -109,6 +133,7 @@ class Accounting:
             times.received = times.responded
         usage = terminal.usage if isinstance(terminal, Finished | Failed | Aborted) else Usage(0, 0, 0)
         serving = serving_of(Request(scope))
+        address, port = scope.get("server") or (None, None)
         serving.record(
             RequestRecord(
                 request_id=exchange.request_id,
@@ -120,14 +145,18 @@ class Accounting:
                 http_route=self._http_route,
                 http_status=exchange.http_status,
                 model=serving.model_name,
+                http_scheme=scope["scheme"],
+                server_address=address,
+                server_port=port,
+                response_id=exchange.response_id,
                 error_type=type(exchange.error).__name__ if exchange.error is not None else None,
                 stream=exchange.is_streaming,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
-                num_preemptions=usage.num_preemptions,
-                stalled_ns=usage.stalled_ns,
                 finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
                 params=exchange.params,
+                prompt_text=exchange.prompt_text,
+                account=exchange.account,
             )
         )

@@ -104,7 +104,7 @@ class Errors:
         except (Exception, asyncio.CancelledError) as error:
             if is_started:
                 raise  # the server can only close the connection
-            await error_response(as_api_error(error, scope))(scope, receive, send)
+            await error_response(as_api_error(error, scope), scope)(scope, receive, send)
 
 
 def as_api_error(error: BaseException, scope: Scope) -> APIError:
@@ -118,8 +118,10 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
     return InternalError(f"The server failed on this request. Its log says why, under the request id {request_id}.")
 
 
-def error_response(error: APIError) -> Response:
-    return json_response(error.body(), status=error.status, headers=error.headers())
+def error_response(error: APIError, scope: Scope) -> Response:
+    state = scope["state"]
+    body = error.body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
+    return json_response(body, status=error.status, headers=error.headers())
 
 
 def json_response(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -131,14 +133,15 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 405:
-        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."))
+        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."), request.scope)
     elif error.status_code == 404:
         hint = "" if path.startswith("/v1/") else " The API is under /v1, as in /v1/chat/completions."
-        response = error_response(NotFound(f"There is no {request.method} {path} on this server.{hint}"))
+        not_found = NotFound(f"There is no {request.method} {path} on this server.{hint}")
+        response = error_response(not_found, request.scope)
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code
-        response = error_response(api_error)
+        response = error_response(api_error, request.scope)
     response.headers.update(error.headers or {})
     return response
 

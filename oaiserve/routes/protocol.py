@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.request import ChatPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 Integer = int | float  # JSON libraries of some languages write every number as a float
 
 MAX_CHOICES = 128  # OpenAI's limit for n
-MAX_CHOICES_PER_REQUEST = 2048  # prompts times n
+MAX_BEST_OF = 20  # OpenAI's, too
+MAX_CHOICES_PER_REQUEST = 2048  # prompts times n, or times best_of
 MAX_LOGPROBS = 20
-MAX_STOPS = 128
-MAX_STOP_CHARACTERS = 4096  # of all stop strings together: the engine thread prepares them
+MAX_STRINGS = 128  # in stop, and in bad_words
+MAX_CHARACTERS = 4096  # of all these strings together: the engine thread looks for them
 MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -48,6 +49,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[Integer] | None = None
+    bad_words: list[str] | None = None
     seed: Integer | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Integer] | None = None
@@ -112,7 +114,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 # Known names that this server cannot honour and that would change the answer, and the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "bad_words": ([],),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
@@ -297,8 +298,9 @@ def sampling_params(
         ),
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=_allowed_token_ids(body),
+        bad_words=_strings("bad_words", body.bad_words or []),
         seed=None if seed == -1 else seed,
-        stop=_stop(body.stop),
+        stop=_strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
         stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
@@ -324,15 +326,14 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return converted
 
 
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if "" in stops:
-        raise invalid("stop", "a stop string must not be empty")
-    if len(stops) > MAX_STOPS:
-        raise invalid("stop", f"at most {MAX_STOPS} strings are allowed, got {len(stops)}")
-    if (length := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
-        raise invalid("stop", f"at most {MAX_STOP_CHARACTERS} characters are allowed in all, got {length}")
-    return stops
+def _strings(param: str, strings: list[str]) -> tuple[str, ...]:
+    if "" in strings:
+        raise invalid(param, "a string must not be empty")
+    if len(strings) > MAX_STRINGS:
+        raise invalid(param, f"at most {MAX_STRINGS} strings are allowed, got {len(strings)}")
+    if (length := sum(map(len, strings))) > MAX_CHARACTERS:
+        raise invalid(param, f"at most {MAX_CHARACTERS} characters are allowed in all, got {length}")
+    return tuple(strings)
 
 
 def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
@@ -372,6 +373,7 @@ class Wanted:
     as_token_ids: bool  # "token_id:123" for the text of a token
     with_token_ids: bool
     include_usage: bool
+    include_timings: bool  # at the end of a stream
     continuous_usage: bool  # in every chunk
 
 
@@ -387,6 +389,7 @@ def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None,
         as_token_ids=bool(body.return_tokens_as_token_ids),
         with_token_ids=bool(body.return_token_ids),
         include_usage=include_usage,
+        include_timings=bool(options.get("include_timings")),
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
     )
 
@@ -408,6 +411,30 @@ def cache_salt(body: SamplingBody) -> str:
     if not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
         raise invalid("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters, got {len(salt)}")
     return salt
+
+
+def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | None:
+    """For traces, where the operator asked for it: messages in the form of the GenAI conventions, as JSON. No more of
+    their text than that many characters, and no token ids. None: there is nothing to tell."""
+    traced: list[dict[str, Any]] = []
+    for role, text in _texts(prompts):
+        if most_characters <= 0:
+            break
+        traced.append({"role": role, "parts": [{"type": "text", "content": text[:most_characters]}]})
+        most_characters -= max(1, len(text))
+    return msgspec.json.encode(traced).decode() if traced else None
+
+
+def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
+    """Role and text; a message in several parts comes as often."""
+    for prompt in prompts:
+        if isinstance(prompt, TextPrompt):
+            yield "user", prompt.text
+        elif isinstance(prompt, ChatPrompt):
+            for message in prompt.messages:
+                content = message["content"]
+                for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
+                    yield message["role"], text
 
 
 # What a record tells about a request: numbers only, no text of the client.

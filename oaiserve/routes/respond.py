@@ -30,6 +30,7 @@ from oaiserve.errors import (
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.middleware import as_api_error, json_response
 from oaiserve.routes.serving import Serving
+from oaiserve.routes.shapes import Timings
 
 LARGE_BODY_BYTES = 64 * 1024
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
@@ -46,7 +47,7 @@ class Shape(Protocol):
 
     def delta(self, chunk: TokenChunk) -> bytes: ...
 
-    def closing(self, usage: Usage) -> bytes: ...
+    def closing(self, usage: Usage, timings: Timings) -> bytes: ...
 
     def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]: ...
 
@@ -183,7 +184,7 @@ class Answer:
             last = await self._write_but_the_rest(send, events)
         except (Exception, asyncio.CancelledError) as unexpected:
             self._exchange.error = as_api_error(unexpected, scope)
-            last = sse(self._exchange.error.body())
+            last = sse(self._exchange.error_body(self._exchange.error))
         await write(send, last + DONE, is_last=True)
 
     async def _first_events(self, stream: LoopStream) -> list[Event]:
@@ -212,12 +213,12 @@ class Answer:
         if isinstance(event, PromptDone):
             return self._shape.prompt(event)
         if isinstance(event, Finished):
-            return self._shape.closing(event.usage)
+            return self._shape.closing(event.usage, self._exchange.timings)
         error = self._error(event)
         if error is None:
             return b""
         self._exchange.error = error
-        return sse(error.body())
+        return sse(self._exchange.error_body(error))
 
     def _note(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:

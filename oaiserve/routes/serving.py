@@ -11,8 +11,8 @@ from starlette.requests import Request
 from oaiserve.engine.request import Prompt
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
+from oaiserve.record import RequestRecord
 from oaiserve.routes.protocol import UnknownNames
-from oaiserve.times import RequestRecord
 
 
 class Tokenizer(Protocol):
@@ -50,7 +50,9 @@ class Engine(Protocol):
 class RecentRequests(Protocol):
     """The accounts of the last requests, ready for JSON. Takes milliseconds: call it off the event loop."""
 
-    def list(self) -> list[dict[str, Any]]: ...
+    def list(
+        self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
+    ) -> list[dict[str, Any]]: ...
 
     def get(self, request_id: str, /) -> dict[str, Any] | None: ...
 
@@ -68,6 +70,7 @@ class Serving:
     body_limit_bytes: int
     body_timeout_seconds: float = 60.0
     stream_interval: int = 1  # tokens of a choice per event, where the request does not say
+    trace_prompt_characters: int = 0  # most of a prompt that its record carries; 0: nothing
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
     @property

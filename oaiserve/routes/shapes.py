@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from oaiserve.engine.request import TokenLogprob, TopLogprob, Usage
 from oaiserve.routes.protocol import Wanted
 
 encode = msgspec.json.encode
+Timings = Callable[[Usage], Mapping[str, Any]]  # asked at the end of a stream, for clients that want to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,14 @@ class ChunkFrame:
             end = b'],"usage":' + encode(usage_object(self.usage)) + b"}\n\n"
         return self._start + top_level + b',"choices":[' + choice + end
 
-    def usage_chunk(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage, timings: Timings) -> bytes:
         """The one chunk without choices, and only for clients that asked: others read choices[0] blindly."""
-        if not self._wanted.include_usage:
-            return b""
-        return self._start + b',"choices":[],"usage":' + encode(usage_object(usage)) + b"}\n\n"
+        more = b""
+        if self._wanted.include_usage:
+            more += b',"usage":' + encode(usage_object(usage))
+        if self._wanted.include_timings:
+            more += b',"timings":' + encode(timings(usage))
+        return self._start + b',"choices":[]' + more + b"}\n\n" if more else b""
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

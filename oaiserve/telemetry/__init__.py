@@ -9,15 +9,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry
-
 from oaiserve.errors import StartupError
-from oaiserve.telemetry import logs
-from oaiserve.telemetry.metrics import Metrics, Snapshot
+from oaiserve.record import RequestRecord, StepRecord
+from oaiserve.telemetry import logs, otlp_metrics, tracing
+from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.otel_environment import export_interval_seconds, resource
+from oaiserve.telemetry.otlp_metrics import MetricsExport
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
-from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
-from oaiserve.times import RequestRecord, monotonic_ns
+from oaiserve.telemetry.snapshot import Snapshot
+from oaiserve.telemetry.tracing import Tracing
+from oaiserve.times import monotonic_ns
 
 __all__ = ["Snapshot", "Telemetry"]
 
@@ -25,6 +27,7 @@ __all__ = ["Snapshot", "Telemetry"]
 class Telemetry:
     """Metrics, spans, the log line and the ring of recent requests, fed by one thread.
 
+    `take_steps` gives the engine's steps since its last call, `model_info` values for labels of oaiserve_model_info.
     Raises StartupError if the OTEL_* variables ask for what this server does not have, or make no sense. `environ` is
     for tests: the OpenTelemetry SDK reads most of its variables from the process itself.
     """
@@ -33,31 +36,56 @@ class Telemetry:
         self,
         *,
         snapshot: Callable[[], Snapshot],
+        take_steps: Callable[[], list[StepRecord]] = list,
         model: str,
         version: str,
         recent_requests: int,
+        model_info: Mapping[str, str] | None = None,
+        vllm_metrics: bool = True,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The one anchor of this process: it turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
         self.recent = RecentRequests(recent_requests, epoch_offset_ns)
-        self._metrics = Metrics(CollectorRegistry(), snapshot, model=model, version=version)
+        self._metrics = Metrics(
+            snapshot=snapshot,
+            take_steps=take_steps,
+            model=model,
+            version=version,
+            model_info=model_info or {},
+            vllm=vllm_metrics,
+            epoch_offset_ns=epoch_offset_ns,
+        )
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
             "metrics": self._metrics.observe,
             "log": logs.log_request,
         }
         self._tracing: Tracing | None = None
-        exporter = exporter_from_environment(environ)
-        if exporter is not None:
-            try:
+        self._metrics_export: MetricsExport | None = None
+        try:
+            span_exporter = tracing.exporter_from_environment(environ)
+            metric_exporter = otlp_metrics.exporter_from_environment(environ)
+            interval_seconds = export_interval_seconds(environ)
+            if span_exporter is not None:
                 self._tracing = Tracing(
-                    exporter, epoch_offset_ns=epoch_offset_ns, version=version, count_spans=self._metrics.count_spans
+                    span_exporter,
+                    epoch_offset_ns=epoch_offset_ns,
+                    version=version,
+                    count_spans=self._metrics.count_spans,
                 )
-            except ValueError as error:  # how the SDK says that one of its limits in the environment is no such limit
-                raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
-            consumers["tracing"] = self._tracing.record
-        self._recorder = Recorder(consumers, self._metrics.count_error)
+                consumers["tracing"] = self._tracing.record
+        except ValueError as error:  # how the SDK says that a value in the environment makes no sense
+            raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+        if metric_exporter is not None:
+            self._metrics_export = MetricsExport(
+                metric_exporter,
+                self._metrics.collect,
+                resource=resource(version),
+                version=version,
+                interval_seconds=interval_seconds,
+            )
+        self._recorder = Recorder(consumers, self._metrics.count_error, self._metrics.take_in)
 
     def record(self, record: RequestRecord) -> None:
         """Takes one ended request. Never blocks and never raises; for the event loop."""
@@ -78,7 +106,13 @@ class Telemetry:
         """Takes in what is queued and exports what is held, in about that time at most. Blocks. False: something may
         be lost."""
         deadline_ns = monotonic_ns() + int(timeout_seconds * 1e9)
+
+        def remaining_seconds() -> float:
+            return max(0.0, (deadline_ns - monotonic_ns()) / 1e9)
+
         drained = self._recorder.close(timeout_seconds)
-        remaining_seconds = max(0.0, (deadline_ns - monotonic_ns()) / 1e9)
-        exported = self._tracing is None or self._tracing.close(remaining_seconds)
-        return drained and exported
+        if self._metrics_export is not None:
+            self._metrics_export.stop()  # both exports at the same time
+        spans_exported = self._tracing is None or self._tracing.close(remaining_seconds())
+        metrics_exported = self._metrics_export is None or self._metrics_export.close(remaining_seconds())
+        return drained and spans_exported and metrics_exported

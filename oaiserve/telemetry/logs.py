@@ -11,7 +11,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from oaiserve.times import Outcome, RequestRecord
+from oaiserve.record import Outcome, RequestRecord
+from oaiserve.telemetry.summary import steps_of, token_gaps
 
 logger = logging.getLogger("oaiserve.request")
 
@@ -67,23 +68,18 @@ def log_request(record: RequestRecord) -> None:
     level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    times = record.times
-    phases_ms = {f"{phase.name}_ms": round(phase.duration_ns / 1e6, 3) for phase in times.phases()}
-    duration_ms = round(times.duration_ns / 1e6, 3)
-    error = f" {record.error_type}" if record.error_type else ""
-    message = (
-        f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} {duration_ms} ms "
-        f"({' '.join(f'{name[:-3]} {value}' for name, value in phases_ms.items())}), tokens: "
-        f"{record.prompt_tokens} prompt, {record.cached_tokens} cached, {record.completion_tokens} generated, "
-        f"request {record.request_id}, trace {record.trace.trace_id_hex}"
-    )
+    times, account = record.times, record.account
+    phases_ms = {phase.name: _ms(phase.duration_ns) for phase in times.phases()}
+    waits_ms = {reason.value: _ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
+    duration_ms = _ms(times.duration_ns)
+    steps, gaps = steps_of(record), token_gaps(account.inter_token_ns)
     fields = {
         "request_id": record.request_id,
         "trace_id": record.trace.trace_id_hex,
         "span_id": record.trace.span_id_hex,
         "operation": record.operation,
         "model": record.model,
-        "outcome": str(record.outcome),
+        "outcome": record.outcome.value,
         "status": record.http_status,
         "error_type": record.error_type,
         "stream": record.stream,
@@ -91,9 +87,34 @@ def log_request(record: RequestRecord) -> None:
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.completion_tokens,
-        "num_preemptions": record.num_preemptions,
-        "stalled_ms": round(record.stalled_ns / 1e6, 3),
+        "num_preemptions": account.num_preemptions,
+        "stalled_ms": _ms(account.stalled_ns),
         "duration_ms": duration_ms,
-        **phases_ms,
+        **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
+        **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
     }
+    error = f" {record.error_type}" if record.error_type else ""
+    message = (
+        f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} {duration_ms} ms "
+        f"({_named(phases_ms)}), tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "
+        f"{record.completion_tokens} generated, "
+    )
+    if waits_ms:
+        message += f"waited: {_named(waits_ms)}, "
+    if steps is not None:
+        mean_batch = round(steps.mean_sequences, 2)
+        fields |= {"num_steps": steps.number, "mean_batch": mean_batch}
+        message += f"{steps.number} steps of {mean_batch}, "
+    if gaps is not None:
+        fields |= {"itl_p50_ms": _ms(gaps.p50_ns), "itl_p99_ms": _ms(gaps.p99_ns), "itl_max_ms": _ms(gaps.max_ns)}
+        message += f"itl {_ms(gaps.p50_ns)} p50 {_ms(gaps.p99_ns)} p99, "
+    message += f"request {record.request_id}, trace {record.trace.trace_id_hex}"
     logger.log(level, "%s", message, extra=fields)
+
+
+def _ms(duration_ns: int) -> float:
+    return round(duration_ns / 1e6, 3)
+
+
+def _named(values: dict[str, float]) -> str:
+    return " ".join(f"{name} {value}" for name, value in values.items())

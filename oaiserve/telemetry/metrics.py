@@ -1,190 +1,204 @@
-"""Prometheus: histograms and counters fed from records, gauges read from the engine's snapshot, and `render`.
+"""Everything on /metrics: what records and steps tell, the engine's numbers of the moment, and our own account.
 
-Everything hangs on the registry passed in. Names, help texts and buckets come from `names`.
+One lock guards the series. The telemetry thread takes it once per record; a page is made under it, so that all numbers
+on it are of one moment. Neither the event loop nor the engine thread ever takes it: what they tell waits in a queue.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
-from time import perf_counter
-from typing import Protocol
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    Histogram,
-    Info,
-    ProcessCollector,
-    Summary,
-    disable_created_metrics,
-)
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
+from oaiserve.record import Outcome, RequestRecord, StepRecord
 from oaiserve.telemetry import names
-from oaiserve.times import RequestRecord
-
-
-class Snapshot(Protocol):
-    """The engine's numbers at one moment."""
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_tokenizing(self) -> int: ...
-    @property
-    def blocks_used(self) -> int: ...
-    @property
-    def blocks_total(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
-    @property
-    def num_steps(self) -> int: ...
-
-
-class SnapshotCollector(Collector):
-    """Turns the snapshot of the moment into metrics when a scrape comes, so that the engine never pushes a number."""
-
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
-        self._snapshot = snapshot
-
-    def describe(self) -> Iterable[Metric]:
-        """The names alone: registering must not need an engine that runs."""
-        return [
-            _gauge(names.REQUESTS_RUNNING),
-            _gauge(names.REQUESTS_WAITING),
-            _gauge(names.TOKENIZE_QUEUE_DEPTH),
-            _gauge(names.KV_CACHE_USAGE),
-            _gauge(names.KV_BLOCKS),
-            _counter(names.PREEMPTIONS),
-            _counter(names.ENGINE_STEPS),
-        ]
-
-    def collect(self) -> Iterable[Metric]:
-        now = self._snapshot()
-        blocks = _gauge(names.KV_BLOCKS)
-        blocks.add_metric(["used"], now.blocks_used)
-        blocks.add_metric(["free"], now.blocks_total - now.blocks_used)
-        return [
-            _gauge(names.REQUESTS_RUNNING, now.num_running),
-            _gauge(names.REQUESTS_WAITING, now.num_waiting),
-            _gauge(names.TOKENIZE_QUEUE_DEPTH, now.num_tokenizing),
-            _gauge(names.KV_CACHE_USAGE, now.blocks_used / max(1, now.blocks_total)),
-            blocks,
-            _counter(names.PREEMPTIONS, now.num_preemptions),
-            _counter(names.ENGINE_STEPS, now.num_steps),
-        ]
-
-
-def _gauge(metric: names.Metric, value: float | None = None) -> GaugeMetricFamily:
-    return GaugeMetricFamily(metric.name, metric.help, value, labels=metric.labels or None, unit=metric.unit)
-
-
-def _counter(metric: names.Metric, value: float | None = None) -> CounterMetricFamily:
-    return CounterMetricFamily(metric.name, metric.help, value)
+from oaiserve.telemetry.observations import Observations
+from oaiserve.telemetry.page import Form, Page, negotiate
+from oaiserve.telemetry.series import (
+    NS_PER_SECOND,
+    Counter,
+    CounterFamily,
+    Distribution,
+    Family,
+    HistogramFamily,
+    LabelValues,
+    Points,
+    Reading,
+)
+from oaiserve.telemetry.snapshot import Snapshot, engine_families
+from oaiserve.telemetry.vllm import vllm_families
+from oaiserve.times import monotonic_ns
 
 
 class Metrics:
-    """`observe` is called by the telemetry thread; `render` and the `count_`/`observe_` methods by any thread."""
+    """`observe` and `take_in` are called by the telemetry thread, the other methods by any.
+
+    `take_steps` gives the steps since the last call. `model_info` has values for the labels of oaiserve_model_info, as
+    far as they are known. `vllm`: show vLLM's names, too.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, snapshot: Callable[[], Snapshot], *, model: str, version: str
+        self,
+        *,
+        snapshot: Callable[[], Snapshot],
+        take_steps: Callable[[], list[StepRecord]],
+        model: str,
+        version: str,
+        model_info: Mapping[str, str],
+        vllm: bool,
+        epoch_offset_ns: int,
     ) -> None:
-        # They would be one more series for each child. The client library has this as a switch of the process only.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry
-        self._render_lock = Lock()
-
-        self._phase = self._histogram(names.PHASE_SECONDS)
-        self._duration = self._histogram(names.DURATION_SECONDS)
-        self._time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN_SECONDS)
-        self._time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN_SECONDS)
-        self._preemption_stall = self._histogram(names.PREEMPTION_STALL_SECONDS)
-        self._requests = self._counter(names.REQUESTS)
-        self._prompt_tokens = self._counter(names.PROMPT_TOKENS)
-        self._cached_tokens = self._counter(names.CACHED_PROMPT_TOKENS)
-        self._generation_tokens = self._counter(names.GENERATION_TOKENS)
-        self._errors = self._counter(names.TELEMETRY_ERRORS)
-        self._spans = self._counter(names.SPANS)
-        lag = names.EVENT_LOOP_LAG_SECONDS
-        self._event_loop_lag = Histogram(lag.name, lag.help, unit=lag.unit, buckets=lag.buckets, registry=registry)
-        scrape = names.SCRAPE_DURATION_SECONDS
-        self._scrape_duration = Summary(scrape.name, scrape.help, unit=scrape.unit, registry=registry)
-        build = Info(names.BUILD_INFO.name.removesuffix("_info"), names.BUILD_INFO.help, registry=registry)
-        build.info({"version": version, "python": platform.python_version(), "model": model})
-
-        registry.register(SnapshotCollector(snapshot))
+        self._snapshot = snapshot
+        self._take_steps = take_steps
+        self._now: Snapshot | None = None  # for the page that is being made
+        self._observed = Observations(model, epoch_offset_ns)
+        self._lag = Distribution(shown_as=(names.EVENT_LOOP_LAG_SECONDS,), per_unit=NS_PER_SECOND)
+        self._scrape = Distribution(shown_as=(names.SCRAPE_DURATION_SECONDS,), per_unit=NS_PER_SECOND)
+        self._errors = Counter("consumer")
+        self._spans = Counter("result")
+        self._families: list[Family] = [
+            *_request_families(self._observed),
+            *engine_families(self._present),
+            HistogramFamily(names.ENGINE_STEP_SECONDS, self._observed.step),
+            HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
+            HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
+            HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
+            _info(names.BUILD_INFO, {"version": version, "python": platform.python_version(), "model": model}),
+            _info(names.MODEL_INFO, {**model_info, "model": model}),
+            HistogramFamily(names.SCRAPE_DURATION_SECONDS, self._scrape),
+            CounterFamily(names.TELEMETRY_ERRORS, self._errors),
+            CounterFamily(names.SPANS, self._spans),
+            *_gen_ai_families(self._observed),
+        ]
+        block_size = model_info.get("block_size", "")
+        aliases = vllm_families(self._observed, self._present, model=model, block_size=block_size) if vllm else []
+        registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
+        self._page = Page([*self._families, *aliases], registry)
+        self._lock = Lock()
+        self._num_pages = 0  # that were begun
+        self._pages: dict[Form, tuple[int, bytes]] = {}  # the last one in each form, and its number
+        # By threads that must not wait, such as the event loop: what to add to which series.
+        self._told: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
     def observe(self, record: RequestRecord) -> None:
-        """Adds one ended request. Sums move by exactly the record's nanoseconds, as float seconds."""
-        labels = (record.outcome, record.operation, record.model)
-        exemplar = {"trace_id": record.trace.trace_id_hex}
-        for phase in record.times.phases():
-            self._phase(phase.name, *labels).observe(phase.duration_ns / 1e9, exemplar)
-        self._duration(*labels).observe(record.times.duration_ns / 1e9, exemplar)
-        ttft_ns = record.times.time_to_first_token_ns
-        if ttft_ns is not None:
-            self._time_to_first_token(*labels).observe(ttft_ns / 1e9, exemplar)
-        # The choices of a request run side by side, so the time per token is that of one choice.
-        tokens_per_choice = record.completion_tokens // max(1, len(record.finish_reasons))
-        tpot_ns = record.times.time_per_output_token_ns(tokens_per_choice)
-        if tpot_ns is not None and tokens_per_choice > 1:
-            self._time_per_output_token(*labels).observe(tpot_ns / 1e9, exemplar)
-        if record.num_preemptions:
-            self._preemption_stall(record.operation, record.model).observe(record.stalled_ns / 1e9, exemplar)
-        self._prompt_tokens(record.operation, record.model).inc(record.prompt_tokens)
-        self._cached_tokens(record.operation, record.model).inc(record.cached_tokens)
-        self._generation_tokens(record.operation, record.model).inc(record.completion_tokens)
-        status = "" if record.http_status is None else str(record.http_status)
-        self._requests(*labels, status, record.error_type or "").inc()
+        with self._lock:
+            self._observed.observe(record)
+
+    def take_in(self) -> None:
+        """Takes in the engine's last steps, and what other threads told."""
+        with self._lock:
+            self._take_in()
 
     def observe_event_loop_lag(self, seconds: float) -> None:
-        self._event_loop_lag.observe(seconds)
+        self._told.append((self._lag, (), round(seconds * NS_PER_SECOND)))
 
     def count_error(self, consumer: str) -> None:
         """A record that `consumer` failed on."""
-        self._errors(consumer).inc()
+        self._told.append((self._errors, (consumer,), 1))
 
     def count_spans(self, result: str, number: int) -> None:
-        """`result`: "ended", "exported" or "failed"."""
-        self._spans(result).inc(number)
+        """`result`: "ended", "exported", "failed" or "dropped"."""
+        self._told.append((self._spans, (result,), number))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The page for /metrics and its content type: OpenMetrics (with exemplars) for those who ask for it in their
-        Accept header, else the classic text format. Takes milliseconds: call it in a worker thread."""
+        Accept header, else the classic text format. It has all that was observed before the call. May take
+        milliseconds: call it in a worker thread. Callers that come while a page is made share the next one."""
+        form = negotiate(accept)
+        num_before = self._num_pages
+        with self._lock:
+            number, page = self._pages.get(form, (0, b""))
+            if number <= num_before:  # it was begun before this call
+                started_ns = monotonic_ns()
+                self._num_pages += 1
+                with self._fresh():
+                    page = self._page.render(form)
+                self._pages[form] = (self._num_pages, page)
+                self._scrape.add((), monotonic_ns() - started_ns)
+        return page, str(form)
+
+    def collect(self) -> list[tuple[names.Metric, Points]]:
+        """The same numbers as data, without vLLM's names and those of the client library."""
+        with self._lock, self._fresh():
+            return [(family.metric, family.points()) for family in self._families]
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        """Within it, families show what is so far."""
+        self._take_in()
+        self._now = self._snapshot()
         try:
-            encode, content_type = choose_encoder(accept or "")
-        except TypeError:  # the client library compares versions, and a version that is no number does not compare
-            encode, content_type = choose_encoder("")
-        # Rendering is pure Python: two at once would only make both, and the event loop, slower.
-        with self._render_lock:
-            started = perf_counter()
-            page = encode(self._registry)
-            self._scrape_duration.observe(perf_counter() - started)
-        return page, content_type
+            yield
+        finally:
+            self._now = None
 
-    # Both return what looks a child up by its label values, each only once: `labels()` takes a lock on every call.
+    def _present(self) -> Snapshot:
+        assert self._now is not None, "families are only read within _fresh"
+        return self._now
 
-    def _histogram(self, metric: names.Metric) -> Callable[..., Histogram]:
-        histogram = Histogram(
-            metric.name,
-            metric.help,
-            metric.labels,
-            unit=metric.unit,
-            buckets=metric.buckets,
-            registry=self._registry,
-        )
-        return cache(histogram.labels)
+    def _take_in(self) -> None:
+        for step in self._take_steps():
+            self._observed.observe_step(step)
+        while self._told:
+            series, labels, amount = self._told.popleft()
+            series.add(labels, amount)
 
-    def _counter(self, metric: names.Metric) -> Callable[..., Counter]:
-        counter = Counter(metric.name, metric.help, metric.labels, unit=metric.unit, registry=self._registry)
-        return cache(counter.labels)
+
+def _request_families(observed: Observations) -> list[Family]:
+    return [
+        HistogramFamily(names.PHASE_SECONDS, observed.phase),
+        HistogramFamily(names.DURATION_SECONDS, observed.duration),
+        HistogramFamily(names.TIME_TO_FIRST_TOKEN_SECONDS, observed.time_to_first_token),
+        HistogramFamily(names.TIME_PER_OUTPUT_TOKEN_SECONDS, observed.time_per_output_token),
+        HistogramFamily(names.INTER_TOKEN_LATENCY_SECONDS, observed.inter_token_latency),
+        HistogramFamily(names.PREEMPTION_STALL_SECONDS, observed.stall),
+        HistogramFamily(names.REQUEST_PROMPT_TOKENS, observed.request_prompt_tokens),
+        HistogramFamily(names.REQUEST_GENERATION_TOKENS, observed.request_generation_tokens),
+        CounterFamily(names.REQUESTS, observed.requests),
+        CounterFamily(names.REJECTED, observed.rejected),
+        CounterFamily(names.FINISHED_CHOICES, observed.choices),
+        CounterFamily(names.PROMPT_TOKENS, observed.prompt_tokens),
+        CounterFamily(names.CACHED_PROMPT_TOKENS, observed.cached_tokens),
+        CounterFamily(names.GENERATION_TOKENS, observed.generation_tokens),
+        CounterFamily(names.QUEUE_WAIT_SECONDS, observed.queue_wait),
+    ]
+
+
+def _gen_ai_families(observed: Observations) -> list[Family]:
+    """OpenTelemetry's conventions: an error type on the duration; the other two for answers that succeeded."""
+    renamed = {
+        "gen_ai_operation_name": "operation",
+        "gen_ai_request_model": "model",
+        "gen_ai_response_model": "model",
+    }
+    constant = {"gen_ai_provider_name": names.SERVICE_NAME}
+    where = {"outcome": str(Outcome.FINISHED)}
+    return [
+        HistogramFamily(names.GEN_AI_REQUEST_DURATION, observed.duration, renamed=renamed, constant=constant),
+        HistogramFamily(
+            names.GEN_AI_TIME_TO_FIRST_TOKEN,
+            observed.time_to_first_token,
+            where=where,
+            renamed=renamed,
+            constant=constant,
+        ),
+        HistogramFamily(
+            names.GEN_AI_TIME_PER_OUTPUT_TOKEN,
+            observed.time_per_output_token,
+            where=where,
+            renamed=renamed,
+            constant=constant,
+        ),
+    ]
+
+
+def _info(metric: names.Metric, values: Mapping[str, str]) -> Reading:
+    """Values of labels that are not given are empty."""
+    labels = tuple(values.get(label, "") for label in metric.labels)
+    return Reading(metric, lambda: {labels: 1})

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oaiserve.record import WaitReason
+
 SERVICE_NAME = "oaiserve"
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
@@ -25,6 +27,13 @@ TIME_PER_OUTPUT_TOKEN_BUCKETS = (
     *(0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
 )  # fmt: skip
+STEP_BUCKETS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)  # fmt: skip
+TOKEN_BUCKETS = (*(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5)), 1e6)
+STEP_SEQUENCE_BUCKETS = tuple(float(2**exponent) for exponent in range(11))  # 1 to 1024
+STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +46,12 @@ class Metric:
     unit: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    otel_name: str = ""  # over OTLP, where that is not `name` without `_total`; then see OTEL_ATTRIBUTES, too
 
 
 _REQUEST = ("outcome", "operation", "model")
 
+# Of ended requests, from their records.
 PHASE_SECONDS = Metric(
     "oaiserve_request_phase_seconds",
     "histogram",
@@ -73,6 +84,14 @@ TIME_PER_OUTPUT_TOKEN_SECONDS = Metric(
     _REQUEST,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
 )
+INTER_TOKEN_LATENCY_SECONDS = Metric(
+    "oaiserve_inter_token_latency_seconds",
+    "histogram",
+    "Time from one token of a choice to its next, each one of ended requests.",
+    "seconds",
+    _REQUEST,
+    TIME_PER_OUTPUT_TOKEN_BUCKETS,
+)
 PREEMPTION_STALL_SECONDS = Metric(
     "oaiserve_preemption_stall_seconds",
     "histogram",
@@ -81,11 +100,39 @@ PREEMPTION_STALL_SECONDS = Metric(
     ("operation", "model"),
     PHASE_BUCKETS,
 )
+REQUEST_PROMPT_TOKENS = Metric(
+    "oaiserve_request_prompt_tokens",
+    "histogram",
+    "Prompt tokens of an ended request, if it got as far as having any.",
+    "tokens",
+    _REQUEST,
+    TOKEN_BUCKETS,
+)
+REQUEST_GENERATION_TOKENS = Metric(
+    "oaiserve_request_generation_tokens",
+    "histogram",
+    "Generated tokens of an ended request, all choices, if it got as far as having prompt tokens.",
+    "tokens",
+    _REQUEST,
+    TOKEN_BUCKETS,
+)
 REQUESTS = Metric(
     "oaiserve_requests_total",
     "counter",
     "Ended requests. status is the HTTP status sent, or empty; error_type is the kind of error, or empty.",
     labels=(*_REQUEST, "status", "error_type"),
+)
+REJECTED = Metric(
+    "oaiserve_rejected_total",
+    "counter",
+    "Requests that were refused, by the kind of error.",
+    labels=("reason",),
+)
+FINISHED_CHOICES = Metric(
+    "oaiserve_finished_choices_total",
+    "counter",
+    "Choices of ended requests: stop, length, or abort for those that a cancelled or failed request had left of its n.",
+    labels=("operation", "model", "reason"),
 )
 PROMPT_TOKENS = Metric(
     "oaiserve_prompt_tokens_total", "counter", "Prompt tokens of ended requests.", "tokens", ("operation", "model")
@@ -104,20 +151,76 @@ GENERATION_TOKENS = Metric(
     "tokens",
     ("operation", "model"),
 )
+QUEUE_WAIT_SECONDS = Metric(
+    "oaiserve_queue_wait_seconds_total",
+    "counter",
+    "Time of ended requests in the phase queue, by what they waited for.",
+    "seconds",
+    ("reason",),
+)
 
-# Read from the engine's snapshot when a scrape comes.
+# Read from the engine's snapshot when a scrape comes, but for the histograms, which take in every step.
 REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps.")
 REQUESTS_WAITING = Metric("oaiserve_requests_waiting", "gauge", "Sequences in the engine's queue.")
-KV_CACHE_USAGE = Metric(
-    "oaiserve_kv_cache_usage_ratio", "gauge", "Share of the KV cache's blocks in use, 0 to 1.", "ratio"
+WAITING_PROMPT_TOKENS = Metric(
+    "oaiserve_waiting_prompt_tokens", "gauge", "Prompt tokens of requests that have not entered a step.", "tokens"
 )
-KV_BLOCKS = Metric("oaiserve_kv_blocks", "gauge", "Blocks of the KV cache; state: used or free.", "blocks", ("state",))
-PREEMPTIONS = Metric("oaiserve_preemptions_total", "counter", "Sequences put back to the queue for lack of blocks.")
-ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
+DRAIN_RATE = Metric(
+    "oaiserve_drain_rate_requests_per_second",
+    "gauge",
+    "Requests a second that leave the queue, last measured while any waited.",
+)
 TOKENIZE_QUEUE_DEPTH = Metric(
     "oaiserve_tokenize_queue_depth", "gauge", "Requests that no tokenize worker has taken yet."
 )
+KV_CACHE_USAGE = Metric(
+    "oaiserve_kv_cache_usage_ratio", "gauge", "Share of the KV cache's blocks in use, 0 to 1.", "ratio"
+)
+KV_BLOCKS = Metric(
+    "oaiserve_kv_blocks",
+    "gauge",
+    "Blocks of the KV cache. state: used by sequences; cached, unused but with content that a prompt may find; free, "
+    "unused and without it. The three add up to all blocks.",
+    "blocks",
+    ("state",),
+)
+PREFIX_CACHE_QUERY_TOKENS = Metric(
+    "oaiserve_prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.", "tokens"
+)
+PREFIX_CACHE_HIT_TOKENS = Metric(
+    "oaiserve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.", "tokens"
+)
+PREEMPTIONS = Metric("oaiserve_preemptions_total", "counter", "Sequences put back to the queue for lack of blocks.")
+ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
+ENGINE_STEP_SECONDS = Metric(
+    "oaiserve_engine_step_seconds",
+    "histogram",
+    "Time that the model took for a step. kind: prefill, decode, or mixed.",
+    "seconds",
+    ("kind",),
+    STEP_BUCKETS,
+)
+ENGINE_STEP_SEQUENCES = Metric(
+    "oaiserve_engine_step_sequences",
+    "histogram",
+    "Sequences in a step.",
+    "sequences",
+    buckets=STEP_SEQUENCE_BUCKETS,
+)
+ENGINE_STEP_TOKENS = Metric(
+    "oaiserve_engine_step_tokens", "histogram", "Tokens computed in a step.", "tokens", buckets=STEP_TOKEN_BUCKETS
+)
+ENGINE_MODEL_SECONDS = Metric(
+    "oaiserve_engine_model_seconds_total", "counter", "Time that the model took, all steps.", "seconds"
+)
+ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
+    "oaiserve_engine_idle_with_work_seconds_total",
+    "counter",
+    "Time between steps while there was work: the engine thread's own, and waiting for a core.",
+    "seconds",
+)
 
+# Of the process.
 EVENT_LOOP_LAG_SECONDS = Metric(
     "oaiserve_event_loop_lag_seconds",
     "histogram",
@@ -128,27 +231,37 @@ EVENT_LOOP_LAG_SECONDS = Metric(
 BUILD_INFO = Metric(
     "oaiserve_build_info", "info", "What runs here. The value is 1.", labels=("version", "python", "model")
 )
+MODEL_INFO = Metric(
+    "oaiserve_model_info",
+    "info",
+    "How the model is served; empty where that is not known. The value is 1.",
+    labels=("model", "dtype", "device", "max_model_len", "block_size", "kv_blocks"),
+)
 
 # Telemetry's account of itself.
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
 TELEMETRY_ERRORS = Metric(
     "oaiserve_telemetry_errors_total",
     "counter",
-    "Ended requests of which a consumer (metrics, tracing, log) failed, or that found the queue full.",
+    "Failures of telemetry: records that a consumer (recent, metrics, log, tracing) failed on or that found the queue "
+    "full (queue), and times that the engine's steps could not be taken in (tick).",
     labels=("consumer",),
 )
 SPANS = Metric(
     "oaiserve_spans_total",
     "counter",
-    "Spans by result: ended, then exported or failed. Ended ones that never get there were dropped.",
+    "Spans by result: ended, and then exported, failed (not taken by the collector) or dropped (no room or time).",
     labels=("result",),
 )
 
 METRICS = (
     *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
-    *(PREEMPTION_STALL_SECONDS, REQUESTS),
-    *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS, REQUESTS_RUNNING, REQUESTS_WAITING, KV_CACHE_USAGE),
-    *(KV_BLOCKS, PREEMPTIONS, ENGINE_STEPS, TOKENIZE_QUEUE_DEPTH, EVENT_LOOP_LAG_SECONDS, BUILD_INFO),
+    *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
+    *(REQUESTS, REJECTED, FINISHED_CHOICES, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
+    *(QUEUE_WAIT_SECONDS, REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
+    *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
+    *(PREEMPTIONS, ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
+    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, EVENT_LOOP_LAG_SECONDS, BUILD_INFO, MODEL_INFO),
     *(SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
 )  # fmt: skip
 
@@ -160,25 +273,47 @@ PROCESS_METRICS = (
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # "{method} {route}" (SERVER), under it "{operation} {model}" (INTERNAL), under that one span per phase, named as
-# the phase is in oaiserve.times.PHASES.
+# the phase is in oaiserve.times.PHASES, with events named as in oaiserve.record.EventKind.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
 NUM_PREEMPTIONS = "oaiserve.preemptions"  # only where there were any
 STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # of the span it stands on, the integer of the record
+EVENTS_DROPPED = "oaiserve.events_dropped"  # only where there were more than oaiserve.record.MOST_EVENTS
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # for parameters that have no standard name
+
+# The engine's steps from the first to the last one of the request, others' parts included.
+STEPS_FIRST = "oaiserve.steps.first"
+STEPS_COUNT = "oaiserve.steps.count"
+STEPS_MEAN_SEQUENCES = "oaiserve.steps.mean_sequences"
+STEPS_MEAN_TOKENS = "oaiserve.steps.mean_tokens"
+STEPS_MODEL_NS = "oaiserve.steps.model_ns"
+STEPS_BETWEEN_NS = "oaiserve.steps.between_ns"  # only where the last token came
+
+# On the span of the phase `queue`: the parts of it, by what the request waited for.
+QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}
+
+# Of events: the choice and what else the engine noted, and of a prefill chunk which one of how many it is.
+EVENT_PREFIX = "oaiserve.event."
+EVENT_DETAILS = ("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason")
 
 HTTP_REQUEST_METHOD = "http.request.method"
 HTTP_ROUTE = "http.route"
 HTTP_RESPONSE_STATUS_CODE = "http.response.status_code"
 URL_PATH = "url.path"
+URL_SCHEME = "url.scheme"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 ERROR_TYPE = "error.type"
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
+GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
+GEN_AI_INPUT_MESSAGES = "gen_ai.input.messages"  # only with --trace-prompt-characters
 GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
 GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
@@ -198,3 +333,151 @@ GEN_AI_REQUEST_PARAMS = {
     "seed": "gen_ai.request.seed",
     "n": "gen_ai.request.choice.count",
 }
+
+# -- metrics under names that others know -----------------------------------------------------------------------------
+# The same measurements again. Nothing is measured for them alone, but vLLM's inference time.
+
+_GEN_AI_ATTRIBUTES = (GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL)
+
+
+def _gen_ai(name: str, help: str, buckets: tuple[float, ...], *more: str) -> Metric:
+    labels = tuple(attribute.replace(".", "_") for attribute in (*_GEN_AI_ATTRIBUTES, *more))
+    return Metric(name.replace(".", "_") + "_seconds", "histogram", help, "seconds", labels, buckets, otel_name=name)
+
+
+# OpenTelemetry's conventions for a GenAI server, with their boundaries.
+GEN_AI_REQUEST_DURATION = _gen_ai(
+    "gen_ai.server.request.duration",
+    "Time from the first byte of a request to the last byte of its answer.",
+    (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ERROR_TYPE,
+)
+GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
+    "gen_ai.server.time_to_first_token",
+    "Time from the first byte of a finished request to its first token.",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
+    "gen_ai.server.time_per_output_token",
+    "Mean time between the tokens of a choice, one value for each finished request with two tokens or more per choice.",
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)
+# Over OTLP the labels of these have their own names, too.
+OTEL_ATTRIBUTES = {attribute.replace(".", "_"): attribute for attribute in (*_GEN_AI_ATTRIBUTES, ERROR_TYPE)}
+
+_VLLM_TIME_TO_FIRST_TOKEN_BUCKETS = (*GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_VLLM_INTER_TOKEN_BUCKETS = (*GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_VLLM_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)  # fmt: skip
+
+
+def _vllm(
+    name: str, type: str, help: str, *, unit: str = "", more: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
+) -> Metric:
+    return Metric(f"vllm:{name}", type, help, unit, ("model_name", "engine", *more), buckets)
+
+
+VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "As oaiserve_requests_running.")
+VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "As oaiserve_requests_waiting.")
+VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "As oaiserve_kv_cache_usage_ratio.")
+VLLM_CACHE_CONFIG = _vllm(
+    "cache_config_info",
+    "gauge",
+    "Tokens per block and number of blocks of the KV cache. The value is 1.",
+    more=("block_size", "num_gpu_blocks"),
+)
+VLLM_PREFIX_CACHE_QUERIES = _vllm(
+    "prefix_cache_queries_total", "counter", "As oaiserve_prefix_cache_query_tokens_total."
+)
+VLLM_PREFIX_CACHE_HITS = _vllm("prefix_cache_hits_total", "counter", "As oaiserve_prefix_cache_hit_tokens_total.")
+VLLM_PREEMPTIONS = _vllm("num_preemptions_total", "counter", "As oaiserve_preemptions_total.")
+VLLM_PROMPT_TOKENS = _vllm("prompt_tokens_total", "counter", "As oaiserve_prompt_tokens_total.", unit="tokens")
+VLLM_GENERATION_TOKENS = _vllm(
+    "generation_tokens_total", "counter", "As oaiserve_generation_tokens_total.", unit="tokens"
+)
+VLLM_REQUEST_SUCCESS = _vllm(
+    "request_success_total", "counter", "As oaiserve_finished_choices_total.", more=("finished_reason",)
+)
+VLLM_TIME_TO_FIRST_TOKEN = _vllm(
+    "time_to_first_token_seconds",
+    "histogram",
+    "As oaiserve_time_to_first_token_seconds.",
+    unit="seconds",
+    buckets=_VLLM_TIME_TO_FIRST_TOKEN_BUCKETS,
+)
+VLLM_INTER_TOKEN_LATENCY = _vllm(
+    "inter_token_latency_seconds",
+    "histogram",
+    "As oaiserve_inter_token_latency_seconds.",
+    unit="seconds",
+    buckets=_VLLM_INTER_TOKEN_BUCKETS,
+)
+VLLM_TIME_PER_OUTPUT_TOKEN = _vllm(
+    "request_time_per_output_token_seconds",
+    "histogram",
+    "As oaiserve_time_per_output_token_seconds, of finished requests.",
+    unit="seconds",
+    buckets=_VLLM_INTER_TOKEN_BUCKETS,
+)
+VLLM_DURATION = _vllm(
+    "e2e_request_latency_seconds",
+    "histogram",
+    "As oaiserve_request_duration_seconds, of finished requests.",
+    unit="seconds",
+    buckets=_VLLM_REQUEST_BUCKETS,
+)
+VLLM_QUEUE = _vllm(
+    "request_queue_time_seconds",
+    "histogram",
+    "The phase queue of finished requests.",
+    unit="seconds",
+    buckets=_VLLM_REQUEST_BUCKETS,
+)
+VLLM_PREFILL = _vllm(
+    "request_prefill_time_seconds",
+    "histogram",
+    "The phase prefill of finished requests.",
+    unit="seconds",
+    buckets=_VLLM_REQUEST_BUCKETS,
+)
+VLLM_DECODE = _vllm(
+    "request_decode_time_seconds",
+    "histogram",
+    "The phase decode of finished requests.",
+    unit="seconds",
+    buckets=_VLLM_REQUEST_BUCKETS,
+)
+VLLM_INFERENCE = _vllm(
+    "request_inference_time_seconds",
+    "histogram",
+    "The phases prefill and decode of finished requests together.",
+    unit="seconds",
+    buckets=_VLLM_REQUEST_BUCKETS,
+)
+VLLM_REQUEST_PROMPT_TOKENS = _vllm(
+    "request_prompt_tokens",
+    "histogram",
+    "As oaiserve_request_prompt_tokens, of finished requests.",
+    unit="tokens",
+    buckets=TOKEN_BUCKETS,
+)
+VLLM_REQUEST_GENERATION_TOKENS = _vllm(
+    "request_generation_tokens",
+    "histogram",
+    "As oaiserve_request_generation_tokens, of finished requests.",
+    unit="tokens",
+    buckets=TOKEN_BUCKETS,
+)
+
+# Only with --vllm-metrics, and only in Prometheus' formats.
+VLLM_METRICS = (
+    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
+    *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),
+    *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),
+    *(VLLM_TIME_TO_FIRST_TOKEN, VLLM_INTER_TOKEN_LATENCY, VLLM_TIME_PER_OUTPUT_TOKEN, VLLM_DURATION),
+    *(VLLM_QUEUE, VLLM_PREFILL, VLLM_DECODE, VLLM_INFERENCE),
+    *(VLLM_REQUEST_PROMPT_TOKENS, VLLM_REQUEST_GENERATION_TOKENS),
+)  # fmt: skip

@@ -2,64 +2,102 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
-from oaiserve.times import RequestRecord
+from oaiserve.record import RequestRecord
+from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
+
+MOST_NEIGHBOURS = 20  # named in the account of one request
 
 Entry = dict[str, Any]
 Entries = list[Entry]
 
 
+class _Kept(NamedTuple):
+    record: RequestRecord  # without what is long, or only for traces
+    gaps: TokenGaps | None
+    steps: Steps | None
+
+
 class RecentRequests:
-    """A ring of `size` records. Written by the telemetry thread, read by any."""
+    """A ring of `size` records. Written by the telemetry thread, read by any. All entries are ready for JSON."""
 
     def __init__(self, size: int, epoch_offset_ns: int) -> None:
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
-        self._records: deque[RequestRecord] = deque(maxlen=size)
+        self._ring: deque[_Kept] = deque(maxlen=size)
         self._lock = Lock()
 
     def add(self, record: RequestRecord) -> None:
+        account = replace(record.account, inter_token_ns=array("q"))  # up to a million numbers
+        kept = _Kept(
+            replace(record, account=account, prompt_text=None),
+            token_gaps(record.account.inter_token_ns),
+            steps_of(record),
+        )
         with self._lock:
-            self._records.append(record)
+            self._ring.append(kept)
 
     def get(self, request_id: str) -> Entry | None:
-        for record in self._snapshot():
-            if record.request_id == request_id:
-                return self._entry(record)
+        """The newest request of that id, with its events and with whom it shared steps."""
+        ring = self._newest_first()
+        for kept in ring:
+            if kept.record.request_id == request_id:
+                return self._entry(kept) | _events(kept.record) | _neighbours(kept, ring)
         return None
 
-    def list(self) -> Entries:
-        """Newest first."""
-        return [self._entry(record) for record in self._snapshot()]
+    def list(
+        self,
+        *,
+        slowest: str | None = None,
+        outcome: str | None = None,
+        id_prefix: str = "",
+        limit: int | None = None,
+    ) -> Entries:
+        """Newest first; with `slowest` those that reached this phase, the longest stay in it first."""
+        found = [
+            kept
+            for kept in self._newest_first()
+            if (outcome is None or kept.record.outcome == outcome) and kept.record.request_id.startswith(id_prefix)
+        ]
+        if slowest is not None:
+            durations = [(_phase_ns(kept.record, slowest), kept) for kept in found]
+            reached = [(phase_ns, kept) for phase_ns, kept in durations if phase_ns is not None]
+            found = [kept for _, kept in sorted(reached, key=lambda pair: pair[0], reverse=True)]
+        return [self._entry(kept) for kept in found[:limit]]
 
-    def _snapshot(self) -> tuple[RequestRecord, ...]:
+    def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:
-            return tuple(reversed(self._records))
+            return tuple(reversed(self._ring))
 
-    def _entry(self, record: RequestRecord) -> Entry:
+    def _entry(self, kept: _Kept) -> Entry:
+        record = kept.record
         phases = record.times.phases()
-        received_ns = phases[0].start_ns
+        received_ns, duration_ns = phases[0].start_ns, record.times.duration_ns
         return {
             "request_id": record.request_id,
             "trace_id": record.trace.trace_id_hex,
+            "response_id": record.response_id,
             "operation": record.operation,
             "model": record.model,
             "stream": record.stream,
-            "outcome": str(record.outcome),
+            "outcome": record.outcome.value,
             "status": record.http_status,
             "error_type": record.error_type,
             "finish_reasons": list(record.finish_reasons),
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "completion_tokens": record.completion_tokens,
-            "num_preemptions": record.num_preemptions,
-            "stalled_ns": record.stalled_ns,
+            "num_preemptions": record.account.num_preemptions,
+            "stalled_ns": record.account.stalled_ns,
             "params": dict(record.params),
             "received_unix_ns": received_ns + self._epoch_offset_ns,
-            "duration_ns": record.times.duration_ns,
-            "duration_ms": record.times.duration_ns / 1e6,
+            "duration_ns": duration_ns,
+            "duration_ms": duration_ns / 1e6,
             "time_to_first_token_ns": record.times.time_to_first_token_ns,
             "phases": [
                 {
@@ -67,7 +105,53 @@ class RecentRequests:
                     "start_ns": phase.start_ns - received_ns,  # since the request was received
                     "duration_ns": phase.duration_ns,
                     "duration_ms": phase.duration_ns / 1e6,
+                    "share": phase.duration_ns / max(1, duration_ns),
                 }
                 for phase in phases
             ],
+            "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
+            "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
+            "steps": kept.steps._asdict() | {"last": kept.steps.last} if kept.steps is not None else None,
         }
+
+
+def _phase_ns(record: RequestRecord, name: str) -> int | None:
+    return next((phase.duration_ns for phase in record.times.phases() if phase.name == name), None)
+
+
+def _events(record: RequestRecord) -> Entry:
+    received_ns = record.times.phases()[0].start_ns
+    events = [
+        {
+            "name": event.kind.value,
+            "at_ns": event.at_ns - received_ns,  # since the request was received
+            "at_ms": (event.at_ns - received_ns) / 1e6,
+            "choice": event.choice,
+            "details": dict(event.details),
+        }
+        for event in record.account.events
+    ]
+    return {"events": events, "num_events_dropped": record.account.num_events_dropped}
+
+
+def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
+    """Those of the ring that were in flight in the same steps."""
+    neighbours = []
+    for other in ring:
+        if other is kept or kept.steps is None or other.steps is None:
+            continue
+        num_shared = min(kept.steps.last, other.steps.last) - max(kept.steps.first, other.steps.first) + 1
+        if num_shared > 0:
+            neighbours.append((num_shared, other.record))
+    neighbours.sort(key=lambda pair: pair[0], reverse=True)
+    named = [
+        {
+            "request_id": record.request_id,
+            "operation": record.operation,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "num_shared_steps": num_shared,
+        }
+        for num_shared, record in neighbours[:MOST_NEIGHBOURS]
+    ]
+    return {"num_neighbours": len(neighbours), "neighbours": named}

@@ -6,27 +6,37 @@ come with the record.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from threading import Thread
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import getrandbits
 
 from opentelemetry import trace as otel
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Sampler
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.errors import StartupError
+from oaiserve.record import EventKind, Outcome, RequestRecord
 from oaiserve.telemetry import names
-from oaiserve.times import Outcome, RequestRecord
+from oaiserve.telemetry.otel_environment import exporter_kind, resource
+from oaiserve.telemetry.span_export import CountSpans, SpanExport
+from oaiserve.telemetry.summary import steps_of
+from oaiserve.times import PHASES, Phase
 from oaiserve.trace import TraceContext
 
-logger = logging.getLogger(__name__)
-
-CountSpans = Callable[[str, int], None]
+_SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
+_UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
+_CHUNK = EventKind.PREFILL_CHUNK
+_PREFILL = PHASES.index("prefill")
+_SAMPLERS = tuple(
+    prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
+)
 
 
 def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None:
@@ -35,30 +45,11 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
     Raises StartupError for one that this server does not have.
     """
 
-    def value(*variables: str) -> tuple[str, str]:
-        """The first of the variables that is set, and what it says. Set to nothing counts as not set."""
-        found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
-        return next(found, (variables[0], ""))
-
-    if value("OTEL_SDK_DISABLED")[1].lower() == "true":
-        return None
-    _, asked = value("OTEL_TRACES_EXPORTER")
-    endpoint_variable, endpoint = value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    exporter = asked.lower() or ("otlp" if endpoint else "none")
-    if exporter == "none":
-        return None
-    if exporter == "console":
+    kind = exporter_kind(environ, "traces")
+    if kind == "console":
         return ConsoleSpanExporter()
-    if exporter != "otlp":
-        raise StartupError(f"OTEL_TRACES_EXPORTER is '{asked}'; this server has otlp, console and none.")
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
-    protocol_variable, protocol = value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    if protocol not in ("", "http/protobuf"):
-        raise StartupError(
-            f"{protocol_variable} is '{protocol}', but this server exports traces over http/protobuf only; "
-            "set it to that and the endpoint to the collector's HTTP port, usually 4318."
-        )
+    if kind is None:
+        return None
     # Imported here: it brings an HTTP client that nobody else needs.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -69,8 +60,8 @@ class Tracing:
     """Makes and exports spans. `record` is for one thread only, the telemetry thread.
 
     `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
-    one constant. `count_spans(result, number)` hears of spans "ended", "exported" and "failed". `sampler`: the one that
-    OTEL_TRACES_SAMPLER names if not given.
+    one constant. `count_spans(result, number)`: as in SpanExport. `sampler`: the one that OTEL_TRACES_SAMPLER names if
+    not given. Raises ValueError where an OTEL_* variable has a value that makes no sense.
     """
 
     def __init__(
@@ -83,122 +74,154 @@ class Tracing:
         sampler: Sampler | None = None,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
-        self._count_spans = count_spans
-        self._ids = _RequestIds()
-        defaults = Resource({SERVICE_NAME: names.SERVICE_NAME, SERVICE_VERSION: version})
-        self._provider = TracerProvider(
-            sampler=sampler,
-            resource=Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes),
-            id_generator=self._ids,
-            shutdown_on_exit=False,  # the server's own shutdown does it, within its own limit
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(_CountingExporter(exporter, count_spans)))
-        self._tracer = self._provider.get_tracer(names.SERVICE_NAME, version)
+        self._resource = resource(version)
+        self._scope = InstrumentationScope(names.SERVICE_NAME, version)
+        self._limits = SpanLimits()
+        _check_sampler_variables()
+        # Asked for the sampler that the environment names, and not for spans: its tracer takes five times as long.
+        self._sampler = TracerProvider(sampler, self._resource, shutdown_on_exit=False).sampler
+        self._export = SpanExport(exporter, count_spans)
 
     def record(self, record: RequestRecord) -> None:
-        phases = record.times.phases()
-        start_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
-        self._ids.preset(record.trace)
-        server = self._span(
-            f"{record.http_method} {record.http_route}",
-            start_ns,
-            end_ns,
-            _http_attributes(record),
-            _parent_context(record.trace),
-            otel.SpanKind.SERVER,
+        trace, phases = record.trace, record.times.phases()
+        parent = _client_span(trace)
+        name = f"{record.http_method} {record.http_route}"
+        http_attributes = _http_attributes(record)
+        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
+        sampling = self._sampler.should_sample(
+            context, trace.trace_id, name, otel.SpanKind.SERVER, http_attributes, links=()
         )
-        if not server.is_recording():
-            return  # the sampler said no, for the children too
-        inner = self._span(
-            f"{record.operation} {record.model}",
-            start_ns,
-            end_ns,
-            _gen_ai_attributes(record),
-            otel.set_span_in_context(server, Context()),
+        if sampling.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+
+        def new_context(span_id: int) -> otel.SpanContext:
+            return otel.SpanContext(trace.trace_id, span_id, False, _SAMPLED, sampling.trace_state)
+
+        # By the HTTP conventions a 4xx is the client's error and leaves the server's span unset.
+        is_error = record.outcome is Outcome.FAILED or (record.http_status or 0) >= 500
+        status = _ERROR if is_error else _UNSET
+        whole = Phase(name, phases[0].start_ns, phases[-1].end_ns)
+        server = new_context(trace.span_id)
+        server_span = self._span(
+            whole, server, parent, dict(sampling.attributes or {}), status=status, kind=otel.SpanKind.SERVER
         )
-        context = otel.set_span_in_context(inner, Context())
-        spans = [self._span(phase.name, phase.start_ns, phase.end_ns, {}, context) for phase in phases]
-        for span, phase in zip(spans, phases, strict=True):
-            span.end(phase.end_ns + self._epoch_offset_ns)
-        for span in (inner, server):
-            # By the HTTP conventions a 4xx is the client's error and leaves the server's span unset.
-            if record.outcome is Outcome.FAILED or (record.http_status or 0) >= 500:
-                span.set_status(otel.StatusCode.ERROR)
-            span.end(end_ns + self._epoch_offset_ns)
-        self._count_spans("ended", len(spans) + 2)
+        whole = whole._replace(name=f"{record.operation} {record.model}")
+        inner = new_context(_new_span_id())
+        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status)
+        events = self._events(record, phases)
+        spans = [
+            self._span(
+                phase,
+                new_context(_new_span_id()),
+                inner,
+                {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
+                if phase.name == "queue"
+                else {},
+                events=phase_events,
+            )
+            for phase, phase_events in zip(phases, events, strict=True)
+        ]
+        self._export.put([*spans, inner_span, server_span])
 
     def close(self, timeout_seconds: float) -> bool:
-        """Exports what is held, waiting no longer than that. False: it took longer, and spans may be lost."""
-        # The SDK's own limit is half a minute and cannot be set, hence a thread that can be left behind.
-        thread = Thread(target=self._provider.shutdown, name="tracing-shutdown", daemon=True)
-        thread.start()
-        thread.join(timeout_seconds)
-        if thread.is_alive():
-            logger.warning("Trace export did not finish within %g s; the last spans may be lost.", timeout_seconds)
-        return not thread.is_alive()
+        """Exports what is held, waiting no longer than that. False: it took longer, and spans are lost."""
+        return self._export.close(timeout_seconds)
 
     def _span(
         self,
-        name: str,
-        start_ns: int,
-        end_ns: int,
+        interval: Phase,
+        context: otel.SpanContext,
+        parent: otel.SpanContext | None,
         attributes: dict[str, AttributeValue],
-        context: Context,
+        *,
         kind: otel.SpanKind = otel.SpanKind.INTERNAL,
-    ) -> otel.Span:
-        return self._tracer.start_span(
-            name,
+        status: otel.Status = _UNSET,
+        events: Sequence[Event] = (),
+    ) -> ReadableSpan:
+        attributes[names.DURATION_NS] = interval.duration_ns
+        limits = self._limits
+        return ReadableSpan(
+            interval.name,
             context,
-            kind,
-            attributes={**attributes, names.DURATION_NS: end_ns - start_ns},
-            start_time=start_ns + self._epoch_offset_ns,
+            parent,
+            self._resource,
+            _limited(attributes, limits.max_span_attributes, limits.max_span_attribute_length),
+            events if _is_within(len(events), limits.max_events) else BoundedList.from_seq(limits.max_events, events),
+            kind=kind,
+            status=status,
+            start_time=interval.start_ns + self._epoch_offset_ns,
+            end_time=interval.end_ns + self._epoch_offset_ns,
+            instrumentation_scope=self._scope,
         )
 
-
-class _RequestIds(RandomIdGenerator):
-    """Gives the server span the ids that the request's headers and log line already name, and other spans random
-    ones."""
-
-    def __init__(self) -> None:
-        self._next: TraceContext | None = None
-
-    def preset(self, trace: TraceContext) -> None:
-        self._next = trace
-
-    def generate_trace_id(self) -> int:
-        # Asked for only where the client sent no parent; the span id follows.
-        return self._next.trace_id if self._next is not None else super().generate_trace_id()
-
-    def generate_span_id(self) -> int:
-        preset, self._next = self._next, None
-        return preset.span_id if preset is not None else super().generate_span_id()
-
-
-class _CountingExporter(SpanExporter):
-    def __init__(self, exporter: SpanExporter, count_spans: CountSpans) -> None:
-        self._exporter = exporter
-        self._count_spans = count_spans
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
-        self._count_spans("exported" if result is SpanExportResult.SUCCESS else "failed", len(spans))
-        return result
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
+    def _events(self, record: RequestRecord, phases: Sequence[Phase]) -> list[list[Event]]:
+        """The engine's events, for each phase those that happened in it."""
+        events: list[list[Event]] = [[] for _ in phases]
+        chunks_total = Counter(event.choice for event in record.account.events if event.kind is _CHUNK)
+        chunks_so_far: Counter[int] = Counter()
+        for event in record.account.events:
+            details: dict[str, AttributeValue] = {"choice": event.choice, **event.details}
+            if event.kind is _CHUNK:
+                chunks_so_far[event.choice] += 1
+                details["number"] = chunks_so_far[event.choice]
+                if not record.account.num_events_dropped:  # there might be more among them
+                    details["total"] = chunks_total[event.choice]
+            attributes = {names.EVENT_PREFIX + name: value for name, value in details.items()}
+            limited = _limited(attributes, self._limits.max_event_attributes, self._limits.max_attribute_length)
+            happened = Event(event.kind, limited, event.at_ns + self._epoch_offset_ns)
+            events[_index_of_phase(event.at_ns, phases)].append(happened)
+        return events
 
 
-def _parent_context(trace: TraceContext) -> Context:
+def _check_sampler_variables() -> None:
+    """Raises ValueError for what the SDK would only warn of, and then export every request."""
+    sampler = os.environ.get(OTEL_TRACES_SAMPLER, "").strip().lower()
+    if sampler and sampler not in _SAMPLERS:
+        raise ValueError(f"{OTEL_TRACES_SAMPLER} must be one of {', '.join(_SAMPLERS)} but is {sampler}")
+    ratio = os.environ.get(OTEL_TRACES_SAMPLER_ARG, "").strip()
+    if sampler.endswith("traceidratio") and ratio and not _is_ratio(ratio):
+        raise ValueError(f"{OTEL_TRACES_SAMPLER_ARG} must be between 0 and 1 but is {ratio}")
+
+
+def _is_ratio(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
+    """What happens where two phases touch is the end of the first, but being scheduled is the beginning of prefill."""
+    if len(phases) > _PREFILL and at_ns == phases[_PREFILL].start_ns:
+        return _PREFILL
+    return next((index for index, phase in enumerate(phases) if at_ns <= phase.end_ns), len(phases) - 1)
+
+
+def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:
+    """As the SDK's limits want it. Its own bounded dict is slow, and hardly ever needed."""
+    if longest is None and _is_within(len(attributes), most):
+        return attributes
+    return BoundedAttributes(most, attributes, max_value_len=longest)
+
+
+def _is_within(number: int, limit: int | None) -> bool:
+    return limit is None or number <= limit
+
+
+def _new_span_id() -> int:
+    return getrandbits(64) or 1
+
+
+def _client_span(trace: TraceContext) -> otel.SpanContext | None:
     if trace.parent_span_id is None:
-        return Context()
-    parent = otel.SpanContext(
+        return None
+    return otel.SpanContext(
         trace.trace_id,
         trace.parent_span_id,
         is_remote=True,
-        trace_flags=otel.TraceFlags(otel.TraceFlags.SAMPLED if trace.parent_sampled else otel.TraceFlags.DEFAULT),
+        trace_flags=_SAMPLED if trace.parent_sampled else otel.TraceFlags(otel.TraceFlags.DEFAULT),
         trace_state=otel.TraceState.from_header([trace.tracestate]) if trace.tracestate else None,
     )
-    return otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
 
 
 def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
@@ -206,8 +229,10 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.HTTP_REQUEST_METHOD: record.http_method,
         names.HTTP_ROUTE: record.http_route,
         names.URL_PATH: record.http_route,  # a route that generates has no parameters: pattern and path are the same
+        names.URL_SCHEME: record.http_scheme,
         names.REQUEST_ID: record.request_id,
-        names.OUTCOME: str(record.outcome),
+        names.OUTCOME: record.outcome.value,
+        **_server_attributes(record),
     }
     if record.http_status is not None:
         attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.http_status
@@ -216,10 +241,20 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     return attributes
 
 
+def _server_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {}
+    if record.server_address is not None:
+        attributes[names.SERVER_ADDRESS] = record.server_address
+        if record.server_port is not None:
+            attributes[names.SERVER_PORT] = record.server_port
+    return attributes
+
+
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: record.operation,
         names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
+        names.GEN_AI_OUTPUT_TYPE: "text",
         names.GEN_AI_REQUEST_MODEL: record.model,
         names.GEN_AI_RESPONSE_MODEL: record.model,
         names.GEN_AI_REQUEST_STREAM: record.stream,
@@ -227,11 +262,13 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
         names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
         names.REQUEST_ID: record.request_id,
-        names.OUTCOME: str(record.outcome),
+        names.OUTCOME: record.outcome.value,
+        **_server_attributes(record),
     }
-    if record.num_preemptions:
-        attributes[names.NUM_PREEMPTIONS] = record.num_preemptions
-        attributes[names.STALLED_NS] = record.stalled_ns
+    if record.response_id is not None:
+        attributes[names.GEN_AI_RESPONSE_ID] = record.response_id
+    if record.prompt_text is not None:
+        attributes[names.GEN_AI_INPUT_MESSAGES] = record.prompt_text
     for param, value in record.params.items():
         attributes[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
     if record.finish_reasons:
@@ -240,4 +277,23 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         attributes[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
     if record.error_type is not None:
         attributes[names.ERROR_TYPE] = record.error_type
+    return attributes | _engine_attributes(record)
+
+
+def _engine_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {}
+    if record.account.num_preemptions:
+        attributes[names.NUM_PREEMPTIONS] = record.account.num_preemptions
+        attributes[names.STALLED_NS] = record.account.stalled_ns
+    if record.account.num_events_dropped:
+        attributes[names.EVENTS_DROPPED] = record.account.num_events_dropped
+    steps = steps_of(record)
+    if steps is not None:
+        attributes[names.STEPS_FIRST] = steps.first
+        attributes[names.STEPS_COUNT] = steps.number
+        attributes[names.STEPS_MEAN_SEQUENCES] = steps.mean_sequences
+        attributes[names.STEPS_MEAN_TOKENS] = steps.mean_tokens
+        attributes[names.STEPS_MODEL_NS] = steps.model_ns
+        if steps.between_ns is not None:
+            attributes[names.STEPS_BETWEEN_NS] = steps.between_ns
     return attributes

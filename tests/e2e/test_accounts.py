@@ -21,8 +21,9 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.record import EventKind, Outcome, RequestRecord
 from oaiserve.telemetry import Telemetry, names
-from oaiserve.times import PHASES, Outcome, RequestRecord
+from oaiserve.times import PHASES
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import Collector, running_collector
@@ -218,3 +219,19 @@ def test_there_are_no_other_spans(accounts: dict[Client, Accounted], collector: 
     records = [record for account in accounts.values() for record in account.records]
     assert {span.trace_id for span in collector.spans} == {r.trace.trace_id.to_bytes(16) for r in records}
     assert len(collector.spans) == sum(len(record.times.phases()) + 2 for record in records)
+
+
+def test_every_attribute_of_a_real_request_is_a_documented_one(collector: Collector, accounts: object) -> None:
+    named = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    named |= {*names.QUEUE_WAITS_NS.values(), *names.GEN_AI_REQUEST_PARAMS.values()}
+    named |= {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
+    events = [event for span in collector.spans for event in span.events]
+    assert {"first_token", "finished"} <= {event.name for event in events} <= set(EventKind)
+    for told in (*collector.spans, *events):
+        assert {attribute.key for attribute in told.attributes} <= named
+
+
+def test_the_waits_of_the_queue_are_all_of_it(accounted: Accounted) -> None:
+    for record in accounted.records:
+        queue_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name == "queue")
+        assert sum(record.account.waits_ns.values()) == queue_ns

@@ -22,7 +22,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.times import Outcome, RequestRecord
+from oaiserve.record import Outcome, RequestRecord
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry

@@ -20,7 +20,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import ChunkResult, Step
-from oaiserve.times import Outcome
+from oaiserve.record import Outcome
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry

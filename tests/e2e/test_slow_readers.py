@@ -25,7 +25,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
 from oaiserve.routes.respond import PIECE_BYTES
-from oaiserve.times import Outcome
+from oaiserve.record import Outcome
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry

@@ -25,8 +25,9 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
+from oaiserve.record import RequestRecord
 from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.times import RequestRecord, monotonic_ns
+from oaiserve.times import monotonic_ns
 
 VOCAB_SIZE = 1000
 
@@ -109,6 +110,8 @@ class FakeEngine:
             "stop_token_ids": params.stop_token_ids,
             "allowed_token_ids": params.allowed_token_ids or (),
         }
+        if any(not word.strip(" ") for word in params.bad_words):
+            raise InvalidRequest("Invalid 'bad_words': a word has no tokens of its own.", param="bad_words")
         for name, ids in named_ids.items():
             if max(ids, default=0) >= VOCAB_SIZE:
                 raise InvalidRequest(f"Invalid '{name}': a token id is outside the model's vocabulary.", param=name)
@@ -147,6 +150,22 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
                 for index in range(num_choices)
             ]
         yield [Finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
+
+    return script
+
+
+def candidates(*logprobs: list[float]) -> Script:
+    """Choice i of each prompt gets a token for each of its log-probabilities, all with the choice's index as text."""
+
+    def script(request: Request) -> Iterable[list[Event]]:
+        rid, best = request.request_id, [TopLogprob(8, "x", b"x", -0.1)] * (request.params.logprobs or 0)
+        yield list(prompts_done(request))
+        for index in range(len(request.prompts) * len(logprobs)):
+            tokens = [TokenLogprob(7, f"{index}", b"", value, best) for value in logprobs[index % len(logprobs)]]
+            text, token_ids = f"{index}" * len(tokens), [7] * len(tokens)
+            yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH)]
+        num_tokens = len(request.prompts) * sum(map(len, logprobs))
+        yield [Finished(rid, Usage(3 * len(request.prompts), 2, num_tokens))]
 
     return script
 

@@ -144,7 +144,11 @@ BAD_REQUESTS = [
     completion("n 129", "must be <= 128, got 129", "n", n=129),
     completion("n true", "must be an integer, got a boolean", "n", n=True),
     completion("n as text", "must be an integer, got a string", "n", n="2"),
-    completion("best_of 3 of 2", "must be 1 or equal to n (2), got 3", "best_of", n=2, best_of=3),
+    completion("best_of 2 for 3", "must be >= n (3), got 2", "best_of", n=3, best_of=2),
+    completion("best_of 0", "must be >= n (1), got 0", "best_of", best_of=0),
+    completion("best_of 21", "must be <= 20, got 21", "best_of", best_of=21),
+    completion("best_of streamed", "must be equal to n (1) with 'stream'", "best_of", best_of=2, stream=True),
+    completion("too many candidates", "times best_of must be <= 2048", "prompt", prompt=["Hi"] * 103, best_of=20),
     completion("max_tokens -1", "must be >= 0, got -1", "max_tokens", max_tokens=-1),
     completion("max_tokens 1e300", "must be <= 2147483647", "max_tokens", max_tokens=1e300),
     chat("max_tokens 0 in chat", "must be >= 1, got 0", "max_tokens", max_tokens=0),
@@ -160,6 +164,13 @@ BAD_REQUESTS = [
     completion("stop_token_ids negative", "must be an integer >= 0, got -1", "stop_token_ids", stop_token_ids=[-1]),
     completion("stop_token_ids as text", "must be an integer", "stop_token_ids", stop_token_ids=["5"]),
     by_engine("stop_token_ids outside", "vocabulary", "stop_token_ids", stop_token_ids=[OUTSIDE]),
+    completion("bad_words a string", "must be a list, got a string", "bad_words", bad_words="a"),
+    completion("a number in bad_words", "must be a string, got an integer", "bad_words", bad_words=["a", 5]),
+    completion("an empty bad word", "must not be empty", "bad_words", bad_words=["a", ""]),
+    completion("1000 bad_words", "at most 128 strings", "bad_words", bad_words=["a"] * 1000),
+    completion("very long bad_words", "at most 4096 characters", "bad_words", bad_words=["a" * 4000, "b" * 97]),
+    chat("an empty bad word in chat", "must not be empty", "bad_words", bad_words=[""]),
+    by_engine("a bad word of spaces", "has no tokens", "bad_words", bad_words=["a", "  "]),
     completion("no allowed_token_ids", "must not be empty", "allowed_token_ids", allowed_token_ids=[]),
     by_engine("allowed_token_ids outside", "vocabulary", "allowed_token_ids", allowed_token_ids=[OUTSIDE]),
     completion("logit_bias a list", "must be an object, got a list", "logit_bias", logit_bias=[]),
@@ -233,7 +244,6 @@ BAD_REQUESTS = [
     unsupported("modalities", ["text", "audio"]),
     unsupported("use_beam_search", True, COMPLETIONS),
     unsupported("logits_processors", ["x"], COMPLETIONS),
-    unsupported("bad_words", ["x"], COMPLETIONS),
     unsupported("chat_template", "{{ messages }}"),
     unsupported("truncate_prompt_tokens", 5, COMPLETIONS),
     # The tokenizer's routes.
@@ -246,10 +256,12 @@ BAD_REQUESTS = [
 
 
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:
-    """The status, the four keys, the parameter, and words that say what was wrong."""
+    """The status, OpenAI's four keys and our ids, the parameter, and words that say what was wrong."""
     assert response.status_code == bad.status, response.text
     error = response.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
+    assert error.keys() == {"message", "type", "param", "code", "request_id", "trace_id"}
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert error["trace_id"] == response.headers["traceresponse"].split("-")[1]
     assert error["type"] == "invalid_request_error"
     assert bad.says in error["message"]
     assert len(error["message"]) < 600

@@ -10,7 +10,7 @@ import pytest
 from oaiserve import __version__
 from oaiserve.engine.request import FinishReason, SamplingParams, TextPrompt, TokenPrompt
 from tests.routes.conftest import Serve, Served
-from tests.routes.doubles import says
+from tests.routes.doubles import candidates, says
 
 
 def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
@@ -73,9 +73,15 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
         "logprobs": 3,
         "prompt_logprobs": 2,
     }
-    served.complete(**body, logit_bias={"5": -100}, allowed_token_ids=[5, 6], stop=["a", "b"], stop_token_ids=[9])
+    lists: dict[str, Any] = {
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["c", " d"],
+        "stop": ["a", "b"],
+        "stop_token_ids": [9],
+    }
+    served.complete(**body, **lists, logit_bias={"5": -100})
     assert served.engine.submitted.get().params == SamplingParams(
-        **body, logit_bias={5: -100}, allowed_token_ids=(5, 6), stop=("a", "b"), stop_token_ids=(9,)
+        **body, **{name: tuple(values) for name, values in lists.items()}, logit_bias={5: -100}
     )
 
 
@@ -96,7 +102,9 @@ def test_max_completion_tokens_is_an_alias_that_wins(served: Served) -> None:
     assert served.engine.submitted.get().params.max_tokens == 9
 
 
-@pytest.mark.parametrize("options", [{"best_of": 1}, {"n": 3, "best_of": 3}, {"suffix": ""}, {"tools": []}, {"x": 1}])
+@pytest.mark.parametrize(
+    "options", [{"best_of": 1}, {"n": 2, "best_of": 1}, {"n": 3, "best_of": 3}, {"bad_words": []}, {"suffix": ""}, {"tools": []}, {"x": 1}]
+)
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
     assert served.complete(**options, user="me", response_format={"type": "text"}).status_code == 200
 
@@ -124,6 +132,40 @@ def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
     choices = served.complete(prompt=["Hi", "Ho"], n=2, echo=True).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
     assert {choice["text"] for choice in choices} == {"In aHello world"}
+
+
+def test_best_of_gives_the_likeliest_candidates_of_each_prompt_best_first(served: Served) -> None:
+    served.engine.script = candidates([-1.0, -2.0], [-1.0], [-0.5, -0.5, -3.0], [-1.0, -1.0])
+    answer = served.complete(prompt=["Hi", "Ho"], n=2, best_of=4, echo=True).json()
+    assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]] == [
+        (0, "In a1", None),
+        (1, "In a33", None),
+        (2, "In a5", None),
+        (3, "In a77", None),
+    ]
+    assert answer["usage"]["completion_tokens"] == 16  # of all candidates
+    asked = served.engine.submitted.get().params
+    assert (asked.n, asked.logprobs, asked.prompt_logprobs) == (4, 0, None)
+
+
+def test_best_of_shows_logprobs_to_who_asked(served: Served) -> None:
+    served.engine.script = candidates([-2.0], [-1.0])
+    (choice,) = served.complete(best_of=2, logprobs=1).json()["choices"]
+    assert (choice["index"], choice["logprobs"]["token_logprobs"]) == (0, [-1.0])
+    assert choice["logprobs"]["top_logprobs"] == [{"x": -0.1, "1": -1.0}]
+
+
+def test_best_of_without_tokens_keeps_as_many_as_asked(served: Served) -> None:
+    served.engine.script = candidates([], [], [])
+    answer = served.complete(n=2, best_of=3, max_tokens=0).json()
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, ""), (1, "")]
+
+
+def test_best_of_is_in_the_account(served: Served) -> None:
+    served.engine.script = candidates([-2.0], [-1.0])
+    served.complete(best_of=2)
+    record = served.telemetry.next_record()
+    assert record.params == {"best_of": 2}
 
 
 def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:

@@ -78,19 +78,3 @@ def test_metrics_come_in_the_form_that_the_scraper_accepts(served: Served) -> No
 
 def test_head_is_answered_where_get_is(served: Served) -> None:
     assert served.http.head("/health").status_code == 200
-
-
-def test_the_account_of_a_request_can_be_looked_up_by_its_id(served: Served) -> None:
-    request_id = served.complete().headers["x-request-id"]
-    served.telemetry.next_record()
-    entry = served.http.get(f"/debug/requests/{request_id}").json()
-    assert sum(phase["duration_ns"] for phase in entry["phases"]) == entry["duration_ns"]
-    assert served.http.get("/debug/requests").json()["requests"][0] == entry
-    assert served.http.get("/debug/requests/nobody").status_code == 404
-
-
-def test_accounts_are_shown_only_with_a_key_or_on_loopback(serve: Serve) -> None:
-    assert serve(host="0.0.0.0").http.get("/debug/requests").status_code == 404
-    guarded = serve(host="0.0.0.0", api_key=("secret",))
-    assert guarded.http.get("/debug/requests").status_code == 401
-    assert guarded.http.get("/debug/requests", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.request import TokenLogprob, TopLogprob
+from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenLogprob, TokenPrompt, TopLogprob
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse, sampling_params
+from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse, sampling_params, traced_prompts
 from oaiserve.routes.shapes import completion_logprobs
 
 decoder = msgspec.json.Decoder(CompletionBody)
@@ -74,3 +76,41 @@ def test_the_sampled_logprob_is_the_same_float_in_both_places() -> None:
     token = TokenLogprob(5, "a", b"a", value, [TopLogprob(5, "a", b"a", value)])
     logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs([token], 1, False)))
     assert logprobs["token_logprobs"][0] == max(logprobs["top_logprobs"][0].values()) == value
+
+
+TEXTS = st.text(max_size=20)
+PARTS = st.lists(TEXTS.map(lambda text: {"type": "text", "text": text}), max_size=3)
+MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXTS | PARTS})
+
+
+@given(st.lists(MESSAGES, max_size=5), st.integers(0, 40))
+def test_a_traced_prompt_is_as_much_of_its_text_as_allowed(messages: list[dict[str, Any]], limit: int) -> None:
+    """A part of a message comes as a message in the form of the conventions; together they begin as the prompt does."""
+    said = [
+        (message["role"], text)
+        for message in messages
+        for text in (
+            [message["content"]]
+            if isinstance(message["content"], str)
+            else [part["text"] for part in message["content"]]
+        )
+    ]
+    traced = traced_prompts([ChatPrompt(messages)], limit)
+    told = [] if traced is None else [(m["role"], m["parts"][0]["content"]) for m in json.loads(traced)]
+    assert told[:-1] == said[: len(told)][:-1]
+    assert [role for role, _ in told] == [role for role, _ in said[: len(told)]]
+    whole, begun = ("".join(text for _, text in texts) for texts in (said, told))
+    assert len(told) <= limit
+    assert len(begun) <= limit
+    assert begun == whole[:limit] if all(text for _, text in said) else whole.startswith(begun)
+
+
+def test_of_token_ids_nothing_is_traced() -> None:
+    assert traced_prompts([TokenPrompt([1, 2])], 100) is None
+    traced = json.loads(traced_prompts([TokenPrompt([1]), TextPrompt("Hello"), TextPrompt("you")], 6) or "")
+    assert [message["parts"][0]["content"] for message in traced] == ["Hello", "y"]
+
+
+def test_messages_without_text_do_not_make_a_trace_long() -> None:
+    empty = ChatPrompt([{"role": "user", "content": ""}] * 50)
+    assert len(json.loads(traced_prompts([empty], 3) or "")) == 3

@@ -21,8 +21,9 @@ from starlette.types import Message
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import ContextLengthExceeded, InternalError, Overloaded, RequestTimeout
+from oaiserve.record import Outcome
 from oaiserve.routes.respond import PIECE_BYTES, read_body, write
-from oaiserve.times import PHASES, Outcome
+from oaiserve.times import PHASES
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, starts
 
@@ -134,9 +135,9 @@ def test_a_failure_within_a_stream_is_its_last_event(served: Served) -> None:
     error = InternalError("The step failed.")
     served.engine.script = fails(error, "Hel")
     *_, said, done, end = events_of(served.complete(stream=True))
-    assert json.loads(said) == error.body()
-    assert (done, end) == ("[DONE]", "")
     record = served.telemetry.next_record()
+    assert json.loads(said) == error.body(request_id=record.request_id, trace_id=record.trace.trace_id_hex)
+    assert (done, end) == ("[DONE]", "")
     assert (record.outcome, record.http_status, record.error_type) == (Outcome.FAILED, 200, "InternalError")
     assert record.completion_tokens == 1
 

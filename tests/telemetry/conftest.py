@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from oaiserve.times import STAMPS, Outcome, RequestRecord, RequestTimes
+from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 
 MakeRecord = Callable[..., RequestRecord]
@@ -26,7 +28,7 @@ def no_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     """A record as it is by default (a finished chat of 4 + 5 tokens), but for what the test names. `num_stamps`: how
     many stamps it reached before it ended; 7: all."""
@@ -55,6 +57,31 @@ def make_record() -> MakeRecord:
 
 
 @pytest.fixture
+def account() -> EngineAccount:
+    """What the engine noted about that record, were it one of two choices, preempted once."""
+    scheduled_ns, first_token_ns, last_token_ns = STAMPS_NS[4:]
+    account = EngineAccount(
+        waits_ns={WaitReason.STEP_UNDER_WAY: 14, WaitReason.BATCH_FULL: 10_000_000},
+        inter_token_ns=array("q", [90_000_001, 110_000_001, 100_000_008, 100_000_008]),
+        num_preemptions=1,
+        stalled_ns=50_000_000,
+        first_step=100,
+        num_steps=8,
+        model_ns=300_000_000,
+        num_step_sequences=20,
+        num_step_tokens=60,
+    )
+    account.note(EventKind.PREFIX_CACHE_HIT, scheduled_ns, 0, tokens=2)
+    account.note(EventKind.PREFILL_CHUNK, scheduled_ns + 20_000_000, 0, start=2, tokens=5)
+    account.note(EventKind.PREFILL_CHUNK, first_token_ns, 0, start=7, tokens=3)
+    account.note(EventKind.FIRST_TOKEN, first_token_ns, 0)
+    account.note(EventKind.PREEMPTED, first_token_ns + 100_000_000, 1, tokens=9)
+    account.note(EventKind.RESUMED, first_token_ns + 150_000_000, 1, cached_tokens=4, stalled_ns=50_000_000)
+    account.note(EventKind.FINISHED, last_token_ns, 0, reason="stop")
+    return account
+
+
+@pytest.fixture
 def snapshot() -> SimpleNamespace:
     return SimpleNamespace(
         num_running=3,
@@ -64,4 +91,15 @@ def snapshot() -> SimpleNamespace:
         blocks_total=120,
         num_preemptions=7,
         num_steps=99,
+        blocks_cached=40,
+        blocks_reusable=25,  # free ones that the prefix cache can find
+        num_waiting_tokens=2000,
+        drain_rate=1.5,
+        num_step_tokens=130,
+        num_step_sequences=3,
+        step_ns=25_000_001,
+        model_ns=2_500_000_003,
+        idle_with_work_ns=100_000_007,
+        num_prefix_queries=5000,
+        num_prefix_hits=1200,
     )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from oaiserve.record import MOST_EVENTS, EventKind, Outcome, WaitReason
 from oaiserve.telemetry import names
-from oaiserve.times import PHASES, STAMPS, Outcome
+from oaiserve.times import PHASES, STAMPS
+from tools import metric_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 CELL = re.compile(r"(?<!\\)\|")
@@ -18,16 +22,19 @@ def rows(first_column: str) -> list[list[str]]:
     return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in table.splitlines()[2:]]
 
 
-def test_the_metrics_table_is_that_of_names() -> None:
-    expected = [[f"`{m.name}`", m.type, ", ".join(f"`{label}`" for label in m.labels), m.help] for m in names.METRICS]
-    assert rows("metric") == expected
+@pytest.mark.parametrize("table", metric_tables.tables(), ids=lambda table: table[: table.index("\n")])
+def test_the_tables_of_metrics_are_those_of_names(table: str) -> None:
+    """`python -m tools.metric_tables` makes them so."""
+    assert f"\n\n{table}\n" in PAGE
 
 
 def test_every_attribute_is_named_and_no_other() -> None:
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
-    attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX}
+    attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX}
+    attributes |= set(names.QUEUE_WAITS_NS.values()) | {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     attributes |= set(names.GEN_AI_REQUEST_PARAMS.values()) | {names.REQUEST_PARAM_PREFIX + "NAME"}
-    found = set(re.findall(r"`((?:gen_ai|http|url|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}
+    found = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}
+    found -= {metric.otel_name for metric in names.GEN_AI_METRICS}
     assert found == attributes
 
 
@@ -35,3 +42,9 @@ def test_phases_stamps_and_outcomes_are_those_of_the_clock() -> None:
     assert [row[0].strip("`") for row in rows("phase")] == list(PHASES)
     assert [row[2].split("`")[1] for row in rows("phase")] == list(STAMPS[1:])
     assert [row[0].strip("`") for row in rows("outcome")] == list(Outcome)
+    assert [row[0].strip("`") for row in rows("reason")] == list(WaitReason)
+
+
+def test_events_are_those_of_the_record() -> None:
+    assert [row[0].strip("`") for row in rows("event")] == list(EventKind)
+    assert f"the first {MOST_EVENTS}." in PAGE

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.trace import TraceState
 
+from oaiserve.record import Outcome, WaitReason
 from oaiserve.telemetry import logs
-from oaiserve.times import Outcome
+from oaiserve.times import PHASES
 
 TOUCHED = ("", "opentelemetry.trace.span", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
@@ -114,3 +117,49 @@ def test_a_failed_request_is_a_warning(outcome: Outcome, level: str, stream: io.
     logs.configure(form="json", stream=stream)
     logs.log_request(make_record(outcome=outcome))
     assert json.loads(stream.getvalue())["level"] == level
+
+
+def test_a_line_says_what_the_request_waited_for_and_how_its_steps_were(stream, make_record, account) -> None:
+    logs.configure(form="json", stream=stream)
+    account.waits_ns[WaitReason.NO_BLOCKS] = 0
+    logs.log_request(make_record(account=account))
+    fields = json.loads(stream.getvalue())
+    assert (fields["queue_batch_full_ms"], fields["queue_step_under_way_ms"]) == (10.0, 0.0)
+    assert "queue_no_blocks_ms" not in fields
+    assert (fields["num_steps"], fields["mean_batch"]) == (8, 2.5)
+    assert (fields["itl_p50_ms"], fields["itl_p99_ms"], fields["itl_max_ms"]) == (100.0, 110.0, 110.0)
+    assert (fields["num_preemptions"], fields["stalled_ms"]) == (1, 50.0)
+
+
+def test_what_there_was_none_of_is_not_in_the_line(stream: io.StringIO, make_record) -> None:
+    logs.configure(form="json", stream=stream)
+    logs.log_request(make_record())
+    assert not {"num_steps", "mean_batch", "itl_p50_ms"} & json.loads(stream.getvalue()).keys()
+
+
+def test_the_console_line_stays_one_line(stream: io.StringIO, make_record, account) -> None:
+    logs.configure(stream=stream)
+    logs.log_request(make_record(account=account))
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(
+        "tokens: 4 prompt, 2 cached, 5 generated, waited: step_under_way 0.0 batch_full 10.0, 8 steps of 2.5, "
+        f"itl 100.0 p50 110.0 p99, request req-1, trace {0xABC:032x}"
+    )
+
+
+def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
+    logs.configure(form="json", stream=stream)
+    logs.log_request(make_record(prompt_text="a secret"))
+    assert "secret" not in stream.getvalue()
+
+
+def test_the_fields_are_those_of_the_documentation(stream: io.StringIO, make_record, account) -> None:
+    logs.configure(form="json", stream=stream)
+    account.waits_ns = dict.fromkeys(WaitReason, 1)
+    logs.log_request(make_record(account=account))
+    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+    named = set(re.findall(r"`([a-zA-Z_0-9]+)`", page.split("\n## Log\n")[1].split("\n## ")[0]))
+    phases = {f"{phase}_ms" for phase in PHASES}
+    waits = {f"queue_{reason}_ms" for reason in WaitReason}
+    assert {"PHASE_ms", "queue_REASON_ms"} <= named
+    assert json.loads(stream.getvalue()).keys() - phases - waits <= named

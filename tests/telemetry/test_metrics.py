@@ -1,154 +1,230 @@
-"""Histograms, counters and gauges, and the page they are rendered to."""
+"""What is on /metrics: every number against a plain recomputation from the records, in both formats."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Lock, Thread
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from oaiserve.record import EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Metrics
-from oaiserve.times import PHASES, Outcome
+from oaiserve.times import PHASES
+from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
+from tests.telemetry.records import expected, records
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+VLLM = {"model_name": "demo", "engine": "0"}
+ALL = (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+SNAPSHOT = SimpleNamespace(
+    **dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens", "num_tokenizing", "drain_rate"), 0),
+    **dict.fromkeys(("blocks_used", "blocks_reusable", "blocks_total", "num_prefix_queries", "num_prefix_hits"), 0),
+    **dict.fromkeys(("num_preemptions", "num_steps", "model_ns", "idle_with_work_ns"), 0),
+)
+
+MakeMetrics = Callable[..., Metrics]
+
+
+def metrics_of(**changes: Any) -> Metrics:
+    arguments: dict[str, Any] = {
+        "snapshot": lambda: SNAPSHOT,
+        "take_steps": list,
+        "model": "demo",
+        "version": "1.2.3",
+        "model_info": {"dtype": "bfloat16", "block_size": "16"},
+        "vllm": True,
+        "epoch_offset_ns": 1_700_000_000 * 10**9,
+    }
+    return Metrics(**(arguments | changes))
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
+def metrics(snapshot: SimpleNamespace) -> Metrics:
+    return metrics_of(snapshot=lambda: snapshot)
 
 
-@pytest.fixture
-def metrics(registry: CollectorRegistry, snapshot: SimpleNamespace) -> Metrics:
-    return Metrics(registry, lambda: snapshot, model="demo", version="1.2.3")
+def of_records(page: dict[Key, float]) -> dict[Key, float]:
+    """Those that records make, but for counters that are 0."""
+    others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
+    gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
+        *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
+        *(names.VLLM_PREEMPTIONS.name, names.VLLM_PREFIX_CACHE_HITS.name, names.VLLM_PREFIX_CACHE_QUERIES.name),
+    }
+    counters = {m.name for m in ALL if m.type == "counter"}
+    return {
+        (name, labels): value
+        for (name, labels), value in page.items()
+        if name.startswith(("oaiserve_", "gen_ai_", "vllm:"))
+        and not name.startswith(others)
+        and name not in gauges
+        and (value or name not in counters)
+    }
 
 
-def test_sums_move_by_the_records_nanoseconds(metrics: Metrics, registry: CollectorRegistry, make_record) -> None:
-    record = make_record()
-    metrics.observe(record)
-    metrics.observe(record)
-    for phase in record.times.phases():
-        total = registry.get_sample_value(f"{names.PHASE_SECONDS.name}_sum", LABELS | {"phase": phase.name})
-        assert math.isclose(total, 2 * phase.duration_ns / 1e9, rel_tol=1e-9)
-    total = registry.get_sample_value(f"{names.DURATION_SECONDS.name}_sum", LABELS)
-    assert math.isclose(total, 2 * record.times.duration_ns / 1e9, rel_tol=1e-9)
+def assert_same(found: dict[Key, float], wanted: dict[Key, float]) -> None:
+    assert found.keys() == wanted.keys()
+    for sample, value in wanted.items():
+        is_mean = "time_per_output_token" in sample[0] and sample[0].endswith("_sum")  # a sum of quotients
+        assert math.isclose(found[sample], value, rel_tol=1e-12) if is_mean else found[sample] == value, sample
 
 
-def test_phase_sums_add_up_to_the_duration(metrics: Metrics, registry: CollectorRegistry, make_record) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@given(ended=st.lists(records(), max_size=12))
+@settings(max_examples=12)
+def test_the_page_says_what_the_records_say(form: str, ended: list[RequestRecord]) -> None:
+    metrics = metrics_of()
+    for record in ended:
+        metrics.observe(record)
+    assert_same(of_records(samples(metrics, form)), expected(ended))
+
+
+@given(turns=st.lists(st.tuples(records(), st.sets(st.sampled_from(FORMS))), max_size=6))
+@settings(max_examples=10)
+def test_what_is_kept_between_pages_is_never_stale(turns: list[tuple[RequestRecord, set[str]]]) -> None:
+    metrics, ended = metrics_of(), []
+    for record, forms in turns:
+        metrics.observe(record)
+        ended.append(record)
+        for form in forms:
+            assert_same(of_records(samples(metrics, form)), expected(ended))
+
+
+def test_a_page_without_changes_is_the_same(metrics: Metrics, make_record) -> None:
+    def ours(form: str) -> list[bytes]:
+        own = (b"oaiserve_scrape", b"process_", b"python_")
+        return [line for line in metrics.render(form)[0].splitlines() if not line.startswith(own)]
+
+    metrics.observe(make_record())
+    for form in FORMS:
+        assert ours(form) == ours(form)
+
+
+def test_phase_sums_add_up_to_the_duration(metrics: Metrics, make_record) -> None:
     for num_stamps in range(1, 8):
         metrics.observe(make_record(num_stamps))
-    phases = (registry.get_sample_value(f"{names.PHASE_SECONDS.name}_sum", LABELS | {"phase": p}) for p in PHASES)
-    duration = registry.get_sample_value(f"{names.DURATION_SECONDS.name}_sum", LABELS)
-    assert math.isclose(sum(phases), duration, rel_tol=1e-9)
+    page = samples(metrics)
+    phases = sum(page[key(f"{names.PHASE_SECONDS.name}_sum", **LABELS, phase=phase)] for phase in PHASES)
+    assert math.isclose(phases, page[key(f"{names.DURATION_SECONDS.name}_sum", **LABELS)], rel_tol=1e-12)
 
 
-def test_latencies_of_tokens(metrics: Metrics, registry: CollectorRegistry, make_record) -> None:
-    record = make_record()
-    metrics.observe(record)
-    ttft = registry.get_sample_value(f"{names.TIME_TO_FIRST_TOKEN_SECONDS.name}_sum", LABELS)
-    tpot = registry.get_sample_value(f"{names.TIME_PER_OUTPUT_TOKEN_SECONDS.name}_sum", LABELS)
-    assert math.isclose(ttft, record.times.time_to_first_token_ns / 1e9, rel_tol=1e-9)
-    assert math.isclose(tpot, record.times.phases()[5].duration_ns / 1e9 / 4, rel_tol=1e-9)
+def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -> None:
+    """Nanoseconds that come after so many seconds that a float has no room for them."""
+    stalls_ns = [10**17, *[1] * 1000]
+    for ns in stalls_ns:
+        metrics.observe(make_record(account=EngineAccount(num_preemptions=1, stalled_ns=ns)))
+    total = samples(metrics)[key(f"{names.PREEMPTION_STALL_SECONDS.name}_sum", operation="chat", model="demo")]
+    assert total == sum(stalls_ns) / 10**9 != 10**8
 
 
-def test_choices_side_by_side_do_not_shorten_the_time_per_token(metrics, registry, make_record) -> None:
-    record = make_record(completion_tokens=10, finish_reasons=("stop", "length"))
-    metrics.observe(record)
-    tpot = registry.get_sample_value(f"{names.TIME_PER_OUTPUT_TOKEN_SECONDS.name}_sum", LABELS)
-    assert math.isclose(tpot, record.times.time_per_output_token_ns(5) / 1e9, rel_tol=1e-9)
+# -- the engine -------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_token_has_no_time_per_token(metrics, registry, make_record) -> None:
-    metrics.observe(make_record(completion_tokens=1))
-    assert registry.get_sample_value(f"{names.TIME_PER_OUTPUT_TOKEN_SECONDS.name}_count", LABELS) is None
-
-
-def test_a_request_that_never_got_a_token_has_no_time_to_first_token(metrics, registry, make_record) -> None:
-    metrics.observe(make_record(4))
-    assert registry.get_sample_value(f"{names.TIME_TO_FIRST_TOKEN_SECONDS.name}_count", LABELS) is None
-    assert registry.get_sample_value(f"{names.PHASE_SECONDS.name}_count", LABELS | {"phase": "prefill"}) is None
-
-
-@pytest.mark.parametrize(
-    ("outcome", "status", "error_type"),
-    [
-        (Outcome.FINISHED, 200, None),
-        (Outcome.CANCELLED, None, None),
-        (Outcome.REJECTED, 429, "Overloaded"),
-        (Outcome.FAILED, 500, "InternalError"),
-    ],
-)
-def test_each_outcome_is_counted(outcome, status, error_type, metrics, registry, make_record) -> None:
-    metrics.observe(make_record(2, outcome=outcome, http_status=status, error_type=error_type))
-    labels = LABELS | {"outcome": str(outcome), "status": str(status or ""), "error_type": error_type or ""}
-    assert registry.get_sample_value(names.REQUESTS.name, labels) == 1
-
-
-def test_tokens_are_counted(metrics: Metrics, registry: CollectorRegistry, make_record) -> None:
-    metrics.observe(make_record())
-    metrics.observe(make_record())
-    labels = {"operation": "chat", "model": "demo"}
-    counted = (names.PROMPT_TOKENS, names.CACHED_PROMPT_TOKENS, names.GENERATION_TOKENS)
-    assert [registry.get_sample_value(metric.name, labels) for metric in counted] == [8, 4, 10]
-
-
-def test_gauges_show_the_snapshot_of_the_moment(metrics, registry, snapshot) -> None:
-    assert registry.get_sample_value(names.REQUESTS_RUNNING.name) == 3
+def test_the_snapshot_of_the_moment_is_shown(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+    page = samples(metrics)
+    assert page[key(names.REQUESTS_RUNNING.name)] == page[key(names.VLLM_REQUESTS_RUNNING.name, **VLLM)] == 3
+    assert page[key(names.REQUESTS_WAITING.name)] == page[key(names.VLLM_REQUESTS_WAITING.name, **VLLM)] == 2
+    assert page[key(names.WAITING_PROMPT_TOKENS.name)] == 2000
+    assert page[key(names.DRAIN_RATE.name)] == 1.5
+    assert page[key(names.TOKENIZE_QUEUE_DEPTH.name)] == 1
+    assert page[key(names.KV_CACHE_USAGE.name)] == page[key(names.VLLM_KV_CACHE_USAGE.name, **VLLM)] == 0.25
+    queries = key(names.VLLM_PREFIX_CACHE_QUERIES.name, **VLLM)
+    assert page[key(names.PREFIX_CACHE_QUERY_TOKENS.name)] == page[queries] == 5000
+    assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(names.VLLM_PREFIX_CACHE_HITS.name, **VLLM)] == 1200
+    assert page[key(names.PREEMPTIONS.name)] == page[key(names.VLLM_PREEMPTIONS.name, **VLLM)] == 7
+    assert page[key(names.ENGINE_STEPS.name)] == 99
+    assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
+    assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
+    assert page[key(names.VLLM_CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
-    assert registry.get_sample_value(names.REQUESTS_RUNNING.name) == 5
-    assert registry.get_sample_value(names.KV_CACHE_USAGE.name) == 0.25
-    assert registry.get_sample_value(names.KV_BLOCKS.name, {"state": "free"}) == 90
-    assert registry.get_sample_value(names.ENGINE_STEPS.name) == 99
+    assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5
 
 
-def test_an_engine_without_blocks_yet_uses_none(metrics, registry, snapshot) -> None:
-    snapshot.blocks_used = snapshot.blocks_total = 0
-    assert registry.get_sample_value(names.KV_CACHE_USAGE.name) == 0
+def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
+    page = samples(metrics)
+    blocks = {state: page[key(names.KV_BLOCKS.name, state=state)] for state in ("used", "cached", "free")}
+    assert blocks == {"used": 30, "cached": 25, "free": 65}
 
 
-def test_registering_asks_no_engine(registry: CollectorRegistry) -> None:
-    Metrics(registry, lambda: pytest.fail("the engine was asked"), model="demo", version="0")
+def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+    snapshot.blocks_used = snapshot.blocks_reusable = snapshot.blocks_total = 0
+    assert samples(metrics)[key(names.KV_CACHE_USAGE.name)] == 0
 
 
-def test_build_info_names_version_and_model(metrics: Metrics) -> None:
-    page = metrics.render(None)[0].decode()
-    assert 'oaiserve_build_info{model="demo",python="' in page
-    assert 'version="1.2.3"} 1.0' in page
+def test_making_one_asks_no_engine() -> None:
+    metrics_of(snapshot=lambda: pytest.fail("the engine was asked"))
 
 
-def use_everything(metrics: Metrics, record) -> None:
+@pytest.mark.parametrize("drain", [Metrics.take_in, lambda metrics: metrics.render(None)], ids=["take_in", "render"])
+def test_every_step_is_taken_once(drain: Callable[[Metrics], Any]) -> None:
+    waiting = [
+        StepRecord(StepKind.PREFILL, 0, 20_000_000, 0, 1, 100),
+        StepRecord(StepKind.DECODE, 0, 5_000_000, 10, 3, 3),
+        StepRecord(StepKind.DECODE, 0, 7_000_001, 10, 4, 4),
+    ]
+
+    def take_steps() -> list[StepRecord]:
+        taken = waiting.copy()
+        waiting.clear()
+        return taken
+
+    metrics = metrics_of(take_steps=take_steps)
+    drain(metrics)
+    assert waiting == []
+    for _ in range(2):
+        page = samples(metrics)
+        assert page[key(f"{names.ENGINE_STEP_SECONDS.name}_sum", kind="decode")] == 0.012000001
+        assert page[key(f"{names.ENGINE_STEP_SECONDS.name}_bucket", kind="decode", le="0.005")] == 1
+        assert page[key(f"{names.ENGINE_STEP_SECONDS.name}_count", kind="prefill")] == 1
+        assert page[key(f"{names.ENGINE_STEP_SEQUENCES.name}_sum")] == 8
+        assert page[key(f"{names.ENGINE_STEP_TOKENS.name}_bucket", le="4.0")] == 2
+
+
+# -- names, labels, formats -------------------------------------------------------------------------------------------
+
+
+def use_everything(metrics: Metrics, record: RequestRecord) -> None:
     metrics.observe(record)
     metrics.count_error("log")
     metrics.count_spans("ended", 9)
     metrics.observe_event_loop_lag(0.001)
 
 
-def test_every_metric_in_names_is_on_the_page_and_no_other(metrics: Metrics, make_record) -> None:
-    use_everything(metrics, make_record())
-    types = {"oaiserve_build": "info"}
-    for family in parse_openmetrics(metrics.render(OPENMETRICS)[0].decode()):
-        if family.name.startswith("oaiserve_"):
-            types[family.name] = family.type
+@pytest.fixture
+def full(snapshot: SimpleNamespace, make_record) -> Metrics:
+    steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1)]
+    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps)
+    account = EngineAccount(num_preemptions=1, stalled_ns=5)
+    account.inter_token_ns.append(5)
+    use_everything(metrics, make_record(account=account))
+    use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
+    metrics.render(None)  # the time of one page shows on the next
+    return metrics
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metrics) -> None:
     suffix = {"counter": "_total", "info": "_info"}
-    on_page = {(name + suffix.get(kind, ""), kind) for name, kind in types.items()}
-    assert on_page == {(metric.name, metric.type) for metric in names.METRICS}
+    found = {
+        (family.name + suffix.get(family.type, ""), family.type, family.documentation): {
+            frozenset(sample.labels.keys() - {"le"}) for sample in family.samples
+        }
+        for family in families(full.render(form)[0], form)
+        if not family.name.startswith(("process_", "python_"))
+    }
+    kinds = {} if form == OPENMETRICS else {"info": "gauge"}
+    assert found == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
-def test_labels_on_the_page_are_those_in_names(metrics: Metrics, make_record) -> None:
-    use_everything(metrics, make_record(num_preemptions=1, stalled_ns=5))
-    labels = {
-        sample.name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum"): set(sample.labels) - {"le"}
-        for family in parse_text(metrics.render(None)[0].decode())
-        for sample in family.samples
-    }
-    assert {metric.name: labels[metric.name] for metric in names.METRICS} == {
-        metric.name: set(metric.labels) for metric in names.METRICS
-    }
+def test_units_are_told_in_openmetrics(full: Metrics) -> None:
+    units = {family.name: family.unit for family in families(full.render(OPENMETRICS)[0], OPENMETRICS) if family.unit}
+    assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
 
 
 def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
@@ -156,15 +232,89 @@ def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
     assert [name for name in names.PROCESS_METRICS if f"\n{name}" not in page] == []
 
 
-@pytest.mark.parametrize("metric", [m for m in names.METRICS if m.buckets], ids=lambda m: m.name)
-def test_buckets_rise_from_fractions_of_a_millisecond(metric: names.Metric) -> None:
-    assert list(metric.buckets) == sorted(set(metric.buckets))
-    assert metric.buckets[0] <= 0.001
-
-
-def test_there_are_no_created_series(metrics: Metrics, make_record) -> None:
+def test_vllms_names_can_be_left_out(make_record) -> None:
+    metrics = metrics_of(vllm=False)
     metrics.observe(make_record())
-    assert b"_created" not in metrics.render(None)[0] + metrics.render(OPENMETRICS)[0]
+    assert not any(b"vllm" in metrics.render(form)[0] for form in FORMS)
+
+
+@pytest.mark.parametrize("metric", [m for m in names.METRICS if m.buckets], ids=lambda m: m.name)
+def test_buckets_rise_from_what_is_short(metric: names.Metric) -> None:
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+    assert metric.buckets[0] <= (0.001 if metric.unit == "seconds" else 1)
+
+
+def test_there_are_no_created_series(full: Metrics) -> None:
+    assert b"_created" not in full.render(TEXT)[0] + full.render(OPENMETRICS)[0]
+
+
+def test_series_that_are_known_begin_at_0() -> None:
+    page = samples(metrics_of())
+    assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == 0
+    assert page[key(names.QUEUE_WAIT_SECONDS.name, reason="no_blocks")] == 0
+    assert page[key(names.VLLM_REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
+
+
+def test_the_infos_name_version_and_model(metrics: Metrics) -> None:
+    page = metrics.render(None)[0].decode()
+    assert 'oaiserve_build_info{model="demo",python="3.' in page
+    assert 'version="1.2.3"} 1.0' in page
+    labels = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dtype": "bfloat16", "block_size": "16"}
+    assert samples(metrics)[key(names.MODEL_INFO.name, **labels)] == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(model=st.text(st.characters(exclude_categories=["Cs"])), record=records())
+@settings(max_examples=12)
+def test_any_served_name_is_legal(form: str, model: str, record: RequestRecord) -> None:
+    metrics = metrics_of(model=model)
+    metrics.observe(record)
+    labels = {"operation": record.operation, "model": model}
+    page = samples(metrics, form)
+    assert page[key(names.PROMPT_TOKENS.name, **labels)] == record.prompt_tokens
+    assert page[key(f"{names.DURATION_SECONDS.name}_count", **labels, outcome=str(record.outcome))] == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_are_escaped(form: str, make_record) -> None:
+    name = '100 % "own" %s\\n\n'
+    metrics = metrics_of(model=name)
+    metrics.observe(make_record())
+    assert samples(metrics, form)[key(f"{names.DURATION_SECONDS.name}_count", **LABELS | {"model": name})] == 1
+
+
+def test_half_a_character_costs_no_page() -> None:
+    assert "demo?" in metrics_of(model="demo\ud800").render(None)[0].decode()
+
+
+@given(
+    st.lists(
+        st.builds(
+            replace,
+            records(),
+            model=st.text(),
+            operation=st.text(),
+            error_type=st.text(),
+            http_status=st.integers(),
+            finish_reasons=st.lists(st.text(), max_size=3).map(tuple),
+        ),
+        max_size=20,
+    )
+)
+@settings(max_examples=12)
+def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord]) -> None:
+    metrics = metrics_of()
+    for record in hostile:
+        metrics.observe(record)
+    values: dict[str, set[str]] = {}
+    for _, labels in of_records(samples(metrics)):
+        for label, value in labels:
+            values.setdefault(label, set()).add(value)
+    assert values.get("model", {"demo"}) <= {"demo"}
+    assert values.get("operation", set()) <= {"chat", "text_completion", "other"}
+    assert values.get("error_type", set()) <= {"", "other"}
+    assert values.get("reason", set()) <= {"stop", "length", "abort", "other", *WaitReason}
+    assert all(value == "other" or 100 <= int(value) <= 599 for value in values.get("status", ()))
 
 
 def test_exemplars_carry_the_trace_id_in_openmetrics_only(metrics: Metrics, make_record) -> None:
@@ -174,13 +324,40 @@ def test_exemplars_carry_the_trace_id_in_openmetrics_only(metrics: Metrics, make
     assert b"trace_id" not in metrics.render(None)[0]
 
 
+def test_an_exemplar_is_the_last_value_of_its_bucket_at_the_end_of_its_request(metrics: Metrics, make_record) -> None:
+    metrics.observe(make_record())
+    metrics.observe(make_record())
+    last = make_record()
+    metrics.observe(last)
+    found = {
+        (sample.name, sample.labels["le"]): sample.exemplar
+        for family in families(metrics.render(OPENMETRICS)[0], OPENMETRICS)
+        for sample in family.samples
+        if sample.exemplar and family.name in (names.DURATION_SECONDS.name, names.VLLM_DURATION.name)
+    }
+    assert found.keys() == {
+        (f"{names.DURATION_SECONDS.name}_bucket", "0.5"),
+        (f"{names.VLLM_DURATION.name}_bucket", "0.5"),
+    }
+    for exemplar in found.values():
+        assert exemplar.value == last.times.duration_ns / 1e9
+        assert float(exemplar.timestamp) == pytest.approx(1_700_000_000 + last.times.responded / 1e9, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("accept", "content_type"),
     [
         (None, "text/plain; version=0.0.4; charset=utf-8"),
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
         ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
         ("text/plain;version=nonsense", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0;escaping=dots", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text;version=0.0.1", "text/plain; version=0.0.4; charset=utf-8"),
         ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
     ],
 )
 def test_render_negotiates_the_format(accept: str | None, content_type: str, metrics: Metrics) -> None:
@@ -189,10 +366,103 @@ def test_render_negotiates_the_format(accept: str | None, content_type: str, met
     assert page.endswith(b"# EOF\n") is content_type.startswith("application/openmetrics-text")
 
 
-def test_the_stall_of_a_preempted_request_is_observed_and_no_other(metrics: Metrics, make_record) -> None:
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+class WatchedLock:
+    """Tells when somebody comes to take it."""
+
+    def __init__(self, came: Callable[[], None]) -> None:
+        self._lock, self._came = Lock(), came
+
+    def __enter__(self) -> None:
+        self._came()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def test_callers_that_come_while_a_page_is_made_share_the_next() -> None:
+    forms = [*FORMS] * 3
+    snapshots, lock_takers = [], []
+    is_making, all_came, go_on = Event(), Event(), Event()
+
+    def snapshot() -> SimpleNamespace:
+        snapshots.append(1)
+        is_making.set()
+        assert go_on.wait(10)
+        return SNAPSHOT
+
+    def came() -> None:
+        lock_takers.append(1)
+        if len(lock_takers) == 1 + len(forms):
+            all_came.set()
+
+    metrics = metrics_of(snapshot=snapshot)
+    metrics._lock = WatchedLock(came)  # type: ignore[assignment]
+    pages: list[tuple[str, bytes]] = []
+    first = Thread(target=lambda: metrics.render(TEXT))
+    first.start()
+    assert is_making.wait(10)
+    callers = [Thread(target=lambda form=form: pages.append((form, metrics.render(form)[0]))) for form in forms]
+    for caller in callers:
+        caller.start()
+    assert all_came.wait(10)
+    go_on.set()
+    for thread in (first, *callers):
+        thread.join(10)
+    assert len(snapshots) == 1 + len(FORMS)
+    for form in FORMS:
+        page, *others = [page for asked, page in pages if asked == form]
+        assert all(other is page for other in others)
+        assert page.endswith(b"# EOF\n") is (form == OPENMETRICS)
+
+
+def test_the_next_caller_gets_a_page_of_his_own(metrics: Metrics, make_record) -> None:
+    before = samples(metrics)
     metrics.observe(make_record())
-    metrics.observe(make_record(num_preemptions=2, stalled_ns=250_000_000))
-    page = metrics.render(None)[0].decode()
-    labels = '{model="demo",operation="chat"}'
-    assert f"oaiserve_preemption_stall_seconds_count{labels} 1.0" in page
-    assert f"oaiserve_preemption_stall_seconds_sum{labels} 0.25" in page
+    assert of_records(before) != of_records(samples(metrics))
+
+
+def test_a_page_that_could_not_be_made_is_not_shared() -> None:
+    fail = [True]
+
+    def snapshot() -> SimpleNamespace:
+        if fail:
+            raise RuntimeError("the engine is gone")
+        return SNAPSHOT
+
+    metrics = metrics_of(snapshot=snapshot)
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        metrics.render(None)
+    fail.clear()
+    assert metrics.render(None)[0]
+
+
+def test_all_numbers_of_a_page_are_of_one_moment(make_record) -> None:
+    metrics, record = metrics_of(), make_record()
+
+    def write() -> None:
+        for _ in range(1000):
+            metrics.observe(record)
+            metrics.count_spans("ended", 1)
+            metrics.observe_event_loop_lag(0.001)
+
+    writer = Thread(target=write)
+    writer.start()
+    count = 0.0
+    while writer.is_alive() or count == 0:
+        page = samples(metrics)
+        count = page.get(key(f"{names.DURATION_SECONDS.name}_count", **LABELS), 0)
+        if not count:
+            continue
+        per_record = expected([record])
+        for sample, value in of_records(page).items():
+            assert math.isclose(value, count * per_record[sample], rel_tol=1e-12)
+    writer.join()
+    page = samples(metrics)
+    assert page[key(f"{names.DURATION_SECONDS.name}_count", **LABELS)] == 1000
+    assert (
+        page[key(names.SPANS.name, result="ended")] == page[key(f"{names.EVENT_LOOP_LAG_SECONDS.name}_count")] == 1000
+    )

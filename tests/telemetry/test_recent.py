@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from array import array
+from itertools import pairwise
 
-from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.times import Outcome
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.record import EngineAccount, Outcome
+from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
+from oaiserve.times import PHASES, RequestTimes
+
+
+def ids(entries: list[dict[str, object]]) -> list[object]:
+    return [entry["request_id"] for entry in entries]
 
 
 def test_list_is_newest_first_and_holds_the_last_n(make_record) -> None:
     recent = RecentRequests(2, 0)
     for request_id in ("a", "b", "c"):
         recent.add(make_record(request_id=request_id))
-    assert [entry["request_id"] for entry in recent.list()] == ["c", "b"]
+    assert ids(recent.list()) == ["c", "b"]
 
 
 def test_get_finds_by_request_id(make_record) -> None:
@@ -33,6 +44,7 @@ def test_phases_carry_the_records_integers(make_record) -> None:
     assert [phase["duration_ns"] for phase in entry["phases"]] == [phase.duration_ns for phase in phases]
     assert sum(phase["duration_ns"] for phase in entry["phases"]) == entry["duration_ns"]
     assert entry["phases"][3]["duration_ms"] == phases[3].duration_ns / 1e6
+    assert sum(phase["share"] for phase in entry["phases"]) == pytest.approx(1)
 
 
 def test_times_are_told_by_the_wall_clock(make_record) -> None:
@@ -42,14 +54,100 @@ def test_times_are_told_by_the_wall_clock(make_record) -> None:
     assert recent.list()[0]["received_unix_ns"] == record.times.received + 5_000
 
 
-def test_every_outcome_is_ready_for_json(make_record) -> None:
+def test_every_outcome_is_ready_for_json(make_record, account) -> None:
     recent = RecentRequests(10, 0)
     for num_stamps, outcome in enumerate(Outcome, start=1):
-        recent.add(make_record(num_stamps, outcome=outcome, http_status=None))
+        recent.add(make_record(num_stamps, outcome=outcome, http_status=None, request_id=str(num_stamps)))
+    recent.add(make_record(account=account))
     assert {entry["outcome"] for entry in json.loads(json.dumps(recent.list()))} == set(Outcome)
+    assert json.loads(json.dumps(recent.get("req-1"))) == recent.get("req-1")
 
 
 def test_a_ring_of_size_zero_keeps_nothing(make_record) -> None:
     recent = RecentRequests(0, 0)
     recent.add(make_record())
     assert recent.list() == []
+
+
+def test_the_gaps_between_tokens_are_kept_as_four_numbers(make_record) -> None:
+    recent = RecentRequests(1, 0)
+    recent.add(make_record(account=EngineAccount(inter_token_ns=array("q", [5, 1, 2]))))
+    assert recent.list()[0]["token_gaps"] == {"number": 3, "p50_ns": 2, "p99_ns": 5, "max_ns": 5}
+    assert len(recent._ring[0].record.account.inter_token_ns) == 0
+
+
+def test_the_prompt_is_not_kept(make_record) -> None:
+    recent = RecentRequests(1, 0)
+    recent.add(make_record(prompt_text="a secret"))
+    assert "secret" not in json.dumps(recent.get("req-1"))
+
+
+def test_the_slowest_in_a_phase_come_first_and_only_those_that_reached_it(make_record) -> None:
+    recent = RecentRequests(9, 0)
+    stamps = {"received": 0, "submitted": 1, "tokenize_started": 2, "tokenized": 3}
+    for request_id, scheduled, responded in (("a", 10, 40), ("b", 30, 40), ("never", None, 99), ("c", 20, 40)):
+        times = RequestTimes(**stamps, scheduled=scheduled, responded=responded)
+        recent.add(make_record(request_id=request_id, times=times))
+    assert ids(recent.list(slowest="queue")) == ["never", "b", "c", "a"]
+    assert ids(recent.list(slowest="prefill")) == ["a", "c", "b"]
+    assert ids(recent.list(slowest="decode")) == []
+    assert ids(recent.list(slowest="prefill", limit=1)) == ["a"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_can_be_sorted_by(phase: str, make_record) -> None:
+    recent = RecentRequests(9, 0)
+    for num_stamps in range(1, 8):
+        recent.add(make_record(num_stamps))
+    longest = [
+        next(p["duration_ns"] for p in entry["phases"] if p["name"] == phase) for entry in recent.list(slowest=phase)
+    ]
+    assert len(longest) == 7 - PHASES.index(phase)
+    assert all(left >= right for left, right in pairwise(longest))
+
+
+def test_the_list_can_be_narrowed(make_record) -> None:
+    recent = RecentRequests(9, 0)
+    for request_id, outcome in (("req-a", Outcome.FAILED), ("job-b", Outcome.FAILED), ("req-c", Outcome.FINISHED)):
+        recent.add(make_record(request_id=request_id, outcome=outcome))
+    assert ids(recent.list(outcome="failed")) == ["job-b", "req-a"]
+    assert ids(recent.list(id_prefix="req-")) == ["req-c", "req-a"]
+    assert ids(recent.list(outcome="failed", id_prefix="req-")) == ["req-a"]
+    assert ids(recent.list(limit=2)) == ["req-c", "job-b"]
+
+
+def test_events_are_told_since_the_request_was_received(make_record, account) -> None:
+    record = make_record(account=account)
+    recent = RecentRequests(1, 0)
+    recent.add(record)
+    events = recent.get("req-1")["events"]
+    assert [event["at_ns"] + record.times.received for event in events] == [event.at_ns for event in account.events]
+    assert events[1] == {
+        "name": "prefill_chunk",
+        "at_ns": 33_450_040,
+        "at_ms": 33.45004,
+        "choice": 0,
+        "details": {"start": 2, "tokens": 5},
+    }
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))
+def test_neighbours_are_those_with_steps_in_common(make_record, ranges: list[tuple[int | None, int]]) -> None:
+    recent = RecentRequests(100, 0)
+    for index, (first, number) in enumerate(ranges):
+        recent.add(make_record(request_id=str(index), account=EngineAccount(first_step=first, num_steps=number)))
+    steps = [set() if first is None else set(range(first, first + number)) for first, number in ranges]
+    expected = {str(index): len(steps[0] & steps[index]) for index in range(1, len(ranges)) if steps[0] & steps[index]}
+    entry = recent.get("0")
+    found = {other["request_id"]: other["num_shared_steps"] for other in entry["neighbours"]}
+    assert entry["num_neighbours"] == len(expected)
+    assert len(found) == min(len(expected), MOST_NEIGHBOURS)
+    assert found.items() <= expected.items()
+    assert list(found.values()) == sorted(expected.values(), reverse=True)[:MOST_NEIGHBOURS]
+
+
+def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:
+    recent = RecentRequests(2, 0)
+    for _ in range(2):
+        recent.add(make_record(account=EngineAccount(first_step=1, num_steps=1)))
+    assert ids(recent.get("req-1")["neighbours"]) == ["req-1"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from threading import Event, current_thread
+from threading import Event, Semaphore, current_thread
 
 import pytest
 
+from oaiserve.record import RequestRecord
 from oaiserve.telemetry.recorder import Recorder
-from oaiserve.times import RequestRecord
 
 
 def fail(record: RequestRecord) -> None:
@@ -87,3 +87,69 @@ def test_a_record_after_close_is_ignored(make_record) -> None:
     recorder.close(5)
     recorder.record(make_record())
     assert seen == []
+
+
+def test_records_of_a_batch_cost_one_tick(make_record) -> None:
+    told: list[str] = []
+    ticked = Event()
+    recorder = Recorder(
+        {"one": lambda record: told.append("record")},
+        [].append,
+        lambda: (told.append("tick"), ticked.set()),
+        batch_seconds=60,  # the flush ends it
+    )
+    for _ in range(64):
+        recorder.record(make_record())
+    assert recorder.flush(5)
+    assert told[:65] == ["record"] * 64 + ["tick"]
+    assert recorder.close(5)
+    assert told[64:] == ["tick"] * len(told[64:])
+
+
+def test_the_first_of_a_batch_waits_for_others_but_no_longer_than_that(make_record) -> None:
+    seen = Event()
+    recorder = Recorder({"one": lambda record: seen.set()}, [].append, batch_seconds=60)
+    recorder.record(make_record())
+    assert not seen.wait(0.02)
+    assert recorder.close(5)
+    recorder = Recorder({"one": lambda record: seen.set()}, [].append, batch_seconds=0.001)
+    seen.clear()
+    recorder.record(make_record())
+    assert seen.wait(5)
+
+
+def test_a_flush_waits_for_its_tick() -> None:
+    release = Event()
+    recorder = Recorder({}, [].append, lambda: release.wait(5))
+    assert not recorder.flush(0.01)
+    release.set()
+    assert recorder.flush(5)
+
+
+def test_ticks_come_without_records() -> None:
+    ticks = Semaphore(0)
+    recorder = Recorder({}, [].append, ticks.release, tick_seconds=0.001)
+    assert ticks.acquire(timeout=5)
+    assert ticks.acquire(timeout=5)
+    assert recorder.close(5)
+
+
+def test_a_tick_that_raises_is_counted_and_does_not_end_the_thread(make_record) -> None:
+    def fail_to_tick() -> None:
+        raise RuntimeError("no steps")
+
+    errors, seen = [], []
+    recorder = Recorder({"one": seen.append}, errors.append, fail_to_tick)
+    assert recorder.flush(5)
+    recorder.record(make_record())
+    assert recorder.flush(5)
+    assert len(seen) == 1
+    assert set(errors) == {"tick"}
+
+
+def test_a_flush_hurries_only_what_is_there(make_record) -> None:
+    """After it, records are gathered again."""
+    recorder = Recorder({}, [].append, batch_seconds=60)
+    assert recorder.flush(5)
+    assert not recorder._hurry.is_set()
+    assert recorder.close(5)

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.errors import StartupError
+from oaiserve.record import StepKind, StepRecord
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.times import PHASES
 from tests.telemetry.collector import Collector, running_collector
@@ -31,7 +32,7 @@ def test_otlp_carries_the_records_trace_id_and_times(traced: Telemetry, collecto
     record = make_record()
     traced.record(record)
     assert traced.close(5)
-    assert collector.paths == ["/v1/traces"]
+    assert sorted(collector.paths) == ["/v1/metrics", "/v1/traces"]
     assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
     offset_ns = traced.recent.list()[0]["received_unix_ns"] - record.times.received
     spans = {span.name: span for span in collector.spans}
@@ -79,4 +80,50 @@ def test_without_the_variables_there_are_no_spans(snapshot, make_record) -> None
     page = telemetry.render(None)[0]
     assert b"oaiserve_requests_total{" in page
     assert b"oaiserve_spans_total{" not in page
+    assert telemetry.close(5)
+
+
+def test_metrics_are_sent_where_traces_are(traced: Telemetry, collector: Collector, make_record) -> None:
+    traced.record(make_record())
+    assert traced.close(5)
+    sent = collector.last_metrics()
+    assert sent["oaiserve_requests"].sum.data_points[0].as_int == 1
+    assert sent["gen_ai.server.request.duration"].histogram.data_points[0].count == 1
+
+
+def test_a_collector_for_traces_alone_gets_no_metrics(collector: Collector, snapshot, make_record, monkeypatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+    telemetry.record(make_record())
+    assert telemetry.close(5)
+    assert collector.paths == ["/v1/traces"]
+
+
+def test_an_interval_that_is_none_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "often")
+    with pytest.raises(StartupError, match="OTEL_METRIC_EXPORT_INTERVAL is 'often'"):
+        Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
+
+
+def test_steps_and_what_the_event_loop_tells_show_without_a_request(snapshot) -> None:
+    steps = [StepRecord(StepKind.DECODE, 0, 5_000_000, 0, 3, 3)]
+    telemetry = Telemetry(
+        snapshot=lambda: snapshot,
+        take_steps=lambda: [steps.pop()] if steps else [],
+        model="demo",
+        version="1",
+        recent_requests=4,
+        model_info={"device": "cpu"},
+        vllm_metrics=False,
+        environ={},
+    )
+    telemetry.observe_event_loop_lag(0.25)
+    assert telemetry.flush(5)
+    assert steps == []
+    page = telemetry.render(None)[0]
+    assert b'oaiserve_engine_step_seconds_sum{kind="decode"} 0.005\n' in page
+    assert b"oaiserve_event_loop_lag_seconds_sum 0.25\n" in page
+    assert b'device="cpu"' in page
+    assert b"vllm" not in page
     assert telemetry.close(5)

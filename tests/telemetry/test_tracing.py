@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from threading import Event
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -15,9 +19,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
+from oaiserve.record import Outcome, RequestRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
-from oaiserve.times import PHASES, Outcome, RequestRecord
+from oaiserve.times import PHASES
 from oaiserve.trace import TraceContext
 
 OFFSET_NS = 1_700_000_000_000_000_011
@@ -97,6 +102,23 @@ def test_the_standard_variable_chooses_the_sampler(make_record, monkeypatch: pyt
     assert exporter.get_finished_spans() == ()
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"OTEL_TRACES_SAMPLER": "sometimes"}, "OTEL_TRACES_SAMPLER must be one of always_on, .* but is sometimes"),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "few"}, "between 0 and 1 but is few"),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "10"}, "but is 10"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "OTEL_BSP_MAX_QUEUE_SIZE"),
+        ({"OTEL_SPAN_EVENT_COUNT_LIMIT": "many"}, "OTEL_SPAN_EVENT_COUNT_LIMIT"),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_refused(variables: dict[str, str], said: str, monkeypatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=said):
+        Tracing(InMemorySpanExporter(), epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
+
+
 def test_a_request_that_was_not_sampled_leaves_no_id_for_the_next(make_record) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(
@@ -138,6 +160,118 @@ def test_the_operation_span_follows_the_genai_conventions(export: Export, make_r
     assert attributes["gen_ai.response.time_to_first_chunk"] == record.times.time_to_first_token_ns / 1e9
     assert attributes["gen_ai.request.max_tokens"] == 9
     assert attributes["oaiserve.request.min_p"] == 0.1
+
+
+def test_the_prompt_is_in_its_span_only_where_the_record_has_it(export: Export, make_record) -> None:
+    text = '[{"role":"user","parts":[{"type":"text","content":"Hi"}]}]'
+    server, inner, *phases = export(make_record(prompt_text=text))
+    assert inner.attributes["gen_ai.input.messages"] == text
+    assert not any("Hi" in str(span.attributes.values()) for span in (server, *phases))
+    assert "gen_ai.input.messages" not in export(make_record())[1].attributes
+
+
+def test_the_address_is_told_where_it_is_known(export: Export, make_record) -> None:
+    known = export(make_record(server_address="10.0.0.7", server_port=8000, http_scheme="https"))[:2]
+    assert [(span.attributes["server.address"], span.attributes["server.port"]) for span in known] == [
+        ("10.0.0.7", 8000)
+    ] * 2
+    assert known[0].attributes["url.scheme"] == "https"
+    assert not any("server.address" in span.attributes for span in export(make_record()))
+
+
+def test_the_queue_says_what_it_waited_for_and_the_operation_its_steps(export: Export, make_record, account) -> None:
+    record = make_record(account=account)
+    _, inner, *phases = export(record)
+    (queue,) = (span for span in phases if span.name == "queue")
+    waits = {"oaiserve.queue.step_under_way_ns": 14, "oaiserve.queue.batch_full_ns": 10_000_000}
+    assert queue.attributes == waits | {names.DURATION_NS: 10_000_014}
+    assert inner.attributes[names.STEPS_FIRST] == 100
+    assert inner.attributes[names.STEPS_COUNT] == 8
+    assert (inner.attributes[names.STEPS_MEAN_SEQUENCES], inner.attributes[names.STEPS_MEAN_TOKENS]) == (2.5, 7.5)
+    computed_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name in ("prefill", "decode"))
+    assert inner.attributes[names.STEPS_MODEL_NS] + inner.attributes[names.STEPS_BETWEEN_NS] == computed_ns
+    assert (inner.attributes[names.NUM_PREEMPTIONS], inner.attributes[names.STALLED_NS]) == (1, 50_000_000)
+
+
+def test_what_happened_in_the_engine_is_on_the_span_of_its_phase(export: Export, make_record, account) -> None:
+    _, _, *phases = export(make_record(account=account))
+    happened = {span.name: [(event.name, dict(event.attributes)) for event in span.events] for span in phases}
+    p = "oaiserve.event."
+    assert {name: events for name, events in happened.items() if events} == {
+        "prefill": [
+            ("prefix_cache_hit", {f"{p}choice": 0, f"{p}tokens": 2}),
+            ("prefill_chunk", {f"{p}choice": 0, f"{p}start": 2, f"{p}tokens": 5, f"{p}number": 1, f"{p}total": 2}),
+            ("prefill_chunk", {f"{p}choice": 0, f"{p}start": 7, f"{p}tokens": 3, f"{p}number": 2, f"{p}total": 2}),
+            ("first_token", {f"{p}choice": 0}),
+        ],
+        "decode": [
+            ("preempted", {f"{p}choice": 1, f"{p}tokens": 9}),
+            ("resumed", {f"{p}choice": 1, f"{p}cached_tokens": 4, f"{p}stalled_ns": 50_000_000}),
+            ("finished", {f"{p}choice": 0, f"{p}reason": "stop"}),
+        ],
+    }
+    stamps = [event.timestamp - OFFSET_NS for span in phases for event in span.events]
+    assert stamps == [event.at_ns for event in account.events]
+
+
+def test_of_events_that_were_dropped_the_number_is_told(export: Export, make_record, account) -> None:
+    account.num_events_dropped = 3
+    _, inner, *phases = export(make_record(account=account))
+    assert inner.attributes[names.EVENTS_DROPPED] == 3
+    chunks = [event for span in phases for event in span.events if event.name == "prefill_chunk"]
+    assert [event.attributes["oaiserve.event.number"] for event in chunks] == [1, 2]
+    assert not any("oaiserve.event.total" in event.attributes for event in chunks)  # nobody knows
+
+
+def test_an_aborted_request_keeps_its_events_in_the_phase_it_was_in(export: Export, make_record, account) -> None:
+    _, _, *phases = export(make_record(4, account=account, outcome=Outcome.CANCELLED))
+    assert [len(span.events) for span in phases] == [0, 0, 0, 7]
+
+
+def test_the_sdks_limits_hold(export: Export, make_record, account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "3")
+    monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "2")
+    monkeypatch.setenv("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "1")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    server, inner, *phases = export(make_record(account=account, request_id="a-long-one"))
+    spans = (server, inner, *phases)
+    assert [len(span.attributes) for span in spans[:2]] == [3, 3]
+    assert all(span.dropped_attributes for span in spans[:2])
+    assert [(len(span.events), span.dropped_events) for span in phases if span.events] == [(2, 2), (2, 1)]
+    events = [event for span in phases for event in span.events]
+    assert [len(event.attributes) for event in events] == [1] * 4
+    assert all(len(value) <= 4 for span in spans for value in span.attributes.values() if isinstance(value, str))
+
+
+def test_everything_survives_the_wire(export: Export, make_record, account) -> None:
+    """Through the real encoder of OTLP."""
+    trace = TraceContext(trace_id=0xABC, span_id=0xDEF, parent_span_id=0x123, parent_sampled=True, tracestate="v=1")
+    record = make_record(account=account, trace=trace, outcome=Outcome.FAILED, http_status=500, error_type="Odd")
+    spans = export(record)
+    (resource,) = ExportTraceServiceRequest.FromString(encode_spans(spans).SerializeToString()).resource_spans
+    assert plain(resource.resource.attributes)["service.name"] == "oaiserve"
+    (scope,) = resource.scope_spans
+    assert (scope.scope.name, scope.scope.version) == ("oaiserve", "1.2.3")
+    for span, sent in zip(spans, scope.spans, strict=True):
+        assert (sent.name, sent.trace_id, sent.trace_state) == (span.name, (0xABC).to_bytes(16), "v=1")
+        assert sent.span_id == span.context.span_id.to_bytes(8)
+        assert sent.parent_span_id == span.parent.span_id.to_bytes(8)
+        assert (sent.start_time_unix_nano, sent.end_time_unix_nano) == (span.start_time, span.end_time)
+        assert plain(sent.attributes) == dict(span.attributes)
+        assert [(e.name, e.time_unix_nano, plain(e.attributes)) for e in sent.events] == [
+            (e.name, e.timestamp, dict(e.attributes)) for e in span.events
+        ]
+        assert bool(sent.flags & SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK) == (span is spans[0])
+    assert [sent.kind for sent in scope.spans] == [Span.SPAN_KIND_SERVER] + [Span.SPAN_KIND_INTERNAL] * 8
+    assert [sent.status.code for sent in scope.spans] == [Status.STATUS_CODE_ERROR] * 2 + [0] * 7
+
+
+def plain(attributes: Iterable[KeyValue]) -> dict[str, object]:
+    def value(of: AnyValue) -> object:
+        kind = of.WhichOneof("value")
+        return tuple(map(value, of.array_value.values)) if kind == "array_value" else getattr(of, kind)
+
+    return {attribute.key: value(attribute.value) for attribute in attributes}
 
 
 @pytest.mark.parametrize(("variable", "name"), [(None, "oaiserve"), ("edge-llm", "edge-llm")])

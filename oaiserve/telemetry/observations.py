@@ -1,0 +1,153 @@
+"""Which record goes into which series: all that is counted and measured of ended requests and of steps.
+
+Every label has few values, whatever clients send: what is not known here is "other". Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import re
+
+from oaiserve.errors import APIError
+from oaiserve.record import Outcome, RequestRecord, StepRecord, WaitReason
+from oaiserve.telemetry import names
+from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
+
+OPERATIONS = frozenset({"chat", "text_completion"})
+FINISH_REASONS = frozenset({"stop", "length"})
+ABORT = "abort"
+OTHER = "other"
+
+
+class Observations:
+    """`model` is the served name, the only value of that label. `epoch_offset_ns`: wall clock minus monotonic clock."""
+
+    def __init__(self, model: str, epoch_offset_ns: int) -> None:
+        self._model = model
+        self._epoch_offset_ns = epoch_offset_ns
+        self._error_types = _class_names(APIError)
+
+        request = ("outcome", "operation", "model")
+        self.phase = _seconds(
+            *("phase", *request),
+            shown_as=(names.PHASE_SECONDS, names.VLLM_QUEUE, names.VLLM_PREFILL, names.VLLM_DECODE),
+        )
+        self.duration = _seconds(
+            *(*request, "error_type"),
+            shown_as=(names.DURATION_SECONDS, names.GEN_AI_REQUEST_DURATION, names.VLLM_DURATION),
+        )
+        self.time_to_first_token = _seconds(
+            *request,
+            shown_as=(
+                names.TIME_TO_FIRST_TOKEN_SECONDS,
+                names.GEN_AI_TIME_TO_FIRST_TOKEN,
+                names.VLLM_TIME_TO_FIRST_TOKEN,
+            ),
+        )
+        self.time_per_output_token = _seconds(
+            *request,
+            shown_as=(
+                names.TIME_PER_OUTPUT_TOKEN_SECONDS,
+                names.GEN_AI_TIME_PER_OUTPUT_TOKEN,
+                names.VLLM_TIME_PER_OUTPUT_TOKEN,
+            ),
+        )
+        self.inter_token_latency = _seconds(
+            *request, shown_as=(names.INTER_TOKEN_LATENCY_SECONDS, names.VLLM_INTER_TOKEN_LATENCY)
+        )
+        self.inference = _seconds(*request, shown_as=(names.VLLM_INFERENCE,))
+        self.stall = _seconds("operation", "model", shown_as=(names.PREEMPTION_STALL_SECONDS,))
+        self.request_prompt_tokens = Distribution(
+            *request, shown_as=(names.REQUEST_PROMPT_TOKENS, names.VLLM_REQUEST_PROMPT_TOKENS)
+        )
+        self.request_generation_tokens = Distribution(
+            *request, shown_as=(names.REQUEST_GENERATION_TOKENS, names.VLLM_REQUEST_GENERATION_TOKENS)
+        )
+        self.requests = Counter(*request, "status", "error_type")
+        self.rejected = Counter("reason")
+        self.choices = Counter("operation", "model", "reason")
+        self.prompt_tokens = Counter("operation", "model")
+        self.cached_tokens = Counter("operation", "model")
+        self.generation_tokens = Counter("operation", "model")
+        self.queue_wait = Counter("reason", per_unit=NS_PER_SECOND)
+        self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
+        self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
+        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS,))
+
+        # A series that begins at 0 shows its first increment to `rate`.
+        for operation in sorted(OPERATIONS):
+            for counter in (self.prompt_tokens, self.cached_tokens, self.generation_tokens):
+                counter.add((operation, model), 0)
+            for reason in (*sorted(FINISH_REASONS), ABORT):
+                self.choices.add((operation, model, reason), 0)
+        for wait in WaitReason:
+            self.queue_wait.add((wait,), 0)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Adds one ended request. Sums move by exactly the record's nanoseconds."""
+        times, account = record.times, record.account
+        phases = times.phases()
+        operation = _known(record.operation, OPERATIONS)
+        error_type = _known(record.error_type, self._error_types) if record.error_type else ""
+        labels = (record.outcome, operation, self._model)
+        origin = Origin(record.trace.trace_id, record.trace.span_id, phases[-1].end_ns + self._epoch_offset_ns)
+
+        for phase in phases:
+            self.phase.add((phase.name, *labels), phase.duration_ns, origin)
+        self.duration.add((*labels, error_type), times.duration_ns, origin)
+        ttft_ns = times.time_to_first_token_ns
+        if ttft_ns is not None:
+            self.time_to_first_token.add(labels, ttft_ns, origin)
+        tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
+        if tpot_ns is not None and record.tokens_per_choice > 1:
+            self.time_per_output_token.add(labels, tpot_ns, origin)
+        self.inter_token_latency.add_all(labels, account.inter_token_ns, origin)
+        if times.scheduled is not None and times.last_token is not None:
+            self.inference.add(labels, times.last_token - times.scheduled, origin)
+        if account.num_preemptions:
+            self.stall.add((operation, self._model), account.stalled_ns, origin)
+        if record.prompt_tokens:
+            self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
+            self.request_generation_tokens.add(labels, record.completion_tokens, origin)
+
+        self.prompt_tokens.add((operation, self._model), record.prompt_tokens)
+        self.cached_tokens.add((operation, self._model), record.cached_tokens)
+        self.generation_tokens.add((operation, self._model), record.completion_tokens)
+        self.requests.add((*labels, _status(record.http_status), error_type))
+        if record.outcome is Outcome.REJECTED:
+            self.rejected.add((_snake_case(error_type or OTHER),))
+        for reason in record.finish_reasons:
+            self.choices.add((operation, self._model, _known(reason, FINISH_REASONS)))
+        if record.outcome in (Outcome.CANCELLED, Outcome.FAILED) and times.submitted is not None:
+            # Only the n of one prompt is known here; of a request with several, fewer may be counted than there were.
+            num_aborted = int(record.params.get("n", 1)) - len(record.finish_reasons)
+            self.choices.add((operation, self._model, ABORT), max(0, num_aborted))
+        for wait, wait_ns in account.waits_ns.items():
+            self.queue_wait.add((wait,), wait_ns)
+
+    def observe_step(self, step: StepRecord) -> None:
+        self.step.add((step.kind,), step.duration_ns)
+        self.step_sequences.add((), step.num_sequences)
+        self.step_tokens.add((), step.num_tokens)
+
+
+def _seconds(*labels: str, shown_as: tuple[names.Metric, ...]) -> Distribution:
+    """Of times, which are whole nanoseconds."""
+    return Distribution(*labels, shown_as=shown_as, per_unit=NS_PER_SECOND)
+
+
+def _class_names(kind: type[APIError]) -> frozenset[str]:
+    return frozenset({kind.__name__}).union(*map(_class_names, kind.__subclasses__()))
+
+
+def _known(value: str, known: frozenset[str]) -> str:
+    return value if value in known else OTHER
+
+
+def _status(status: int | None) -> str:
+    if status is None:
+        return ""
+    return str(status) if 100 <= status <= 599 else OTHER
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

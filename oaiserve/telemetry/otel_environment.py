@@ -1,0 +1,73 @@
+"""What OpenTelemetry's standard variables ask for, read in the same way for traces and for metrics.
+
+The SDK's exporters read the rest themselves: endpoints, headers, timeouts, compression, certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+
+from oaiserve.errors import StartupError
+from oaiserve.telemetry import names
+
+Signal = Literal["traces", "metrics"]
+
+EXPORT_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+
+
+def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp", "console"] | None:
+    """The exporter that the variables ask for; None: they ask for none.
+
+    Raises StartupError for one that this server does not have.
+    """
+    if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
+        return None
+    exporter_variable, asked = _value(environ, f"OTEL_{signal.upper()}_EXPORTER")
+    endpoint_variable, endpoint = _value(
+        environ, f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    exporter = asked.lower() or ("otlp" if endpoint else "none")
+    if exporter == "none":
+        return None
+    if exporter == "prometheus" and signal == "metrics":
+        return None  # /metrics is always there
+    if exporter == "console":
+        return "console"
+    if exporter != "otlp":
+        raise StartupError(f"{exporter_variable} is '{asked}'; this server has otlp, console and none.")
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
+    protocol_variable, protocol = _value(
+        environ, f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
+    if protocol not in ("", "http/protobuf"):
+        raise StartupError(
+            f"{protocol_variable} is '{protocol}', but this server exports {signal} over http/protobuf only; "
+            "set it to that and the endpoint to the collector's HTTP port, usually 4318."
+        )
+    return "otlp"
+
+
+def export_interval_seconds(environ: Mapping[str, str]) -> float:
+    """Between two exports of metrics. Raises StartupError for what is no such interval."""
+    _, text = _value(environ, EXPORT_INTERVAL)
+    if not text:
+        return 60.0
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise StartupError(f"{EXPORT_INTERVAL} is '{text}', but must be a number of milliseconds, at least 1.")
+    return int(text) / 1000
+
+
+def resource(version: str) -> Resource:
+    """What exported data says about this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go first."""
+    defaults = Resource({SERVICE_NAME: names.SERVICE_NAME, SERVICE_VERSION: version})
+    return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
+
+
+def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
+    """The first of the variables that is set, and what it says. Set to nothing counts as not set."""
+    found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
+    return next(found, (variables[0], ""))

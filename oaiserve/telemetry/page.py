@@ -1,0 +1,189 @@
+"""The page for /metrics, in Prometheus' classic text format and in OpenMetrics.
+
+A scrape comes every few seconds, or twenty times a second from a router, and most of what it shows has not changed
+since the last one: each family keeps its lines, and each histogram in it its own. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cache, partial
+from itertools import chain
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.utils import floatToGoString
+
+from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.series import (
+    NS_PER_SECOND,
+    CounterFamily,
+    Exemplar,
+    Family,
+    HistogramFamily,
+    LabelValues,
+    Number,
+    Reading,
+    Shown,
+)
+
+
+class Form(StrEnum):
+    """The value is the content type."""
+
+    TEXT = CONTENT_TYPE_PLAIN_0_0_4
+    OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
+
+
+def negotiate(accept: str | None) -> Form:
+    """OpenMetrics for those who ask for it in their Accept header, else the classic text format."""
+    try:
+        _, content_type = choose_encoder(accept or "")
+    except TypeError:  # the client library compares versions, and a version that is no number does not compare
+        return Form.TEXT
+    return Form.OPENMETRICS if content_type.startswith("application/openmetrics-text") else Form.TEXT
+
+
+class Page:
+    """`registry`: what the client library itself collects and renders, at the end of the page."""
+
+    def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
+        self._blocks = [
+            _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family) for family in families
+        ]
+        self._registry = registry
+
+    def render(self, form: Form) -> bytes:
+        parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
+        encode = openmetrics.generate_latest if form is Form.OPENMETRICS else generate_latest
+        return b"".join((*parts, encode(self._registry)))
+
+
+class _Numbers:
+    """The lines of a counter, a gauge or an info: a sample each, the same in both formats."""
+
+    def __init__(self, family: CounterFamily | Reading) -> None:
+        self.headers = _headers(family.metric)
+        self._family = family
+        self._start = cache(partial(_start_of_line, family.metric))
+        self._num_changes: int | None = None
+        self._lines = b""
+
+    def lines(self, form: Form) -> bytes:
+        num_changes = self._family.num_changes
+        if num_changes is None or num_changes != self._num_changes:
+            self._num_changes = num_changes
+            samples = self._family.samples()
+            self._lines = "".join(
+                f"{self._start(values)}{_number(value)}\n" for values, value in samples.items()
+            ).encode()
+        return self._lines
+
+
+class _Histograms:
+    """The lines of a histogram or a summary: buckets, if it has any, then the count and the sum."""
+
+    def __init__(self, family: HistogramFamily) -> None:
+        self.headers = _headers(family.metric)
+        self._family = family
+        self._of_one: dict[LabelValues, _Histogram] = {}
+        self._num_changes = dict.fromkeys(Form, -1)
+        self._lines = dict.fromkeys(Form, b"")
+
+    def lines(self, form: Form) -> bytes:
+        num_changes = self._family.num_changes
+        if num_changes != self._num_changes[form]:
+            self._num_changes[form] = num_changes
+            self._lines[form] = "".join(self._one(shown).lines(form) for shown in self._family.shown()).encode()
+        return self._lines[form]
+
+    def _one(self, shown: Shown) -> _Histogram:
+        one = self._of_one.get(shown.labels)
+        if one is None:
+            one = self._of_one[shown.labels] = _Histogram(self._family, shown)
+        return one
+
+
+class _Histogram:
+    def __init__(self, family: HistogramFamily, shown: Shown) -> None:
+        metric = family.metric
+        start = partial(_start_of_line, metric, shown.labels)
+        bounds = [_number(bound) for bound in (*metric.buckets, float("inf"))] if metric.buckets else []
+        buckets = [_for_template(start("_bucket", le=bound)) for bound in bounds]
+        end = f"{_for_template(start('_count'))}%d.0\n{_for_template(start('_sum'))}%s\n"
+        self._templates = {
+            Form.TEXT: "".join(f"{bucket}%d.0\n" for bucket in buckets) + end,
+            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end,  # with an exemplar, or without
+        }
+        self._family = family
+        self._shown = shown
+        self._num = dict.fromkeys(Form, -1)
+        self._lines = dict.fromkeys(Form, "")
+
+    def lines(self, form: Form) -> str:
+        num = self._shown.num
+        if num != self._num[form]:
+            self._num[form] = num
+            self._lines[form] = self._templates[form] % self._values(form)
+        return self._lines[form]
+
+    def _values(self, form: Form) -> tuple[object, ...]:
+        """What the template asks for."""
+        family, shown = self._family, self._shown
+        total = _number(family.total(shown))
+        if not family.metric.buckets:
+            return (shown.num, total)
+        counts = family.cumulative(shown)
+        if form is Form.TEXT:
+            return (*counts, counts[-1], total)
+        exemplars = [""] * len(counts)
+        for bucket, exemplar in family.exemplars(shown).items():
+            exemplars[bucket] = _exemplar(exemplar, family.per_unit)
+        return (*chain.from_iterable(zip(counts, exemplars, strict=True)), counts[-1], total)
+
+
+def _headers(metric: Metric) -> dict[Form, bytes]:
+    """HELP and TYPE, and UNIT where the format has it. The two formats differ in the names and types that they allow:
+    OpenMetrics leaves a family's `_total` or `_info` to its samples."""
+    help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    kind = "gauge" if metric.type == "info" else metric.type
+    text = f"# HELP {metric.name} {help_text}\n# TYPE {metric.name} {kind}\n"
+    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    name, help_text = metric.name.removesuffix(suffix), help_text.replace('"', r"\"")
+    unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
+    return {
+        Form.TEXT: text.encode(),
+        Form.OPENMETRICS: f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n{unit}".encode(),
+    }
+
+
+def _start_of_line(metric: Metric, values: LabelValues, suffix: str = "", **more: str) -> str:
+    """Name and labels of a sample, up to its value."""
+    labels = sorted((dict(zip(metric.labels, values, strict=True)) | more).items())
+    inner = ",".join(f'{label}="{_escape(value)}"' for label, value in labels)
+    return f"{metric.name}{suffix}{{{inner}}} " if inner else f"{metric.name}{suffix} "
+
+
+def _escape(value: str) -> str:
+    # A lone surrogate cannot be encoded, and one would cost the whole page.
+    whole = value.encode("utf-8", "replace").decode()
+    return whole.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _for_template(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _number(value: Number) -> str:
+    if isinstance(value, int):
+        return f"{value}.0"
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+def _exemplar(exemplar: Exemplar, per_unit: int) -> str:
+    value, origin = exemplar
+    seconds = origin.at_unix_ns / NS_PER_SECOND
+    return f' # {{trace_id="{origin.trace_id:032x}"}} {_number(value / per_unit)} {seconds}'

@@ -1,0 +1,67 @@
+"""What the engine's account of a request comes to: its steps, and the time between its tokens."""
+
+from __future__ import annotations
+
+from array import array
+from math import ceil
+from typing import NamedTuple
+
+from oaiserve.record import RequestRecord
+
+MOST_SORTED = 8192  # gaps, in one call that holds the GIL: about a millisecond
+
+
+class Steps(NamedTuple):
+    """The engine's steps from the first to the last one of the request, others' parts included."""
+
+    first: int
+    number: int
+    mean_sequences: float
+    mean_tokens: float
+    model_ns: int
+    between_ns: int | None  # the rest of prefill and decode; None: the last token never came
+
+    @property
+    def last(self) -> int:
+        return self.first + self.number - 1
+
+
+def steps_of(record: RequestRecord) -> Steps | None:
+    """None: the request was in no step."""
+    account, times = record.account, record.times
+    if account.first_step is None or account.num_steps == 0:
+        return None
+    between_ns = None
+    if times.scheduled is not None and times.last_token is not None:
+        between_ns = times.last_token - times.scheduled - account.model_ns
+    return Steps(
+        account.first_step,
+        account.num_steps,
+        account.num_step_sequences / account.num_steps,
+        account.num_step_tokens / account.num_steps,
+        account.model_ns,
+        between_ns,
+    )
+
+
+class TokenGaps(NamedTuple):
+    """The time between the tokens of a choice, over all choices. Percentiles are the nearest rank."""
+
+    number: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+
+
+def token_gaps(gaps_ns: array[int]) -> TokenGaps | None:
+    """None: no choice got a second token. Of more than MOST_SORTED gaps the percentiles are those of an even sample;
+    the greatest is always that of all."""
+    if not gaps_ns:
+        return None
+    ranked = sorted(gaps_ns[:: ceil(len(gaps_ns) / MOST_SORTED)])
+    greatest = max(max(gaps_ns[start : start + MOST_SORTED]) for start in range(0, len(gaps_ns), MOST_SORTED))
+    return TokenGaps(len(gaps_ns), _percentile(ranked, 50), _percentile(ranked, 99), greatest)
+
+
+def _percentile(ranked: list[int], percent: int) -> int:
+    return ranked[ceil(len(ranked) * percent / 100) - 1]

@@ -1,0 +1,55 @@
+"""vLLM's metrics, for dashboards, autoscalers and routers that know these: the same series under its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oaiserve.record import Outcome
+from oaiserve.telemetry import names
+from oaiserve.telemetry.observations import Observations
+from oaiserve.telemetry.series import CounterFamily, Family, HistogramFamily, Number, Reading
+from oaiserve.telemetry.snapshot import Snapshot, usage
+
+ENGINE = "0"  # there is one
+
+
+def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model: str, block_size: str) -> list[Family]:
+    """`now`: the engine's numbers for the page that is being made."""
+    own = (model, ENGINE)
+    shared = {"renamed": {"model_name": "model"}, "constant": {"engine": ENGINE}}
+    finished = {**shared, "where": {"outcome": str(Outcome.FINISHED)}}
+
+    def reading(metric: names.Metric, read: Callable[[Snapshot], Number]) -> Reading:
+        return Reading(metric, lambda: {own: read(now())})
+
+    def phase(metric: names.Metric, name: str) -> HistogramFamily:
+        where = {**finished["where"], "phase": name}
+        return HistogramFamily(metric, observed.phase, **{**shared, "where": where})
+
+    return [
+        reading(names.VLLM_REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
+        reading(names.VLLM_REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        reading(names.VLLM_KV_CACHE_USAGE, usage),
+        Reading(names.VLLM_CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
+        reading(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
+        reading(names.VLLM_PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
+        reading(names.VLLM_PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
+        CounterFamily(names.VLLM_PROMPT_TOKENS, observed.prompt_tokens, **shared),
+        CounterFamily(names.VLLM_GENERATION_TOKENS, observed.generation_tokens, **shared),
+        CounterFamily(
+            names.VLLM_REQUEST_SUCCESS,
+            observed.choices,
+            renamed={"model_name": "model", "finished_reason": "reason"},
+            constant={"engine": ENGINE},
+        ),
+        HistogramFamily(names.VLLM_TIME_TO_FIRST_TOKEN, observed.time_to_first_token, **shared),
+        HistogramFamily(names.VLLM_INTER_TOKEN_LATENCY, observed.inter_token_latency, **shared),
+        HistogramFamily(names.VLLM_TIME_PER_OUTPUT_TOKEN, observed.time_per_output_token, **finished),
+        HistogramFamily(names.VLLM_DURATION, observed.duration, **finished),
+        phase(names.VLLM_QUEUE, "queue"),
+        phase(names.VLLM_PREFILL, "prefill"),
+        phase(names.VLLM_DECODE, "decode"),
+        HistogramFamily(names.VLLM_INFERENCE, observed.inference, **finished),
+        HistogramFamily(names.VLLM_REQUEST_PROMPT_TOKENS, observed.request_prompt_tokens, **finished),
+        HistogramFamily(names.VLLM_REQUEST_GENERATION_TOKENS, observed.request_generation_tokens, **finished),
+    ]

@@ -1,0 +1,18 @@
+"""Puts the whole server on the clock of a test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from oaiserve.times import RequestTimes
+
+
+def put_on_clock(patch: pytest.MonkeyPatch, clock_ns: Callable[[], int]) -> None:
+    """All that is imported and reads the clock on its own. The engine is given its clock when it is built."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("oaiserve.") and hasattr(module, "monotonic_ns"):
+            patch.setattr(module, "monotonic_ns", clock_ns)
+    patch.setattr(RequestTimes.ended, "__defaults__", (clock_ns,))

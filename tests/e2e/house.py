@@ -1,0 +1,335 @@
+"""A server whose every step is held until it is let pass, and of which any part can break for one request.
+
+The real server around the real engine; the runner, the tokenizer and those who take the events are doubles. What goes
+wrong for a request is said by its prompt. Beside it run companions, which must notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from string import ascii_lowercase
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from transformers import PreTrainedTokenizerFast
+
+from oaiserve.app import create_app
+from oaiserve.config import Config
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
+from oaiserve.engine.sequence import ChunkResult, Sequence, Step
+from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.record import Outcome, RequestRecord
+from oaiserve.telemetry.recorder import Recorder
+from tests.e2e.raw_client import SMALL_BUFFER_BYTES
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter
+from tests.engine.tokenizers_for_tests import CHATML, byte_level
+from tests.routes.conftest import RunningServer, running_server
+from tests.routes.doubles import FakeTelemetry
+
+BAD_LOGITS = "The model produced no usable numbers."
+TEMPLATE = (
+    "{% if messages[0]['content'] == 'template refuses' %}{{ raise_exception('No such talk.') }}{% endif %}"
+    "{% if messages[0]['content'] == 'template has a bug' %}{{ messages[0]['nothing'].strip() }}{% endif %}"
+) + CHATML
+
+
+class Panic(BaseException):
+    """As Rust code panics: not an Exception."""
+
+
+class BrokenId(int):
+    """A token id that nobody can look up."""
+
+    def __new__(cls, error: BaseException) -> BrokenId:
+        self = super().__new__(cls, 7)
+        self.error = error
+        return self
+
+    def __hash__(self) -> int:
+        raise self.error
+
+
+class FaultyTokenizer(Tokenizer):
+    def __init__(self) -> None:
+        backend = byte_level()
+        super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case TextPrompt("tokenizer raises"):
+                raise RuntimeError("a bug in the tokenizer")
+            case TextPrompt("tokenizer panics"):
+                raise Panic("a panic in the tokenizer")
+            case TextPrompt("tokenizer blocks"):
+                self.entered.set()
+                assert self.release.wait(TIMEOUT_SECONDS)
+        return super().encode(prompt)
+
+
+class FaultyRunner(ScriptedRunner):
+    """The alphabet for everyone, without end for companions until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__(self._token_of, gated=True)
+        self.companions_may_end = False
+        self.error: BaseException | None = None  # of the next step, for all that are in it
+
+    def _token_of(self, sequence: Sequence) -> int:
+        position = sequence.num_generated
+        match prompt_of(sequence):
+            case prompt if prompt.startswith("companion") and self.companions_may_end:
+                return EOS
+            case "output raises at once":
+                return BrokenId(LookupError("a bug in the output"))
+            case "output raises" if position == 2:
+                return BrokenId(LookupError("a bug in the output"))
+            case "output panics" if position == 2:
+                return BrokenId(Panic("a panic in the output"))
+            case "output of one choice raises" if (position, sequence.index) == (2, 1):
+                return BrokenId(LookupError("a bug in the output"))
+        return next_letter(sequence)
+
+    def run(self, step: Step) -> list[ChunkResult]:
+        results = super().run(step)
+        if self.error is not None:
+            raise self.error
+        for chunk, result in zip(step.chunks, results, strict=True):
+            bad_at = {"bad logits at once": 0, "bad logits": 2}.get(prompt_of(chunk.sequence))
+            if chunk.samples and chunk.sequence.num_generated == bad_at:
+                result.token_id, result.error = None, BAD_LOGITS
+        return results
+
+
+def prompt_of(sequence: Sequence) -> str:
+    return TOKENIZER.decode(sequence.token_ids[: sequence.prompt_len])
+
+
+def raises_at_the_third_token(deliver: Deliver) -> Deliver:
+    num_tokens = 0
+
+    def faulty(events: list[Event]) -> None:
+        nonlocal num_tokens
+        num_tokens += sum(isinstance(event, TokenChunk) for event in events)
+        if num_tokens == 3:
+            num_tokens += 1  # only once
+            raise RuntimeError("a bug in whoever takes the events")
+        deliver(events)
+
+    return faulty
+
+
+def unprintable(deliver: Deliver) -> Deliver:
+    def faulty(events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokenChunk):
+                event.text = "\ud800"  # half a character, which JSON cannot say
+        deliver(events)
+
+    return faulty
+
+
+class FaultyEngine(Engine):
+    """Breaks what it hands over, and tells when the server has noticed that a client left."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        breaks = {TextPrompt("taker raises"): raises_at_the_third_token, TextPrompt("rendering raises"): unprintable}
+        prompt = request.prompts[0]
+        super().submit(request, breaks[prompt](deliver) if prompt in breaks else deliver)
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self.aborted.put(request_id)
+
+
+class FaultyTelemetry(FakeTelemetry):
+    """Its first consumer fails on every record; the second keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_errors = 0
+        self._recorder = Recorder({"broken": self._break, "records": self.records.put}, self._count_error)
+
+    def record(self, record: RequestRecord) -> None:
+        self._recorder.record(record)
+
+    def close(self, timeout_seconds: float) -> bool:
+        return self._recorder.close(timeout_seconds)
+
+    def _break(self, record: RequestRecord) -> None:
+        raise RuntimeError("a bug in telemetry")
+
+    def _count_error(self, consumer: str) -> None:
+        assert consumer == "broken"
+        self.num_errors += 1
+
+
+@dataclass
+class House:
+    """The server, and everything in it that a request can hold on to."""
+
+    url: str
+    app: Starlette
+    server: RunningServer
+    engine: FaultyEngine
+    runner: FaultyRunner
+    tokenizer: FaultyTokenizer
+    telemetry: FaultyTelemetry
+    streams: LoopStreams
+    threads: ThreadPoolExecutor
+    tasks_before: set[asyncio.Task[Any]] = field(default_factory=set)
+    step: Step | None = None  # the one that is held
+    companions: dict[str, Future[httpx.Response]] = field(default_factory=dict)  # by request id
+    records: dict[str, RequestRecord] = field(default_factory=dict)  # by request id
+
+    def ask(self, request_id: str, path: str = "/v1/completions", **fields: Any) -> Future[httpx.Response]:
+        headers, url = {"x-request-id": request_id}, self.url + path
+        return self.threads.submit(httpx.post, url, json=fields, headers=headers, timeout=TIMEOUT_SECONDS)
+
+    def record(self, request_id: str) -> RequestRecord:
+        """Waits for it. Each request has one."""
+        while request_id not in self.records:
+            record = self.telemetry.next_record()
+            assert record.request_id not in self.records, "a second record"
+            self.records[record.request_id] = record
+        return self.records[request_id]
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def run_steps(self, number: int = 1) -> None:
+        """Lets the step that is held, and the next ones, pass; then one more is held."""
+        for _ in range(number):
+            self.runner.permit()
+            self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.run_steps()
+
+    def run_until_in_step(self, prompt: str, choices: int = 1) -> None:
+        """Until the step that is held has them in it."""
+        self.run_until(lambda: [prompt_of(chunk.sequence) for chunk in self.step.chunks].count(prompt) == choices)
+
+    # -- companions ---------------------------------------------------------------------------------------------------
+
+    def accompany(self, n: int = 1, **fields: Any) -> None:
+        """One that runs from now on, and goes on until all are released."""
+        name = f"companion-{len(self.companions)}"
+        self.companions[name] = self.ask(name, prompt=name, n=n, max_tokens=10_000, **fields)
+        if self.step is None:
+            self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
+        self.run_until_in_step(name, choices=n)
+
+    def release(self) -> None:
+        """Nothing is held from now on, and companions come to their end."""
+        self.tokenizer.release.set()
+        self.runner.companions_may_end = True
+        self.runner.permit(10_000)
+
+    # -- what must be true of the others, and afterwards --------------------------------------------------------------
+
+    def check_the_rest_is_well(self) -> None:
+        """The companions were running, and got what they would have got alone; then nothing is left of anybody."""
+        assert not any(asked.done() for asked in self.companions.values())
+        self.release()
+        for name, asked in self.companions.items():
+            texts = texts_of(asked.result(TIMEOUT_SECONDS))
+            assert all(text and text == alphabet(len(text)) for text in texts)
+            record = self.record(name)
+            assert (record.outcome, record.finish_reasons) == (Outcome.FINISHED, ("stop",) * len(texts))
+            assert record.completion_tokens == sum(len(text) + 1 for text in texts)
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        wait_until(lambda: self.engine.snapshot().num_running == 0)  # a finished request may be ahead of the snapshot
+        now = self.engine.snapshot()
+        assert (now.blocks_used, now.num_running, now.num_waiting, now.num_tokenizing) == (0, 0, 0, 0)
+        assert len(self.streams) == 0
+        assert self.on_loop(unfinished_tasks(self.tasks_before)) == set()
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.streams._loop).result(TIMEOUT_SECONDS)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For what nobody tells: looks until it is true."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+async def tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """What came since `before` and does not end by itself."""
+    new = await tasks() - before
+    return (await asyncio.wait(new, timeout=5))[1] if new else set()
+
+
+@contextmanager
+def open_house() -> Iterator[House]:
+    """Four sequences run at once, 16 tokens a step, and one prompt is tokenized at a time. When the house closes, every
+    request has had exactly one record, and the consumer that always fails has been counted once for each."""
+    runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FaultyTelemetry()
+    options = {"kv_blocks": 6000, "max_running": 4, "tokenize_workers": 1}
+    engine: FaultyEngine = make_engine(runner, tokenizer, kind=FaultyEngine, **options)
+    app = create_app(Config("demo"), engine, telemetry)
+    with (
+        running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),
+        ThreadPoolExecutor(8) as threads,
+    ):
+        house = House(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
+        house.tasks_before = house.on_loop(tasks())
+        try:
+            yield house
+        finally:
+            house.release()  # a test that failed half-way must not hang
+    assert telemetry.records.empty()
+    assert telemetry.num_errors == len(house.records)
+
+
+def alphabet(length: int) -> str:
+    """What everyone is answered."""
+    return "".join(islice(cycle(ascii_lowercase), length))
+
+
+def events_of(answer: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+
+
+def texts_of(answer: httpx.Response) -> list[str]:
+    """The text of each choice of a whole answer, or of a stream that came to its end."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"] == "application/json":
+        return [choice["text"] for choice in answer.json()["choices"]]
+    *chunks, done = events_of(answer)
+    assert done == "[DONE]"
+    return texts_in(chunks)
+
+
+def texts_in(chunks: list[str]) -> list[str]:
+    """The text of each choice, as far as these events of a stream tell; on either route."""
+    texts: defaultdict[int, str] = defaultdict(str)
+    for choice in (choice for chunk in chunks for choice in json.loads(chunk)["choices"]):
+        texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+    return [texts[index] for index in sorted(texts)]

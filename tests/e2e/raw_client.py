@@ -1,0 +1,43 @@
+"""Clients that do not behave: they send a request, or a part of one, and leave the answer where it is."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tests.engine.doubles import TIMEOUT_SECONDS
+
+SMALL_BUFFER_BYTES = 4096  # so that little is enough to fill it
+
+
+def enter(
+    url: str,
+    path: str = "/v1/completions",
+    *,
+    request_id: str = "raw",
+    body_bytes: int | None = None,
+    **fields: Any,
+) -> socket.socket:
+    """Sends a request, or `body_bytes` of its body, and reads nothing."""
+    address, body = urlsplit(url), msgspec.json.encode(fields)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+    sock.settimeout(TIMEOUT_SECONDS)
+    sock.connect((address.hostname, address.port))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: {request_id}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    sock.sendall(head.encode() + body[:body_bytes])
+    return sock
+
+
+def read_events(sock: socket.socket, number: int) -> bytes:
+    """Reads until so many events of a stream have come."""
+    received = b""
+    while received.count(b"\n\n") < number:
+        more = sock.recv(SMALL_BUFFER_BYTES)
+        assert more, f"the connection ended after {received!r}"
+        received += more
+    return received

@@ -1,0 +1,248 @@
+"""/debug/requests: filters, one request's account, and its page of text."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.routes.debug import prefers_text
+from oaiserve.routes.waterfall import COLUMNS, page
+from oaiserve.telemetry.recent import RecentRequests
+from oaiserve.times import PHASES, STAMPS, RequestTimes
+from oaiserve.trace import TraceContext
+from tests.routes.conftest import Serve, Served
+
+MS = 1_000_000
+
+
+def make_record(*stamps_ms: int, request_id: str = "req-1", **fields: Any) -> RequestRecord:
+    """`stamps_ms`: those that it reached, and `responded`."""
+    *reached, responded = (1000 * MS + at_ms * MS for at_ms in stamps_ms)
+    return record_of(reached, responded, request_id=request_id, **fields)
+
+
+def record_of(reached_ns: list[int], responded_ns: int, **fields: Any) -> RequestRecord:
+    defaults: dict[str, Any] = {
+        "trace": TraceContext(0xABC, 0xDEF),
+        "times": RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns),
+        "outcome": Outcome.FINISHED,
+        "operation": "chat",
+        "http_method": "POST",
+        "http_route": "/v1/chat/completions",
+        "http_status": 200,
+        "model": "demo",
+    }
+    return RequestRecord(**(defaults | fields))
+
+
+def full_record() -> RequestRecord:
+    account = EngineAccount(
+        waits_ns={WaitReason.BATCH_FULL: 90 * MS, WaitReason.STEP_UNDER_WAY: 10 * MS},
+        inter_token_ns=array("q", [20 * MS, 30 * MS, 50 * MS]),
+        num_preemptions=1,
+        stalled_ns=25 * MS,
+        first_step=5,
+        num_steps=10,
+        model_ns=180 * MS,
+        num_step_sequences=25,
+        num_step_tokens=70,
+        num_events_dropped=2,
+    )
+    account.note(EventKind.PREFIX_CACHE_HIT, 1110 * MS, 0, tokens=2)
+    account.note(EventKind.FIRST_TOKEN, 1160 * MS, 0)
+    tokens = {"prompt_tokens": 4, "cached_tokens": 2, "completion_tokens": 4, "finish_reasons": ("stop",)}
+    return make_record(0, 1, 2, 10, 110, 160, 310, 400, account=account, stream=True, **tokens)
+
+
+@pytest.fixture
+def some(served: Served) -> Served:
+    """A server that remembers three requests."""
+    recent = served.telemetry.recent
+    recent._ring.clear()
+    recent.add(full_record())
+    recent.add(make_record(0, 1, 2, 4, 900, 1000, request_id="job-2", outcome=Outcome.CANCELLED))
+    shared = EngineAccount(first_step=14, num_steps=3)
+    recent.add(make_record(0, 1, 2, 3, 4, 5, 6, 7, request_id="req-3", account=shared, prompt_tokens=7))
+    return served
+
+
+def ids(served: Served, query: str = "") -> list[str]:
+    response = served.http.get(f"/debug/requests{query}")
+    assert response.status_code == 200, response.text
+    return [entry["request_id"] for entry in response.json()["requests"]]
+
+
+def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
+    assert ids(some) == ["req-3", "job-2", "req-1"]
+    assert ids(some, "?slowest=queue") == ["job-2", "req-1", "req-3"]
+    assert ids(some, "?slowest=decode") == ["req-1", "req-3"]
+    assert ids(some, "?outcome=cancelled") == ["job-2"]
+    assert ids(some, "?id=req") == ["req-3", "req-1"]
+    assert ids(some, "?id=req&slowest=queue&limit=1&outcome=finished") == ["req-1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "says"),
+    [
+        ("?slowest=lunch", "slowest", f"must be one of {', '.join(PHASES)}, got 'lunch'"),
+        ("?outcome=", "outcome", "must be one of finished, cancelled, rejected, failed, got ''"),
+        ("?limit=0", "limit", "must be an integer >= 1, got '0'"),
+        ("?limit=1.5", "limit", "must be an integer >= 1"),
+        ("?limit=-1", "limit", "must be an integer >= 1"),
+        ("?limit=" + "9" * 5000, "limit", "must be an integer >= 1"),
+        ("?outcom=failed", "outcom", "this route takes slowest, outcome, id, limit"),
+        ("/req-1?format=html", "format", "must be one of json, text, got 'html'"),
+        ("/req-1?limit=1", "limit", "this route takes format"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(some: Served, path: str, param: str, says: str) -> None:
+    response = some.http.get(f"/debug/requests{path}")
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+    assert len(error["message"]) < 300
+
+
+def test_one_request_is_told_with_all_that_is_known(some: Served) -> None:
+    entry = some.http.get("/debug/requests/req-1").json()
+    assert {phase["name"]: phase["duration_ms"] for phase in entry["phases"]}["queue"] == 100
+    assert entry["queue_waits_ns"] == {"batch_full": 90 * MS, "step_under_way": 10 * MS}
+    assert [(event["name"], event["at_ms"]) for event in entry["events"]] == [
+        ("prefix_cache_hit", 110),
+        ("first_token", 160),
+    ]
+    assert entry["token_gaps"] == {"number": 3, "p50_ns": 30 * MS, "p99_ns": 50 * MS, "max_ns": 50 * MS}
+    assert entry["steps"] == {
+        "first": 5,
+        "last": 14,
+        "number": 10,
+        "mean_sequences": 2.5,
+        "mean_tokens": 7.0,
+        "model_ns": 180 * MS,
+        "between_ns": 20 * MS,
+    }
+    assert (entry["num_neighbours"], entry["neighbours"][0]["request_id"]) == (1, "req-3")
+
+
+PAGE = """\
+chat demo, streamed: finished 200 stop
+request     req-1
+trace       00000000000000000000000000000abc
+received    1970-01-01 00:00:01.000 UTC
+duration    400.000 ms, first token after 160.000 ms
+tokens      4 prompt (2 cached), 4 generated
+
+receive             1.000 ms   0.2%  |#                                       |
+tokenize_wait       1.000 ms   0.2%  |#                                       |
+tokenize            8.000 ms   2.0%  |#                                       |
+queue             100.000 ms  25.0%  | ##########                             |
+prefill            50.000 ms  12.5%  |           #####                        |
+decode            150.000 ms  37.5%  |                ###############         |
+respond            90.000 ms  22.5%  |                               #########|
+
+waited for  batch_full 90.000 ms, step_under_way 10.000 ms
+preemptions 1, stalled for 25.000 ms
+token gaps  p50 30.000 ms, p99 50.000 ms, max 50.000 ms
+steps       5 to 14, 2.5 sequences and 7.0 tokens each
+            in the model 180.000 ms, between them 20.000 ms
+
+events, since it was received
+     110.000 ms  prefix_cache_hit  choice 0  tokens 2
+     160.000 ms  first_token       choice 0
+                 and 2 more
+
+shared steps with 1 of the last requests
+     1 steps  chat, 7 + 0 tokens, req-3
+"""
+
+
+def test_people_with_curl_get_a_page(some: Served) -> None:
+    by_query = some.http.get("/debug/requests/req-1?format=text")
+    assert by_query.headers["content-type"] == "text/plain; charset=utf-8"
+    assert by_query.text == PAGE
+    by_header = some.http.get("/debug/requests/req-1", headers={"accept": "text/plain"})
+    assert by_header.text == PAGE
+    explicit = some.http.get("/debug/requests/req-1?format=json", headers={"accept": "text/plain"})
+    assert explicit.json()["request_id"] == "req-1"
+
+
+def test_an_id_that_is_not_there_is_a_404_in_json(some: Served) -> None:
+    response = some.http.get("/debug/requests/nobody?format=text")
+    assert (response.status_code, response.json()["error"]["param"]) == (404, None)
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_text"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", True),
+        ("text/*", True),
+        ("text/plain, */*;q=0.5", True),
+        ("application/json, text/plain", False),
+        ("application/json;q=0.5, text/plain;q=0.9", True),
+        ("application/json, text/plain;q=0.9", False),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", False),
+        ("TEXT/PLAIN; Q=1", True),
+        ("text/plain;q=high", False),
+        ("text/plain;q=0, */*", False),
+        (",;,", False),
+    ],
+)
+def test_text_is_for_those_who_prefer_it(accept: str, is_text: bool) -> None:
+    assert prefers_text(accept) == is_text
+
+
+TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
+
+
+@given(
+    TIMES,
+    st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=128),
+    st.sampled_from(Outcome),
+    st.builds(
+        EngineAccount,
+        waits_ns=st.dictionaries(st.sampled_from(WaitReason), st.integers(0, 10**13)),
+        inter_token_ns=st.lists(st.integers(0, 10**13), max_size=4).map(lambda gaps: array("q", gaps)),
+        num_preemptions=st.integers(0, 10**6),
+        first_step=st.none() | st.integers(0, 10**12),
+        num_steps=st.integers(0, 10**9),
+        num_step_tokens=st.integers(0, 10**12),
+    ),
+)
+def test_no_line_is_too_long_and_every_phase_has_its_bar(
+    stamps: list[int], name: str, outcome: Outcome, account: EngineAccount
+) -> None:
+    account.note(EventKind.RESUMED, stamps[-1], 10**6, cached_tokens=10**9, stalled_ns=10**15)
+    *reached, responded = stamps
+    record = record_of(reached, responded, request_id=name, outcome=outcome, model=name, account=account)
+    recent = RecentRequests(2, 0)
+    recent.add(record)
+    recent.add(make_record(0, 0, request_id="x" * 128, account=account))
+    text = page(recent.get(name) or {})
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    bars = [line for line in text.splitlines() if line.endswith("|")]
+    assert [bar.split()[0] for bar in bars] == list(PHASES[: len(reached)])
+    assert all("#" in bar for bar in bars)
+
+
+def test_the_account_of_a_request_can_be_looked_up_by_its_id(served: Served) -> None:
+    request_id = served.complete().headers["x-request-id"]
+    served.telemetry.next_record()
+    entry = served.http.get(f"/debug/requests/{request_id}").json()
+    assert sum(phase["duration_ns"] for phase in entry["phases"]) == entry["duration_ns"]
+    assert served.http.get("/debug/requests").json()["requests"][0].items() <= entry.items()
+    assert served.http.get("/debug/requests/nobody").status_code == 404
+
+
+def test_accounts_are_shown_only_with_a_key_or_on_loopback(serve: Serve) -> None:
+    assert serve(host="0.0.0.0").http.get("/debug/requests").status_code == 404
+    guarded = serve(host="0.0.0.0", api_key=("secret",))
+    assert guarded.http.get("/debug/requests").status_code == 401
+    assert guarded.http.get("/debug/requests", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -1,0 +1,167 @@
+"""Random records, and what every metric has to say of them, worked out one value at a time."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from oaiserve.record import EngineAccount, Outcome, RequestRecord, WaitReason
+from oaiserve.telemetry import names
+from oaiserve.times import STAMPS, RequestTimes
+from oaiserve.trace import TraceContext
+from tests.telemetry.pages import Key, key
+
+MODEL = "demo"
+BOUNDS = sorted({bound for m in names.METRICS for bound in m.buckets if m.unit == "seconds"})
+NS = st.one_of(
+    st.integers(0, 10**10),
+    st.sampled_from(BOUNDS).flatmap(lambda bound: st.integers(-1, 1).map(lambda off: round(bound * 1e9) + off)),
+    st.integers(0, 10**15),
+)
+TOKENS = st.one_of(st.integers(0, 20), st.sampled_from([999, 1000, 1001]), st.integers(0, 3 * 10**6))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> RequestRecord:
+    num_stamps = draw(st.integers(1, len(STAMPS) - 1))
+    stamps_ns = [draw(NS)]
+    for _ in range(num_stamps):
+        stamps_ns.append(stamps_ns[-1] + draw(NS))
+    finish_reasons = tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3)))
+    num_preemptions = draw(st.integers(0, 2))
+    return RequestRecord(
+        request_id="req",
+        trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
+        times=RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1]),
+        outcome=draw(st.sampled_from(Outcome)),
+        operation=draw(st.sampled_from(["chat", "text_completion"])),
+        http_method="POST",
+        http_route="/v1/completions",
+        http_status=draw(st.sampled_from([None, 200, 400, 429, 500])),
+        model=MODEL,
+        error_type=draw(st.sampled_from([None, "Overloaded", "InvalidRequest", "ContextLengthExceeded"])),
+        prompt_tokens=draw(TOKENS),
+        cached_tokens=draw(TOKENS),
+        completion_tokens=draw(TOKENS),
+        finish_reasons=finish_reasons,
+        params=draw(st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}])),
+        account=EngineAccount(
+            waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
+            inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
+            num_preemptions=num_preemptions,
+            stalled_ns=draw(NS) if num_preemptions else 0,
+        ),
+    )
+
+
+Value = Fraction | int
+
+
+def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
+    """Every sample that is made of records, by the page's names. Those of counters that are 0 are left out."""
+    histograms: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[Value]] = defaultdict(list)
+    counters: Counter[Key] = Counter()
+    by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)}
+    for record in records:
+        for metric, labels, value in histogram_values(record):
+            assert set(labels) == set(metric.labels)
+            histograms[key(metric.name, **labels)].append(value)
+        for metric, labels, amount in counted(record):
+            assert set(labels) == set(metric.labels)
+            counters[key(metric.name, **labels)] += amount
+    found: dict[Key, float] = {name: float(amount) for name, amount in counters.items() if amount}
+    for (name, labels), values in histograms.items():
+        for bound in (*by_name[name].buckets, float("inf")):
+            number = len(values) if bound == float("inf") else sum(value <= Fraction(repr(bound)) for value in values)
+            found[f"{name}_bucket", labels | {("le", str(bound))}] = number
+        found[f"{name}_count", labels] = len(values)
+        found[f"{name}_sum", labels] = float(sum(values))
+    return found
+
+
+def seconds(ns: int) -> Fraction:
+    return Fraction(ns, 10**9)
+
+
+def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:
+    n, times, account = names, record.times, record.account
+    is_finished = record.outcome is Outcome.FINISHED
+    own = {"outcome": str(record.outcome), "operation": record.operation, "model": MODEL}
+    vllm = {"model_name": MODEL, "engine": "0"}
+    gen_ai = {
+        "gen_ai_operation_name": record.operation,
+        "gen_ai_provider_name": "oaiserve",
+        "gen_ai_request_model": MODEL,
+        "gen_ai_response_model": MODEL,
+    }
+    vllm_phases = {"queue": n.VLLM_QUEUE, "prefill": n.VLLM_PREFILL, "decode": n.VLLM_DECODE}
+    for phase in times.phases():
+        yield n.PHASE_SECONDS, own | {"phase": phase.name}, seconds(phase.duration_ns)
+        if is_finished and phase.name in vllm_phases:
+            yield vllm_phases[phase.name], vllm, seconds(phase.duration_ns)
+    duration = seconds(times.responded - times.received)
+    yield n.DURATION_SECONDS, own, duration
+    yield n.GEN_AI_REQUEST_DURATION, gen_ai | {"error_type": record.error_type or ""}, duration
+    if is_finished:
+        yield n.VLLM_DURATION, vllm, duration
+    if times.first_token is not None:
+        ttft = seconds(times.first_token - times.received)
+        yield n.TIME_TO_FIRST_TOKEN_SECONDS, own, ttft
+        yield n.VLLM_TIME_TO_FIRST_TOKEN, vllm, ttft
+        if is_finished:
+            yield n.GEN_AI_TIME_TO_FIRST_TOKEN, gen_ai, ttft
+    per_choice = record.completion_tokens // max(1, len(record.finish_reasons))
+    if times.last_token is not None and per_choice > 1:
+        tpot = Fraction((times.last_token - times.first_token) / (per_choice - 1)) / 10**9
+        yield n.TIME_PER_OUTPUT_TOKEN_SECONDS, own, tpot
+        if is_finished:
+            yield n.VLLM_TIME_PER_OUTPUT_TOKEN, vllm, tpot
+            yield n.GEN_AI_TIME_PER_OUTPUT_TOKEN, gen_ai, tpot
+    for gap_ns in account.inter_token_ns:
+        yield n.INTER_TOKEN_LATENCY_SECONDS, own, seconds(gap_ns)
+        yield n.VLLM_INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
+    if is_finished and times.last_token is not None:
+        yield n.VLLM_INFERENCE, vllm, seconds(times.last_token - times.scheduled)
+    if account.num_preemptions:
+        stall = {"operation": record.operation, "model": MODEL}
+        yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
+    if record.prompt_tokens:
+        yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
+        yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens
+        if is_finished:
+            yield n.VLLM_REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
+            yield n.VLLM_REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
+
+
+def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:
+    n = names
+    where = {"operation": record.operation, "model": MODEL}
+    vllm = {"model_name": MODEL, "engine": "0"}
+    status = "" if record.http_status is None else str(record.http_status)
+    own = {"outcome": str(record.outcome), **where, "status": status, "error_type": record.error_type or ""}
+    yield n.REQUESTS, own, 1
+    if record.outcome is Outcome.REJECTED:
+        reasons = {
+            None: "other",
+            "Overloaded": "overloaded",
+            "InvalidRequest": "invalid_request",
+            "ContextLengthExceeded": "context_length_exceeded",
+        }
+        yield n.REJECTED, {"reason": reasons[record.error_type]}, 1
+    choices = list(record.finish_reasons)
+    if record.outcome in (Outcome.CANCELLED, Outcome.FAILED) and record.times.submitted is not None:
+        choices += ["abort"] * (record.params.get("n", 1) - len(choices))
+    for reason in choices:
+        yield n.FINISHED_CHOICES, where | {"reason": reason}, 1
+        yield n.VLLM_REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
+    yield n.PROMPT_TOKENS, where, record.prompt_tokens
+    yield n.VLLM_PROMPT_TOKENS, vllm, record.prompt_tokens
+    yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens
+    yield n.GENERATION_TOKENS, where, record.completion_tokens
+    yield n.VLLM_GENERATION_TOKENS, vllm, record.completion_tokens
+    for reason, wait_ns in record.account.waits_ns.items():
+        yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)

@@ -1,0 +1,211 @@
+"""However a request went: spans, log line, header, timings, ring and histograms tell the same nanoseconds."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from array import array
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from prometheus_client.parser import text_string_to_metric_families
+
+from oaiserve.engine.request import Usage
+from oaiserve.record import EngineAccount, EventKind, Outcome, RequestEvent, RequestRecord, WaitReason
+from oaiserve.routes.exchange import Exchange
+from oaiserve.telemetry import Telemetry, logs, names
+from oaiserve.telemetry.recent import RecentRequests
+from oaiserve.telemetry.tracing import Tracing
+from oaiserve.times import PHASES, STAMPS, RequestTimes
+from oaiserve.trace import TraceContext
+from tests.telemetry.collector import running_collector
+
+OFFSET_NS = 1_700_000_000_000_000_011
+DURATIONS_NS = st.integers(0, 10**12)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> RequestRecord:
+    """Any stamps, also equal ones; any outcome; any account, with events also where phases touch."""
+    stamps_ns = sorted(draw(st.lists(st.integers(0, 10**12), min_size=2, max_size=8)))
+    *reached_ns, responded_ns = stamps_ns
+    times = RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns)
+    at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], responded_ns)
+    details = st.dictionaries(st.sampled_from(names.EVENT_DETAILS[1:3]), DURATIONS_NS)
+    event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.integers(0, 3), details)
+    account = EngineAccount(
+        events=sorted(draw(st.lists(event, max_size=12)), key=lambda event: event.at_ns),
+        waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), DURATIONS_NS)),
+        inter_token_ns=array("q", draw(st.lists(DURATIONS_NS, max_size=5))),
+        stalled_ns=draw(DURATIONS_NS),
+        num_preemptions=draw(st.integers(0, 3)),
+        first_step=draw(st.none() | st.integers(0, 10**6)),
+        num_steps=draw(st.integers(1, 10**6)),
+        model_ns=draw(DURATIONS_NS),
+        num_step_sequences=draw(st.integers(0, 10**6)),
+    )
+    return RequestRecord(
+        request_id="req-1",
+        trace=TraceContext(trace_id=0xABC, span_id=0xDEF),
+        times=times,
+        outcome=draw(st.sampled_from(Outcome)),
+        operation="chat",
+        http_method="POST",
+        http_route="/v1/chat/completions",
+        http_status=draw(st.sampled_from([None, 200, 429, 500])),
+        model="demo",
+        cached_tokens=draw(st.integers(0, 100)),
+        account=account,
+    )
+
+
+def spans_of(record: RequestRecord) -> tuple[ReadableSpan, ReadableSpan, list[ReadableSpan]]:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, epoch_offset_ns=OFFSET_NS, version="1", count_spans=lambda *_: None, sampler=ALWAYS_ON)
+    tracing.record(record)
+    assert tracing.close(5)
+    *phases, inner, server = exporter.get_finished_spans()
+    return server, inner, phases
+
+
+def log_line_of(record: RequestRecord) -> dict[str, object]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.JSONFormatter())
+    level = logs.logger.level
+    logs.logger.addHandler(handler)
+    logs.logger.setLevel(logging.INFO)
+    try:
+        logs.log_request(record)
+    finally:
+        logs.logger.removeHandler(handler)
+        logs.logger.setLevel(level)
+    return json.loads(stream.getvalue())
+
+
+def entry_of(record: RequestRecord) -> dict[str, object]:
+    recent = RecentRequests(1, OFFSET_NS)
+    recent.add(record)
+    return recent.get(record.request_id) or {}
+
+
+@given(records())
+def test_spans_tile_and_carry_the_records_integers(record: RequestRecord) -> None:
+    server, inner, spans = spans_of(record)
+    phases = record.times.phases()
+    assert [(span.name, span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) for span in spans] == phases
+    assert all(left.end_time == right.start_time for left, right in pairwise(spans))
+    assert {(span.start_time, span.end_time) for span in (server, inner)} == {(spans[0].start_time, spans[-1].end_time)}
+    assert [span.attributes[names.DURATION_NS] for span in spans] == [phase.duration_ns for phase in phases]
+    assert sum(phase.duration_ns for phase in phases) == server.attributes[names.DURATION_NS]
+    waits_ns = {reason: ns for span in spans if span.name == "queue" for reason, ns in span.attributes.items()}
+    if "queue" in PHASES[: len(phases)]:
+        assert {reason: waits_ns[name] for reason, name in names.QUEUE_WAITS_NS.items() if name in waits_ns} == (
+            record.account.waits_ns
+        )
+
+
+@given(records())
+def test_every_event_is_on_one_span_and_inside_it(record: RequestRecord) -> None:
+    _, _, spans = spans_of(record)
+    told = [(event.timestamp - OFFSET_NS, event.name) for span in spans for event in span.events]
+    # Those where an empty phase touches others may change places with each other, and with none else.
+    assert sorted(told) == sorted((event.at_ns, event.kind) for event in record.account.events)
+    for span in spans:
+        for event in span.events:
+            assert span.start_time <= event.timestamp <= span.end_time
+            at_ns = event.timestamp - OFFSET_NS
+            if at_ns == record.times.scheduled:
+                assert span.name == "prefill"
+            else:  # it is not where the span begins, unless nothing ends there
+                assert event.timestamp > span.start_time or span is spans[0]
+
+
+@given(records())
+def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
+    line, entry = log_line_of(record), entry_of(record)
+    phases_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
+    assert {phase["name"]: phase["duration_ns"] for phase in entry["phases"]} == phases_ns
+    assert {name: line.get(f"{name}_ms") for name in PHASES} == {
+        name: round(phases_ns[name] / 1e6, 3) if name in phases_ns else None for name in PHASES
+    }
+    assert (entry["duration_ns"], line["duration_ms"]) == (
+        record.times.duration_ns,
+        round(record.times.duration_ns / 1e6, 3),
+    )
+    assert (entry["queue_waits_ns"], entry["stalled_ns"]) == (record.account.waits_ns, record.account.stalled_ns)
+    gaps = record.account.inter_token_ns
+    assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
+    assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
+    assert (entry["outcome"], entry["trace_id"]) == (line["outcome"], line["trace_id"])
+
+
+@given(records())
+def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
+    exchange = Exchange("req-1", "1", record.trace, replace(record.times, responded=None), record.account)
+    *over, _ = record.times.phases()
+    timings = exchange.timings(Usage(0, record.cached_tokens, 0))
+    assert timings == {
+        "phases_ns": {phase.name: phase.duration_ns for phase in over},
+        "time_to_first_token_ns": record.times.time_to_first_token_ns,
+        "queue_waits_ns": record.account.waits_ns,
+        "stalled_ns": record.account.stalled_ns,
+        "cached_tokens": record.cached_tokens,
+        "trace_id": record.trace.trace_id_hex,
+    }
+    assert exchange.server_timing() == ", ".join(f"{p.name};dur={p.duration_ns / 1e6:.3f}" for p in over)
+
+
+def sums_ns(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str, int]:
+    """The sums of a histogram, by that label, to the nanosecond: a double has room for more."""
+    page = telemetry.render(None)[0].decode()
+    return {
+        sample.labels.get(label, ""): round(sample.value * 1e9)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == f"{metric.name}_sum"
+    }
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # nobody changes it
+@given(record=records())
+def test_the_histograms_gain_the_same(snapshot: SimpleNamespace, record: RequestRecord) -> None:
+    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=1, environ={})
+    telemetry.record(record)
+    assert telemetry.close(5)
+    assert sums_ns(telemetry, names.PHASE_SECONDS, "phase") == {
+        phase.name: phase.duration_ns for phase in record.times.phases()
+    }
+    assert sums_ns(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns}
+
+
+def test_one_request_is_told_alike_by_all(make_record, account, snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the whole of telemetry, and over the wire."""
+    record = make_record(account=account)
+    with running_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=1)
+        telemetry.record(record)
+        assert telemetry.close(5)
+    entry = telemetry.recent.get("req-1")
+    offset_ns = entry["received_unix_ns"] - record.times.received
+    spans = {span.name: span for span in collector.spans}
+    line = log_line_of(record)
+    histogram_ns = sums_ns(telemetry, names.PHASE_SECONDS, "phase")
+    for phase, told in zip(record.times.phases(), entry["phases"], strict=True):
+        span = spans[phase.name]
+        assert span.end_time_unix_nano - span.start_time_unix_nano == phase.duration_ns
+        assert span.start_time_unix_nano == phase.start_ns + offset_ns
+        assert told["duration_ns"] == histogram_ns[phase.name] == phase.duration_ns
+        assert line[f"{phase.name}_ms"] == round(phase.duration_ns / 1e6, 3)
+    assert sum(len(span.events) for span in collector.spans) == len(entry["events"]) == len(account.events)
+    assert b'oaiserve_spans_total{result="exported"} 9.0' in telemetry.render(None)[0]

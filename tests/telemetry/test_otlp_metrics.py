@@ -1,0 +1,239 @@
+"""What a collector gets: the page's numbers, in OpenTelemetry's form. And what it costs if it is not there."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.resources import Resource
+
+from oaiserve.record import EngineAccount, Outcome, StepKind, StepRecord
+from oaiserve.telemetry import names, otlp_metrics
+from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.otlp_metrics import Collect, MetricsExport, exporter_from_environment
+from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.pages import key, samples
+from tests.telemetry.test_metrics import metrics_of
+
+NEVER_SECONDS = 3600.0  # so that only the export at the end comes
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with running_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield collector
+
+
+@pytest.fixture
+def metrics(snapshot: SimpleNamespace, make_record: Callable[..., Any]) -> Metrics:
+    steps = [StepRecord(StepKind.MIXED, 0, 5_000_000, 0, 1, 7)]
+    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
+    account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000)
+    account.inter_token_ns.extend([20_000_000, 30_000_001])
+    metrics.observe(make_record(account=account))
+    metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
+    metrics.count_spans("ended", 9)
+    return metrics
+
+
+def started(exporter: MetricExporter, collect: Collect, interval_seconds: float = NEVER_SECONDS) -> MetricsExport:
+    return MetricsExport(
+        exporter,
+        collect,
+        resource=Resource({"service.name": "test"}),
+        version="1.2.3",
+        interval_seconds=interval_seconds,
+    )
+
+
+@pytest.fixture
+def exported(collector: Collector, metrics: Metrics) -> Collector:
+    """By the SDK's own exporter, over a real socket."""
+    exporter = exporter_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
+    assert exporter is not None
+    assert started(exporter, metrics.collect).close(10)
+    assert collector.paths == ["/v1/metrics"]
+    return collector
+
+
+def points(metric: Any) -> list[Any]:
+    return list(getattr(metric, metric.WhichOneof("data")).data_points)
+
+
+def attributes(point: Any) -> dict[str, str]:
+    return {attribute.key: attribute.value.string_value for attribute in point.attributes}
+
+
+def test_every_family_is_sent_but_vllms(exported: Collector) -> None:
+    expected = {m.name.removesuffix("_total") for m in names.METRICS} | {m.otel_name for m in names.GEN_AI_METRICS}
+    empty = {names.TELEMETRY_ERRORS.name.removesuffix("_total"), names.SCRAPE_DURATION_SECONDS.name}
+    empty |= {names.EVENT_LOOP_LAG_SECONDS.name}
+    assert exported.last_metrics().keys() == expected - empty
+
+
+def test_who_sends_is_named(exported: Collector) -> None:
+    (resource_metrics,) = exported.metrics
+    assert attributes(resource_metrics.resource)["service.name"] == "test"
+    (scope_metrics,) = resource_metrics.scope_metrics
+    assert (scope_metrics.scope.name, scope_metrics.scope.version) == ("oaiserve", "1.2.3")
+
+
+def test_a_collector_gets_what_the_page_says(exported: Collector, metrics: Metrics) -> None:
+    """Every number, by way of the page's own names."""
+    page, sent, num_compared = samples(metrics), exported.last_metrics(), 0
+    for metric in (*names.METRICS, *names.GEN_AI_METRICS):
+        if (metric.otel_name or metric.name.removesuffix("_total")) not in sent:
+            continue
+        in_prometheus = {otel: label for label, otel in names.OTEL_ATTRIBUTES.items()} if metric.otel_name else {}
+        for point in points(sent[metric.otel_name or metric.name.removesuffix("_total")]):
+            labels = dict.fromkeys(metric.labels, "")
+            labels |= {in_prometheus.get(name, name): value for name, value in attributes(point).items()}
+            num_compared += 1
+            if metric.type != "histogram":
+                value = point.as_double if point.WhichOneof("value") == "as_double" else point.as_int
+                assert value == page[key(metric.name, **labels)]
+                continue
+            assert point.sum == page[key(f"{metric.name}_sum", **labels)]
+            assert point.count == sum(point.bucket_counts) == page[key(f"{metric.name}_count", **labels)]
+            assert tuple(point.explicit_bounds) == metric.buckets
+            for number, bound in enumerate([*metric.buckets, math.inf]):
+                below = sum(point.bucket_counts[: number + 1])
+                assert below == page[key(f"{metric.name}_bucket", **labels, le=str(bound))]
+    assert num_compared > len(names.METRICS)
+
+
+def test_names_units_and_types_are_opentelemetrys(exported: Collector) -> None:
+    sent = exported.last_metrics()
+    assert (sent["gen_ai.server.request.duration"].unit, sent["oaiserve_generation_tokens"].unit) == ("s", "{token}")
+    assert (sent["oaiserve_kv_cache_usage_ratio"].unit, sent["oaiserve_requests"].unit) == ("1", "")
+    assert sent["oaiserve_requests"].sum.is_monotonic
+    assert sent["oaiserve_requests_running"].WhichOneof("data") == "gauge"
+    cumulative = 2
+    assert sent["oaiserve_requests"].sum.aggregation_temporality == cumulative
+    assert sent["oaiserve_request_duration_seconds"].histogram.aggregation_temporality == cumulative
+
+
+def test_gen_ai_attributes_have_dots_and_an_empty_one_is_not_there(exported: Collector) -> None:
+    finished, rejected = map(attributes, points(exported.last_metrics()["gen_ai.server.request.duration"]))
+    assert finished == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "oaiserve",
+        "gen_ai.request.model": "demo",
+        "gen_ai.response.model": "demo",
+    }
+    assert rejected == finished | {"error.type": "Overloaded"}
+
+
+def test_exemplars_carry_trace_and_span(exported: Collector, make_record: Callable[..., Any]) -> None:
+    times = make_record().times
+    point = points(exported.last_metrics()["oaiserve_time_to_first_token_seconds"])[0]
+    (exemplar,) = point.exemplars
+    assert (int.from_bytes(exemplar.trace_id), int.from_bytes(exemplar.span_id)) == (0xABC, 0xDEF)
+    assert exemplar.as_double == times.time_to_first_token_ns / 1e9
+    assert exemplar.time_unix_nano == 1_700_000_000 * 10**9 + times.responded
+    assert 0 < point.start_time_unix_nano <= point.time_unix_nano
+
+
+# -- collectors that are not there ------------------------------------------------------------------------------------
+
+
+class Scripted(MetricExporter):
+    """Each export has the next of these results, and the last one for ever; an exception is raised. As the real one
+    does, it logs what is wrong."""
+
+    def __init__(self, *results: MetricExportResult | Exception) -> None:
+        super().__init__()
+        self.results = list(results)
+        self.reached_last = Event()
+        self.was_shut_down = False
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **kwargs: Any) -> MetricExportResult:
+        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
+        if len(self.results) == 1:
+            self.reached_last.set()
+        if isinstance(result, Exception):
+            raise result
+        if result is MetricExportResult.FAILURE:
+            logging.getLogger(__name__).warning("connection refused.")
+            logging.getLogger(__name__).error("giving up.")
+        return result
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None:
+        self.was_shut_down = True
+
+
+class Hanging(Scripted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = Event()
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **kwargs: Any) -> MetricExportResult:
+        self.release.wait(10)
+        return MetricExportResult.FAILURE
+
+
+GOOD, BAD = MetricExportResult.SUCCESS, MetricExportResult.FAILURE
+
+
+def run_through(*results: MetricExportResult | Exception) -> bool:
+    """An export for each, and one at the end."""
+    exporter = Scripted(*results)
+    export = started(exporter, list, interval_seconds=0.001)
+    assert exporter.reached_last.wait(10)
+    closed = export.close(10)
+    assert exporter.was_shut_down
+    return closed
+
+
+def test_a_collector_that_is_down_is_one_line_until_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert run_through(GOOD, BAD, BAD, RuntimeError("no"), BAD, GOOD)
+    failing, recovered = caplog.messages
+    assert failing.startswith("Metrics do not reach the collector: connection refused. Trying every 0.001 s;")
+    assert recovered == "Metrics reach the collector again."
+
+
+def test_an_exporter_that_raises_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert run_through(RuntimeError("broken"), GOOD)
+    assert "RuntimeError('broken')" in caplog.messages[0]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_the_last_numbers_are_sent_at_the_end() -> None:
+    collected: list[int] = []
+    assert started(Scripted(GOOD), lambda: collected.append(1) or []).close(10)
+    assert collected == [1]
+
+
+def test_close_says_when_the_collector_lacks_the_last_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    assert not started(Scripted(BAD), list).close(10)
+
+
+def test_close_keeps_its_limit_when_the_collector_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Hanging()
+    assert not started(exporter, list).close(0.01)
+    assert exporter.was_shut_down
+    assert caplog.messages == ["The last export of metrics did not finish within 0.01 s."]
+    exporter.release.set()
+
+
+def test_the_console_is_an_exporter_too() -> None:
+    assert isinstance(exporter_from_environment({"OTEL_METRICS_EXPORTER": "console"}), ConsoleMetricExporter)
+    assert otlp_metrics.exporter_from_environment({}) is None
+
+
+def test_the_console_prints_what_a_collector_would_get(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
+    assert started(ConsoleMetricExporter(out=sys.stdout), metrics.collect).close(10)
+    assert '"name": "gen_ai.server.time_to_first_token"' in capsys.readouterr().out

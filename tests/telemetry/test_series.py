@@ -1,0 +1,88 @@
+"""Counting and measuring once, and showing it several times."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.series import Counter, CounterFamily, Distribution, Exemplar, HistogramFamily, Origin
+
+FINE = Metric("fine", "histogram", "", "seconds", ("color", "size"), (0.001, 0.01, 0.1, 1.0))
+COARSE = Metric("coarse", "histogram", "", "seconds", ("shade",), (0.01, 1.0))
+RED, BLUE = ("red", "small"), ("blue", "large")
+ORIGIN = Origin(1, 2, 3)
+
+
+def distribution() -> Distribution:
+    return Distribution("color", "size", shown_as=(FINE, COARSE), per_unit=1000)  # whole milliseconds
+
+
+def test_a_boundary_belongs_to_the_bucket_below_it() -> None:
+    series = distribution()
+    for value in (0, 1, 2, 1000, 1001):
+        series.add(RED, value)
+    (shown,) = HistogramFamily(FINE, series).shown()
+    assert HistogramFamily(FINE, series).cumulative(shown) == (2, 3, 3, 4, 5)
+
+
+def test_a_family_adds_up_what_it_has_no_label_for() -> None:
+    series = distribution()
+    series.add(("red", "small"), 5)
+    series.add(("red", "large"), 500)
+    series.add(("blue", "small"), 5)
+    (point, _) = HistogramFamily(COARSE, series, renamed={"shade": "color"}).points()
+    assert (point.labels, point.counts, point.total) == (("red",), [1, 1, 0], 0.505)
+
+
+def test_a_family_shows_only_what_it_asks_for() -> None:
+    series = distribution()
+    family = HistogramFamily(COARSE, series, where={"size": "large"}, constant={"shade": "dark"})
+    assert family.points() == []
+    series.add(RED, 5)
+    series.add(BLUE, 7)
+    (point,) = family.points()
+    assert (point.labels, point.total) == (("dark",), 0.007)
+
+
+def test_an_exemplar_of_a_wide_bucket_is_the_latest_of_the_narrow_ones() -> None:
+    series = distribution()
+    series.add(("red", "small"), 1, ORIGIN._replace(at_unix_ns=20))
+    series.add(("red", "large"), 10, ORIGIN._replace(at_unix_ns=10))
+    series.add(("red", "large"), 5000, ORIGIN)
+    (point,) = HistogramFamily(COARSE, series, renamed={"shade": "color"}).points()
+    assert point.exemplars == {0: Exemplar(0.001, ORIGIN._replace(at_unix_ns=20)), 2: Exemplar(5.0, ORIGIN)}
+
+
+@given(st.lists(st.lists(st.integers(0, 2000), max_size=30), max_size=3))
+def test_many_values_at_once_are_the_same_as_one_by_one(lists: list[list[int]]) -> None:
+    at_once, one_by_one = distribution(), distribution()
+    for values in lists:
+        at_once.add_all(RED, array("q", values), ORIGIN)
+        for value in values:
+            one_by_one.add(RED, value, ORIGIN)
+    assert HistogramFamily(FINE, at_once).points() == HistogramFamily(FINE, one_by_one).points()
+
+
+def test_a_very_long_answer_counts_whole() -> None:
+    series = distribution()
+    series.add_all(RED, array("q", range(10_000)), ORIGIN)
+    (point,) = HistogramFamily(FINE, series).points()
+    assert (point.counts, point.total) == ([2, 9, 90, 900, 8999], sum(range(10_000)) / 1000)
+
+
+def test_a_family_cannot_show_a_boundary_that_was_not_measured() -> None:
+    with pytest.raises(ValueError, match="500 is not in list"):
+        HistogramFamily(Metric("other", "histogram", "", buckets=(0.5,)), distribution())
+
+
+def test_counters_add_up_and_stay_whole() -> None:
+    series = Counter("color", "size", per_unit=10**9)
+    series.add(RED, 10**17)
+    series.add(RED, 1)
+    series.add(("red", "large"), 1)
+    family = CounterFamily(Metric("c", "counter", "", labels=("color",)), series)
+    assert family.samples() == {("red",): (10**17 + 2) / 10**9}

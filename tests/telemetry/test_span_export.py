@@ -1,0 +1,263 @@
+"""The way of spans to a collector that may be slow, full or gone: bounded, counted, and told once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from socket import create_server
+from threading import Lock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from oaiserve.telemetry.span_export import CALM_NS, BatchLimits, SpanExport
+
+AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
+
+
+def spans(name: str, number: int) -> list[ReadableSpan]:
+    return [ReadableSpan(name) for _ in range(number)]
+
+
+class Counts:
+    """By result; like the real ones, to be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.by_result: Counter[str] = Counter()
+
+    def __call__(self, result: str, number: int) -> None:
+        with self._lock:
+            self.by_result[result] += number
+
+    @property
+    def settled(self) -> int:
+        return sum(self.by_result[result] for result in ("exported", "failed", "dropped"))
+
+
+class Gate(SpanExporter):
+    """Exports when it is told to, with the result that it is told."""
+
+    def __init__(self) -> None:
+        self.came: SimpleQueue[list[str]] = SimpleQueue()
+        self.results: SimpleQueue[SpanExportResult | Exception] = SimpleQueue()
+        self.is_shut_down = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.came.put([span.name for span in spans])
+        result = self.results.get(timeout=5)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO)
+    return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+def test_a_batch_goes_when_it_is_full(gate: Gate, counts: Counts) -> None:
+    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=4, delay_seconds=60))
+    for name in "ab":
+        export.put(spans(name, 2))
+    assert gate.came.get(timeout=5) == ["a", "a", "b", "b"]
+    gate.results.put(SpanExportResult.SUCCESS)
+    assert export.close(5)
+    assert counts.by_result == {"ended": 4, "exported": 4}
+
+
+def test_a_batch_that_is_not_full_goes_after_a_while(gate: Gate, counts: Counts) -> None:
+    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=50, delay_seconds=0.001))
+    export.put(spans("a", 1))
+    assert gate.came.get(timeout=5) == ["a"]
+    gate.results.put(SpanExportResult.SUCCESS)
+    assert export.close(5)
+
+
+def test_the_spans_of_a_request_stay_together(gate: Gate, counts: Counts) -> None:
+    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
+    for name, number in (("a", 3), ("b", 3), ("c", 9)):
+        export.put(spans(name, number))
+    for _ in range(3):
+        gate.results.put(SpanExportResult.SUCCESS)
+    assert export.close(5)
+    assert [gate.came.get(timeout=5) for _ in range(3)] == [["a"] * 3, ["b"] * 3, ["c"] * 9]
+
+
+def test_a_full_queue_drops_the_oldest_requests_and_counts_them(gate: Gate, counts: Counts, lines) -> None:
+    export = SpanExport(gate, counts, AT_ONCE)
+    export.put(spans("under way", 1))
+    assert gate.came.get(timeout=5) == ["under way"]
+    for name in ("a", "b", "c", "d"):
+        export.put(spans(name, 3))
+    assert counts.by_result == {"ended": 13, "dropped": 6}
+    for _ in range(3):
+        gate.results.put(SpanExportResult.SUCCESS)
+    assert export.close(5)
+    assert [gate.came.get(timeout=5) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
+    assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
+    (line,) = lines()
+    assert line.startswith("WARNING Spans are being lost: they come faster than the collector takes them.")
+
+
+@given(
+    st.lists(st.integers(1, 12), max_size=60),
+    st.lists(st.sampled_from([*SpanExportResult, RuntimeError()]), min_size=60, max_size=60),
+    st.integers(1, 30),
+    st.data(),
+)
+def test_every_span_that_ended_has_one_result(
+    numbers: list[int], results: list[SpanExportResult | Exception], queue_size: int, data: st.DataObject
+) -> None:
+    gate, counts = Gate(), Counts()
+    limits = BatchLimits(queue_size, data.draw(st.integers(1, queue_size)), 60)
+    export = SpanExport(gate, counts, limits)
+    for number, result in zip(numbers, results, strict=False):
+        export.put(spans("x", number))
+        gate.results.put(result)
+    assert export.close(5)
+    assert counts.by_result["ended"] == sum(numbers) == counts.settled
+
+
+def test_failing_again_and_again_is_one_warning(gate: Gate, counts: Counts, lines) -> None:
+    clock = Clock()
+    export = SpanExport(gate, counts, AT_ONCE, clock)
+
+    def try_one(result: SpanExportResult | Exception) -> None:
+        export.put(spans("a", 2))
+        gate.came.get(timeout=5)
+        gate.results.put(result)
+
+    failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
+    for result in (SpanExportResult.SUCCESS, *failures, SpanExportResult.SUCCESS, SpanExportResult.FAILURE):
+        try_one(result)
+    assert export.close(5)
+    assert lines() == [
+        "WARNING Spans are being lost: RuntimeError('no route'). The metric oaiserve_spans_total counts them."
+    ]
+    assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
+
+
+def test_the_end_of_a_loss_is_told_once_it_has_been_calm(gate: Gate, counts: Counts, lines) -> None:
+    clock = Clock()
+    export = SpanExport(gate, counts, AT_ONCE, clock)
+    for now_ns, result in (
+        (0, SpanExportResult.FAILURE),
+        (CALM_NS - 1, SpanExportResult.SUCCESS),
+        (CALM_NS, SpanExportResult.SUCCESS),
+        (CALM_NS, SpanExportResult.FAILURE),
+    ):
+        export.put(spans("a", 3))
+        gate.came.get(timeout=5)
+        clock.now_ns = now_ns
+        gate.results.put(result)
+    assert export.close(5)
+    lost, recovered, lost_again = lines()
+    assert recovered == "INFO Spans reach the collector again; 3 were lost."
+    assert (
+        lost
+        == lost_again
+        == ("WARNING Spans are being lost: the exporter gave no reason. The metric oaiserve_spans_total counts them.")
+    )
+
+
+def test_close_drops_and_counts_what_it_has_no_time_for(gate: Gate, counts: Counts, lines) -> None:
+    export = SpanExport(gate, counts, AT_ONCE)
+    export.put(spans("hangs", 2))
+    gate.came.get(timeout=5)
+    export.put(spans("left", 5))
+    assert not export.close(0.01)
+    assert gate.is_shut_down
+    assert counts.by_result == {"ended": 7, "dropped": 5}
+    assert lines() == [
+        "WARNING Trace export did not finish within 0.01 s; 5 spans are dropped, besides those on their way."
+    ]
+    gate.results.put(SpanExportResult.SUCCESS)
+
+
+def test_close_sends_what_is_queued_and_ends_the_exporter(gate: Gate, counts: Counts) -> None:
+    export = SpanExport(gate, counts, BatchLimits(delay_seconds=60))
+    export.put(spans("a", 2))
+    gate.results.put(SpanExportResult.SUCCESS)
+    assert export.close(5)
+    assert gate.is_shut_down
+    assert counts.by_result == {"ended": 2, "exported": 2}
+
+
+@pytest.fixture
+def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An address that nobody listens on."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    return f"http://127.0.0.1:{port}/v1/traces"
+
+
+def test_a_collector_that_is_down_is_one_line_with_the_reason(unreachable_url: str, counts: Counts, lines) -> None:
+    """With the real exporter, which logs each try itself."""
+    export = SpanExport(OTLPSpanExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
+    for _ in range(3):
+        export.put(spans("a", 1))
+    assert export.close(5)
+    (line,) = lines()
+    assert line.startswith("WARNING Spans are being lost: ")
+    assert counts.by_result == {"ended": 3, "failed": 3}
+
+
+def test_the_exporters_own_lines_come_back_after_close(unreachable_url: str, counts: Counts, lines) -> None:
+    exporter = OTLPSpanExporter(unreachable_url)
+    SpanExport(exporter, counts, AT_ONCE).close(5)
+    exporter.shutdown()
+    assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
+
+
+def test_limits_are_the_sdks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BatchLimits.from_environment() == BatchLimits() == (2048, 512, 5.0)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    assert BatchLimits.from_environment() == (100, 100, 5.0)
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "7")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", " 250 ")
+    assert BatchLimits.from_environment() == (100, 7, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"{variable} .*{value}"):
+        BatchLimits.from_environment()

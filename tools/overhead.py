@@ -1,0 +1,247 @@
+"""What telemetry costs, as a ratio of paired runs: python -m tools.overhead
+
+Two servers of the demo model run side by side, one with all telemetry (metrics, spans to a collector, a JSON log line
+per request), one with none; or two with all of it, of which one is scraped 20 times a second. They get the same load in
+turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with its 95 % confidence interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    num_requests: int  # all at once
+    prompt_tokens: int
+    output_tokens: int
+
+
+LOADS = {
+    "streams": Load("64 streams of 64 tokens", 64, 64, 64),
+    "burst": Load("256 requests of one token", 256, 32, 1),
+}
+
+
+@dataclass
+class Run:
+    tokens_per_second: float
+    itl_p99_seconds: float
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve-without"]:
+        return serve_without_telemetry(sys.argv[2:])
+    if sys.argv[1:2] == ["collect"]:
+        return collect(int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of runs for each load (default 10)")
+    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
+    parser.add_argument("--compare", nargs="+", default=["telemetry", "scrapes"], choices=["telemetry", "scrapes"])
+    arguments = parser.parse_args()
+    print("| with and without | load | tokens/s, ratio | ITL p99, ratio | pairs | tokens/s without |")
+    print("|---|---|---|---|---|---|")
+    for compared in arguments.compare:
+        with servers(compared) as (with_url, without_url):
+            for name in arguments.loads:
+                pairs = asyncio.run(measure(with_url, without_url, LOADS[name], arguments.pairs, compared == "scrapes"))
+                speeds = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
+                gaps = [a.itl_p99_seconds / b.itl_p99_seconds for a, b in pairs if b.itl_p99_seconds]
+                without = statistics.median(b.tokens_per_second for _, b in pairs)
+                print(
+                    f"| {compared} | {LOADS[name].name} | {interval(speeds)} | {interval(gaps)} | {len(pairs)} "
+                    f"| {without:.0f} |",
+                    flush=True,
+                )
+
+
+def interval(ratios: list[float]) -> str:
+    """The geometric mean, and where it lies with 95 % confidence."""
+    if len(ratios) < 2:
+        return ""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, error = statistics.mean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.4f} ({math.exp(mean - error):.4f} to {math.exp(mean + error):.4f})"
+
+
+async def measure(with_url: str, without_url: str, load: Load, num_pairs: int, scrape: bool) -> list[tuple[Run, Run]]:
+    pairs = []
+    for number in range(num_pairs + 1):
+        runs: dict[str, Run] = {}
+        order = [with_url, without_url] if number % 2 else [without_url, with_url]
+        for url in order:
+            async with scraping(url if scrape and url == with_url else None):
+                runs[url] = await run(url, load, seed=number)
+        if number > 0:  # the first pair is the warm-up
+            pairs.append((runs[with_url], runs[without_url]))
+    return pairs
+
+
+async def run(url: str, load: Load, seed: int) -> Run:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(100, 40_000) for _ in range(load.prompt_tokens)] for _ in range(load.num_requests)]
+    gaps: list[float] = []
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+        started = time.perf_counter()
+        await asyncio.gather(*(stream(client, prompt, load.output_tokens, gaps) for prompt in prompts))
+        seconds = time.perf_counter() - started
+    p99 = statistics.quantiles(gaps, n=100)[98] if len(gaps) > 1 else 0.0
+    return Run(load.num_requests * load.output_tokens / seconds, p99)
+
+
+async def stream(client: httpx.AsyncClient, prompt: list[int], num_tokens: int, gaps: list[float]) -> None:
+    body: dict[str, Any] = {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    last: float | None = None
+    received = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            now = time.perf_counter()
+            if last is not None:
+                gaps.append(now - last)
+            last = now
+            if '"usage":{' in line:
+                received = json.loads(line[6:])["usage"]["completion_tokens"]
+    assert received == num_tokens, f"{received} tokens instead of {num_tokens}"
+
+
+@asynccontextmanager
+async def scraping(url: str | None) -> AsyncIterator[None]:
+    """In a process of its own, so that the client's loop is not what is measured."""
+    if url is None:
+        yield
+        return
+    program = (
+        "import httpx, time\n"
+        f"with httpx.Client() as client:\n"
+        "    while True:\n"
+        f"        before = time.monotonic()\n"
+        f"        client.get('{url}/metrics').raise_for_status()\n"
+        f"        time.sleep(max(0, {1 / SCRAPES_PER_SECOND} - (time.monotonic() - before)))\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    try:
+        yield
+    finally:
+        assert process.returncode is None, "the scraper has failed"
+        process.kill()
+        await process.wait()
+
+
+@contextmanager
+def servers(compared: str) -> Iterator[tuple[str, str]]:
+    """The URLs of the server with what is compared, and of the one without."""
+    with child("-m", "tools.overhead", "collect", port=(collector_port := free_port())):
+        otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector_port}"}
+        everything = ("-m", "oaiserve")
+        other = ("-m", "tools.overhead", "serve-without") if compared == "telemetry" else everything
+        with (
+            child(*everything, "serve", port=(port := free_port()), env=otel),
+            child(*other, "serve", port=(other_port := free_port()), env=otel if other == everything else {}),
+        ):
+            urls = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{other_port}"
+            for url in urls:
+                wait_until_ready(url)
+            yield urls
+
+
+@contextmanager
+def child(*command: str, port: int, env: dict[str, str] | None = None) -> Iterator[None]:
+    serve = ["demo", "--log-format", "json", "--port"] if command[-1] == "serve" else []
+    with subprocess.Popen(
+        [sys.executable, *command, *serve, str(port)], env=os.environ | (env or {}), stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.ConnectError:
+            time.sleep(0.05)
+    raise RuntimeError(f"{url} is not ready after two minutes")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def serve_without_telemetry(arguments: list[str]) -> None:
+    """The server as it would be if it told nothing about itself."""
+    from oaiserve import app, cli, record
+
+    class NoTelemetry:
+        recent = None
+
+        def __init__(self, **_: Any) -> None: ...
+        def record(self, _: Any) -> None: ...
+        def observe_event_loop_lag(self, _: float) -> None: ...
+        def close(self, _: float) -> bool:
+            return True
+
+        def render(self, _: str | None) -> tuple[bytes, str]:
+            return b"", "text/plain"
+
+    app.Telemetry = NoTelemetry  # type: ignore[assignment,misc]
+    record.EngineAccount.note = lambda *_, **__: None  # type: ignore[method-assign]
+    cli.main(arguments)
+
+
+def collect(port: int) -> None:
+    """Takes whatever is exported to it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
