@@ -65,6 +65,7 @@ class EngineAccount:
     num_events_dropped: int = 0  # beyond MOST_EVENTS
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # parts of the phase `queue`
     inter_token_ns: array[int] = field(default_factory=lambda: array("q"))  # between tokens of a choice; all choices
+    num_choices: int = 0  # that it asked for, of all its prompts
     num_preemptions: int = 0  # of its sequences
     stalled_ns: int = 0  # from being preempted to being computed again, added up over its sequences
     # Of the steps from its first to its last, others' parts included.
@@ -111,7 +112,7 @@ class RequestRecord:
     @property
     def tokens_per_choice(self) -> int:
         """The choices of a request run side by side, so its time per token is that of one of them."""
-        return self.completion_tokens // max(1, len(self.finish_reasons))
+        return self.completion_tokens // max(1, self.account.num_choices)
 
 
 class StepKind(StrEnum):

@@ -251,6 +251,7 @@ class EngineLoop:
         request = submitted.request
         self._num_submitted += 1
         self._open[request.request_id] = _OpenRequest(request, submitted.deliver)
+        request.account.num_choices = len(request.prompts) * request.params.n
         # Not from now: a step may have been under way when it came.
         submitted_ns = request.times.submitted or self._clock_ns()
         self._queue_deadlines.begin(request.request_id, submitted_ns)

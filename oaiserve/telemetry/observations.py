@@ -117,9 +117,8 @@ class Observations:
             self.rejected.add((_snake_case(error_type or OTHER),))
         for reason in record.finish_reasons:
             self.choices.add((operation, self._model, _known(reason, FINISH_REASONS)))
-        if record.outcome in (Outcome.CANCELLED, Outcome.FAILED) and times.submitted is not None:
-            # Only the n of one prompt is known here; of a request with several, fewer may be counted than there were.
-            num_aborted = int(record.params.get("n", 1)) - len(record.finish_reasons)
+        if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
+            num_aborted = account.num_choices - len(record.finish_reasons)
             self.choices.add((operation, self._model, ABORT), max(0, num_aborted))
         for wait, wait_ns in account.waits_ns.items():
             self.queue_wait.add((wait,), wait_ns)

@@ -76,16 +76,17 @@ class MetricsExport:
     def close(self, timeout_seconds: float) -> bool:
         """The last export, waiting no longer than that. False: the collector has not got the last numbers."""
         self.stop()
-        is_failing = self._is_failing
-        self._thread.join(min(LAST_TRY_SECONDS, timeout_seconds) if is_failing else timeout_seconds)
+        was_failing = self._is_failing
+        self._thread.join(min(LAST_TRY_SECONDS, timeout_seconds) if was_failing else timeout_seconds)
         has_ended = not self._thread.is_alive()
         self._exporter.shutdown()  # also ends its wait for another try
-        if not has_ended:
-            if not is_failing:  # else that has been said
-                logger.warning("The last export of metrics did not finish within %g s.", timeout_seconds)
-            return False
-        self._exporter_logger.removeFilter(self._hear)
-        return not self._is_failing
+        if has_ended:
+            self._exporter_logger.removeFilter(self._hear)
+        is_complete = has_ended and not self._is_failing
+        if not is_complete and not was_failing:  # else that has been said
+            why = self._complaint or "no answer"
+            logger.warning("The last metrics did not reach the collector within %.1f s: %s", timeout_seconds, why)
+        return is_complete
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
@@ -98,14 +99,13 @@ class MetricsExport:
         try:
             is_exported = self._exporter.export(self._data()) is otel.MetricExportResult.SUCCESS
         except Exception as caught:  # exporters are not ours; the thread must outlive whatever they do
-            is_exported, error = False, caught
+            is_exported, error, self._complaint = False, caught, repr(caught)
         if is_exported and self._is_failing:
             logger.info("Metrics reach the collector again.")
-        if not is_exported and not self._is_failing:
-            why = self._complaint or repr(error or "the exporter gave no reason")
+        if not is_exported and not self._is_failing and not self._stop.is_set():  # else `close` tells
             logger.warning(
                 "Metrics do not reach the collector: %s. Trying every %g s; the next line comes when one gets there.",
-                why.rstrip("."),
+                (self._complaint or "the exporter gave no reason").rstrip("."),
                 self._interval_seconds,
                 exc_info=error,
             )

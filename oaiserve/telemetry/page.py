@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import chain
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
@@ -33,8 +33,8 @@ from oaiserve.telemetry.series import (
 class Form(StrEnum):
     """The value is the content type."""
 
-    TEXT = CONTENT_TYPE_PLAIN_0_0_4
-    OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
+    TEXT = "text/plain; version=0.0.4; charset=utf-8"
+    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def negotiate(accept: str | None) -> Form:

@@ -205,7 +205,7 @@ def test_the_histograms_gained_exactly_what_the_records_tell(accounted: Accounte
             observe(names.PHASE_SECONDS, record, phase.duration_ns, phase.name)
         observe(names.DURATION_SECONDS, record, record.times.duration_ns)
         observe(names.TIME_TO_FIRST_TOKEN_SECONDS, record, record.times.time_to_first_token_ns)
-        per_choice = record.completion_tokens // max(1, len(record.finish_reasons))
+        per_choice = record.completion_tokens // max(1, record.account.num_choices)
         if per_choice > 1:
             tpot_ns = record.times.time_per_output_token_ns(per_choice)
             observe(names.TIME_PER_OUTPUT_TOKEN_SECONDS, record, tpot_ns)

@@ -50,6 +50,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         finish_reasons=finish_reasons,
         params=draw(st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}])),
         account=EngineAccount(
+            num_choices=draw(st.integers(0, 5)),
             waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
             inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
             num_preemptions=num_preemptions,
@@ -114,7 +115,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         yield n.VLLM_TIME_TO_FIRST_TOKEN, vllm, ttft
         if is_finished:
             yield n.GEN_AI_TIME_TO_FIRST_TOKEN, gen_ai, ttft
-    per_choice = record.completion_tokens // max(1, len(record.finish_reasons))
+    per_choice = record.completion_tokens // max(1, record.account.num_choices)
     if times.last_token is not None and per_choice > 1:
         tpot = Fraction((times.last_token - times.first_token) / (per_choice - 1)) / 10**9
         yield n.TIME_PER_OUTPUT_TOKEN_SECONDS, own, tpot
@@ -153,8 +154,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
         }
         yield n.REJECTED, {"reason": reasons[record.error_type]}, 1
     choices = list(record.finish_reasons)
-    if record.outcome in (Outcome.CANCELLED, Outcome.FAILED) and record.times.submitted is not None:
-        choices += ["abort"] * (record.params.get("n", 1) - len(choices))
+    if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
+        choices += ["abort"] * (record.account.num_choices - len(choices))
     for reason in choices:
         yield n.FINISHED_CHOICES, where | {"reason": reason}, 1
         yield n.VLLM_REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1

@@ -219,13 +219,14 @@ def test_the_last_numbers_are_sent_at_the_end() -> None:
 
 def test_close_says_when_the_collector_lacks_the_last_numbers(caplog: pytest.LogCaptureFixture) -> None:
     assert not started(Scripted(BAD), list).close(10)
+    assert caplog.messages == ["The last metrics did not reach the collector within 10.0 s: connection refused."]
 
 
 def test_close_keeps_its_limit_when_the_collector_hangs(caplog: pytest.LogCaptureFixture) -> None:
     exporter = Hanging()
     assert not started(exporter, list).close(0.01)
     assert exporter.was_shut_down
-    assert caplog.messages == ["The last export of metrics did not finish within 0.01 s."]
+    assert caplog.messages == ["The last metrics did not reach the collector within 0.0 s: no answer"]
     exporter.release.set()
 
 
