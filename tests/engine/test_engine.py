@@ -119,7 +119,8 @@ def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "expected"), [(1, ["a", "b", "c", "d", "e"]), (2, ["a", "bc", "de"]), (3, ["a", "bcd", "e"]), (0, ["abcde"])]
+    ("interval", "expected"),
+    [(1, ["a", "b", "c", "d", "e"]), (2, ["a", "bc", "de"]), (3, ["a", "bcd", "e"]), (0, ["abcde"])],
 )
 def test_stream_interval_says_how_many_tokens_make_a_chunk(interval: int, expected: list[str]) -> None:
     assert texts(events_of(make_engine(), request(max_tokens=5, stream_interval=interval))) == expected
