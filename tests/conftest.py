@@ -28,6 +28,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if number := config.stash.get(_num_left_out, 0):
         terminalreporter.write_line(
-            f"Left out: {number} tests that ask a real Prometheus. They need {' and '.join(PROMETHEUS)}, "
-            "as in: apt-get install prometheus"
+            f"Left out: tests that ask a real Prometheus ({number}). They need {' and '.join(PROMETHEUS)}, "
+            "as from: apt-get install prometheus"
         )

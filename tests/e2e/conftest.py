@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ import openai
 import pytest
 
 from oaiserve import demo
+from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 API_KEY = "a-key-of-the-tests"
 START_SECONDS = 90  # until a process that nothing is wrong with must be ready
@@ -50,11 +52,16 @@ class LiveServer:
 
 @contextmanager
 def serve_process(
-    model: str, log_file: Path, *flags: str, env: Mapping[str, str] | None = None
+    model: str,
+    log_file: Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "oaiserve"),
 ) -> Iterator[LiveServer]:
-    """`oaiserve serve MODEL` on a free port, ready for requests. Killed in the end, if nobody has ended it."""
+    """`oaiserve serve MODEL` on a free port, ready for requests. Killed in the end, if nobody has ended it. Another
+    `program` gets the same arguments."""
     port = free_port()
-    command = [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json", *flags]
+    command = [sys.executable, *program, "serve", model, "--port", str(port), "--log-format", "json", *flags]
     with (
         log_file.open("wb") as log,
         subprocess.Popen(command, env=clean_environment() | dict(env or {}), stdout=log, stderr=log) as process,
@@ -109,3 +116,15 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
     with live.sdk() as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that knows nothing, one token per byte, and is fast: for what needs many tokens."""
+    folder = tmp_path_factory.mktemp("small_model")
+    tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
+    tokenizer.chat_template = CHATML
+    config |= {"vocab_size": len(tokenizer), "max_position_embeddings": 2048}
+    random_model(type(FAMILIES["llama"])(**config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -18,7 +18,7 @@ import pytest
 from oaiserve.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
 from tests.telemetry.collector import Collector, running_collector
-from tools.random_models import FAMILIES, byte_tokenizer, random_model
+from tools.random_models import byte_tokenizer
 
 # -- starts that fail -------------------------------------------------------------------------------------------------
 
@@ -78,17 +78,7 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
-    config |= {"vocab_size": len(tokenizer), "max_position_embeddings": 2 * NUM_TOKENS}
-    random_model(type(FAMILIES["llama"])(**config)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def life(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+def life(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     log_file = tmp_path_factory.mktemp("life") / "log"
     body = {"prompt": "Hi", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     traceparent = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
@@ -96,7 +86,7 @@ def life(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
         env["OMP_NUM_THREADS"] = "1"  # so small a model gains nothing by a second one, and loses where cores are busy
         with (
-            serve_process(str(model_folder), log_file, "--kv-blocks", "200", env=env) as server,
+            serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
@@ -108,10 +98,10 @@ def life(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Life(events, exit_code, server.log(), collector)
 
 
-def test_a_second_signal_cuts_what_runs_and_ends_in_order(model_folder: Path, tmp_path: Path) -> None:
+def test_a_second_signal_cuts_what_runs_and_ends_in_order(small_model: Path, tmp_path: Path) -> None:
     body = {"prompt": "Hi", "stream": True, "max_tokens": 2 * NUM_TOKENS - 10, "ignore_eos": True}
     with (
-        serve_process(str(model_folder), tmp_path / "log", "--kv-blocks", "200") as server,
+        serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "200") as server,
         httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
     ):
         lines = answer.iter_lines()

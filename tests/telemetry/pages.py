@@ -24,9 +24,13 @@ def families(page: bytes, form: str) -> list[Metric]:
 
 
 def samples(metrics: Metrics, form: str = TEXT) -> dict[Key, float]:
+    return samples_on(metrics.render(form)[0], form)
+
+
+def samples_on(page: bytes, form: str = TEXT) -> dict[Key, float]:
     """By the name of the sample and its labels; `le` is a label, too, and of one spelling in both formats."""
     found: dict[Key, float] = {}
-    for family in families(metrics.render(form)[0], form):
+    for family in families(page, form):
         for sample in family.samples:
             labels = dict(sample.labels)
             if "le" in labels:

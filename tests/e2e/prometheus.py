@@ -1,0 +1,129 @@
+"""A real Prometheus, from the programs that are installed, with everything that it writes in one folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+
+from tests.e2e.conftest import free_port
+
+START_SECONDS = 30
+WAIT_SECONDS = 30
+SCRAPE_INTERVAL = "500ms"
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass
+class Prometheus:
+    http: httpx.Client
+    log_file: Path
+
+    def get(self, path: str, **params: str) -> Any:
+        """What the API answers in `data`."""
+        answer = self.http.get(f"/api/v1/{path}", params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    def query(self, promql: str) -> dict[Labels, float]:
+        """The vector that it gives now, by labels; the name of the metric is the label `__name__`."""
+        data = self.get("query", query=promql)
+        assert data["resultType"] == "vector"
+        return {frozenset(sample["metric"].items()): float(sample["value"][1]) for sample in data["result"]}
+
+    def wait_for(self, promql: str, expected: dict[Labels, float]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (found := self.query(promql)) != expected:
+            assert time.monotonic() < deadline, f"{promql} is {found} and not {expected}"
+            time.sleep(0.05)  # the next scrape comes when it comes
+
+    def trace_ids(self, promql: str) -> set[str]:
+        """Of the exemplars of the series in a query."""
+        now = time.time()  # the API's times are Unix times
+        series = self.get("query_exemplars", query=promql, start=f"{now - 600}", end=f"{now + 600}")
+        return {exemplar["labels"]["trace_id"] for one in series for exemplar in one["exemplars"]}
+
+    def complaints(self) -> list[str]:
+        """Warnings and errors in its log."""
+        return re.findall(r"^.* level=(?:warn|error) .*$", self.log_file.read_text(), re.MULTILINE)
+
+
+@contextmanager
+def running_prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
+    """Scrapes each target, a URL without its path, as the job of that name."""
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+        for job, url in targets.items()
+    ]
+    config = {"global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL}, "scrape_configs": jobs}
+    config_file, log_file = folder / "prometheus.yml", folder / "log"
+    config_file.write_text(json.dumps(config))  # which is YAML, too
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        "prometheus",
+        f"--config.file={config_file}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        "--enable-feature=exemplar-storage",
+    ]
+    with (
+        log_file.open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+        httpx.Client(base_url=f"http://{address}", timeout=30) as http,
+    ):
+        try:
+            _wait_until_ready(process, http, log_file)
+            yield Prometheus(http, log_file)
+        finally:
+            process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], http: httpx.Client, log_file: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        assert process.poll() is None, f"Prometheus has ended:\n{log_file.read_text()}"
+        assert time.monotonic() < deadline, f"Prometheus is not ready:\n{log_file.read_text()}"
+        try:
+            if http.get("/-/ready").status_code == 200:
+                return
+        except httpx.ConnectError:
+            pass
+        time.sleep(0.02)  # it loads; nothing tells another process when it is done
+
+
+@contextmanager
+def text_only(url: str) -> Iterator[str]:
+    """The URL of a server that passes on the classic text page of the one at `url`. A Prometheus cannot be told not to
+    ask for OpenMetrics, and no other program reads a page as it does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = httpx.get(f"{url}{self.path}", headers={"accept": "text/plain"}, timeout=30)
+            self.send_response(page.status_code)
+            self.send_header("content-type", page.headers["content-type"])
+            self.end_headers()
+            self.wfile.write(page.content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

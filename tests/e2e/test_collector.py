@@ -1,0 +1,202 @@
+"""A real server and its collector, which goes away for a while: no request notices, and what is lost is counted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from oaiserve.telemetry import names
+from oaiserve.times import PHASES
+from tests.e2e.conftest import serve_process
+from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.pages import samples_on
+
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
+NUM_CLIENTS = 4
+BODY = {"prompt": "Hi", "stream": True, "max_tokens": 20, "ignore_eos": True}
+REQUESTS = names.REQUESTS.name.removesuffix("_total")  # over OTLP
+WAIT_SECONDS = 30
+ENVIRONMENT = {
+    "OTEL_METRIC_EXPORT_INTERVAL": "200",
+    "OTEL_BSP_SCHEDULE_DELAY": "100",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "2",  # seconds until the exporter gives a batch up
+    "NO_PROXY": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass
+class Clients:
+    """Each asks again and again, under a trace and a span of its own, until all are told to stop."""
+
+    url: str
+    stop: Event = field(default_factory=Event)
+    answers: list[list[str]] = field(default_factory=list)  # each as its events
+
+    def ask_on(self, number: int) -> None:
+        headers = {"traceparent": f"00-{number:032x}-{number:016x}-01"}
+        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as http:
+            while not self.stop.is_set():
+                with http.stream("POST", "/v1/completions", json=BODY) as answer:
+                    assert answer.status_code == 200
+                    self.answers.append([line.removeprefix("data: ") for line in answer.iter_lines() if line])
+
+    def wait_for_more(self) -> None:
+        enough = len(self.answers) + 3 * NUM_CLIENTS
+        wait_until(lambda: len(self.answers) >= enough)
+
+
+@contextmanager
+def running_clients(url: str) -> Iterator[Clients]:
+    clients = Clients(url)
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+        running = [threads.submit(clients.ask_on, number) for number in range(1, NUM_CLIENTS + 1)]
+        try:
+            yield clients
+        finally:
+            clients.stop.set()
+    for client in running:
+        client.result()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)  # another process does not tell
+
+
+@dataclass
+class Outage:
+    """What was told about requests that came before, while and after the collector was away."""
+
+    clients: Clients
+    before: Collector
+    after: Collector
+    num_spans: Counter[str]  # on /metrics, by result, when none was on its way any more
+    log: list[dict[str, Any]]
+    exit_code: int
+
+    @property
+    def spans(self) -> list[Span]:
+        return self.before.spans + self.after.spans
+
+    def lines(self, module: str) -> list[tuple[str, str]]:
+        """Level and message of what a module of telemetry logged."""
+        logger = f"oaiserve.telemetry.{module}"
+        return [(line["level"], line["message"]) for line in self.log if line["logger"] == logger]
+
+
+@pytest.fixture(scope="module")
+def outage(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outage:
+    log_file = tmp_path_factory.mktemp("outage") / "log"
+    with ExitStack() as collectors:
+        before = collectors.enter_context(running_collector())
+        env = ENVIRONMENT | {"OTEL_EXPORTER_OTLP_ENDPOINT": before.url}
+        with serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server:
+            with running_clients(server.url) as clients:
+                clients.wait_for_more()
+                wait_until(lambda: has_both(before))
+                collectors.close()
+                clients.wait_for_more()
+                wait_until(lambda: all(told in log_file.read_text() for told in ("are being lost", "do not reach")))
+                wait_for_another_loss(server.url)
+                wait_for_another_loss(server.url)
+                after = collectors.enter_context(running_collector(before.server.server_port))
+                clients.wait_for_more()
+                wait_until(lambda: has_both(after))
+            wait_until(lambda: counted(server.url, names.REQUESTS).total() == len(clients.answers))
+            wait_until(lambda: on_their_way(counted(server.url, names.SPANS)) == 0)
+            num_spans = counted(server.url, names.SPANS)
+            exit_code = server.terminate()
+        return Outage(clients, before, after, num_spans, server.log(), exit_code)
+
+
+def counted(url: str, metric: names.Metric) -> Counter[str]:
+    """A counter on /metrics, by its label `result` or, of requests, `outcome`."""
+    numbers: Counter[str] = Counter()
+    for (name, labels), value in samples_on(httpx.get(f"{url}/metrics").content).items():
+        if name == metric.name:
+            numbers[dict(labels).get("result") or dict(labels)["outcome"]] += int(value)
+    return numbers
+
+
+def wait_for_another_loss(url: str) -> None:
+    num_failed = counted(url, names.SPANS)["failed"]
+    wait_until(lambda: counted(url, names.SPANS)["failed"] > num_failed)
+
+
+def has_both(collector: Collector) -> bool:
+    """Spans, and metrics of requests."""
+    return bool(collector.spans and collector.metrics and REQUESTS in collector.last_metrics())
+
+
+def on_their_way(num_spans: Counter[str]) -> int:
+    return num_spans["ended"] - num_spans["exported"] - num_spans["failed"] - num_spans["dropped"]
+
+
+def test_every_request_got_its_whole_answer(outage: Outage) -> None:
+    for *_, last, done in outage.clients.answers:
+        assert (json.loads(last)["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+    ends = [line for line in outage.log if line["logger"] == "oaiserve.request"]
+    assert len(ends) == len(outage.clients.answers)
+    for end in ends:
+        assert (end["outcome"], end["completion_tokens"]) == ("finished", BODY["max_tokens"])
+        assert all(end[f"{phase}_ms"] >= 0 for phase in PHASES)
+    assert outage.exit_code == 0
+
+
+def test_every_trace_that_arrived_is_whole_and_goes_on_the_clients(outage: Outage) -> None:
+    children: dict[bytes, list[Span]] = {}
+    for span in outage.spans:
+        children.setdefault(span.parent_span_id, []).append(span)
+    servers = [span for span in outage.spans if span.kind == Span.SPAN_KIND_SERVER]
+    assert len(outage.spans) == (2 + len(PHASES)) * len(servers)
+    for server in servers:
+        (inner,) = children[server.span_id]
+        phases = sorted(children[inner.span_id], key=lambda span: PHASES.index(span.name))
+        assert [span.name for span in phases] == list(PHASES)
+        assert {span.trace_id for span in (inner, *phases)} == {server.trace_id}
+        assert int.from_bytes(server.parent_span_id) == int.from_bytes(server.trace_id) in range(1, NUM_CLIENTS + 1)
+
+
+def test_what_was_lost_is_counted_and_no_more_is_missing(outage: Outage) -> None:
+    num_spans = outage.num_spans
+    assert num_spans["ended"] == (2 + len(PHASES)) * len(outage.clients.answers)
+    assert on_their_way(num_spans) == 0
+    assert num_spans["failed"] > 0
+    # What the collector took although the exporter did not hear of it is counted as failed.
+    assert num_spans["exported"] <= len(outage.spans) < num_spans["ended"]
+
+
+def test_metrics_make_up_for_the_time_in_between(outage: Outage) -> None:
+    num_before, num_after = (
+        sum(point.as_double + point.as_int for point in collector.last_metrics()[REQUESTS].sum.data_points)
+        for collector in (outage.before, outage.after)
+    )
+    assert 0 < num_before < num_after == len(outage.clients.answers)
+
+
+def test_a_change_is_one_line_in_the_log(outage: Outage) -> None:
+    (lost, *again) = outage.lines("span_export")
+    assert lost[0] == "WARNING"
+    assert lost[1].startswith("Spans are being lost: ")
+    assert [level for level, _ in again] in ([], ["INFO"])  # it comes when none was lost for ten seconds
+    failing, works = outage.lines("otlp_metrics")
+    assert failing[0] == "WARNING"
+    assert failing[1].startswith("Metrics do not reach the collector: ")
+    assert works == ("INFO", "Metrics reach the collector again.")
+    assert sum(line["level"] != "INFO" for line in outage.log) == 2

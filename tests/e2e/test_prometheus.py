@@ -1,0 +1,225 @@
+"""A real Prometheus takes both formats of the page as they are, and every question of the documentation has an answer.
+
+A real server with so small a KV cache that a little load fills every family: streams that push each other out, prompts
+that begin alike, refusals, and clients that leave.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.telemetry import names
+from tests.e2e.conftest import LiveServer, serve_process
+from tests.e2e.prometheus import Labels, Prometheus, running_prometheus, text_only
+from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.pages import OPENMETRICS, TEXT, families
+
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120, func_only=True)]
+
+DOCS = Path(__file__).parents[2] / "docs"
+QUERIES = [
+    query
+    for page in (DOCS / "questions.md", DOCS / "telemetry.md")
+    for query in re.findall(r"^```promql\n(.*?)\n```$", page.read_text(), re.DOTALL | re.MULTILINE)
+]
+FORMS = {"openmetrics": OPENMETRICS, "text": TEXT}  # by the name of the job that scrapes it
+METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+
+SYSTEM = "You are a test. Answer with whatever bytes come to your mind, and do so at once."
+CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Ask:
+    path: str
+    body: dict[str, Any]
+    status: int = 200
+    leaves: bool = False  # after the first bytes of the answer
+
+    def send(self, http: httpx.Client) -> str:
+        """The trace id."""
+        with http.stream("POST", self.path, json=self.body) as answer:
+            assert answer.status_code == self.status
+            if self.leaves:
+                next(answer.iter_raw())
+            else:
+                assert (b'"error":' in answer.read()) == (self.status != 200)
+            return answer.headers["traceresponse"].split("-")[1]
+
+
+def asks() -> Iterator[Ask]:
+    """What is asked at once, in 320 tokens of KV cache."""
+    for number in range(8):
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Number {number}?"}]
+        body = {"messages": messages, "max_tokens": 60, "ignore_eos": True, "stream": number % 2 == 0}
+        yield Ask(CHAT, body)
+    for number in range(4):
+        yield Ask(TEXTS, {"prompt": f"{number} and", "max_tokens": 20, "ignore_eos": True, "n": 1 + number % 2})
+    for _ in range(2):
+        yield Ask(TEXTS, {"prompt": "I go", "max_tokens": 150, "ignore_eos": True, "stream": True}, leaves=True)
+    yield Ask(TEXTS, {"prompt": "So hot", "temperature": 3}, status=400)
+    yield Ask(TEXTS, {"prompt": "So long" * 100, "max_tokens": 10}, status=400)
+    yield Ask(CHAT, {"model": "another", "messages": []}, status=404)
+
+
+@dataclass
+class Watched:
+    """A server, and the Prometheus that has seen all of its load."""
+
+    server: LiveServer
+    prometheus: Prometheus
+    collector: Collector
+    trace_ids: list[str] = field(default_factory=list)  # of all requests
+
+    def ask(self, threads: ThreadPoolExecutor, http: httpx.Client, asks: Sequence[Ask]) -> None:
+        """All at once; then waits until Prometheus knows of them."""
+        self.trace_ids += threads.map(lambda ask: ask.send(http), asks)
+        self.prometheus.wait_for("sum by (job) (oaiserve_requests_total)", each_job(len(self.trace_ids)))
+
+    def page(self, form: str) -> bytes:
+        return httpx.get(f"{self.server.url}/metrics", headers={"accept": form}).content
+
+
+def each_job(value: float) -> dict[Labels, float]:
+    return {frozenset({("job", job)}): value for job in FORMS}
+
+
+@pytest.fixture(scope="module")
+def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    flags = ("--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8", "--served-model-name", "small")
+    with running_collector() as collector:
+        env = {
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "NO_PROXY": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",  # so small a model gains nothing by a second one
+        }
+        with (
+            serve_process(str(small_model), folder / "server.log", *flags, env=env) as server,
+            text_only(server.url) as text_url,
+            running_prometheus(folder, {"openmetrics": server.url, "text": text_url}) as prometheus,
+            ThreadPoolExecutor(32) as threads,
+            httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+        ):
+            watched = Watched(server, prometheus, collector)
+            for _ in range(2):  # a rate needs a series that was there, and then grows
+                watched.ask(threads, http, list(asks()))
+            ended, exported = (f'oaiserve_spans_total{{result="{result}"}}' for result in ("ended", "exported"))
+            prometheus.wait_for(f"sum by (job) ({ended} - ignoring (result) {exported})", each_job(0))
+            yield watched
+
+
+# -- what Prometheus has ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", FORMS)
+def test_it_has_every_number_of_the_page(watched: Watched, job: str) -> None:
+    """Of all that stands still when nobody asks anything."""
+    moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}"
+    selector = f'{{job="{job}", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"({moving})_.*"}}'
+    found = {
+        frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
+        for labels, number in watched.prometheus.query(selector).items()
+    }
+    on_page = {
+        # An empty label is none.
+        frozenset({("__name__", sample.name), *(label for label in sample.labels.items() if label[1])}): sample.value
+        for family in families(watched.page(FORMS[job]), FORMS[job])
+        for sample in family.samples
+        if re.fullmatch("(oaiserve_|gen_ai_|vllm:).*", sample.name) and not re.fullmatch(f"({moving})_.*", sample.name)
+    }
+    assert len(on_page) > 500
+    assert found == on_page
+
+
+@pytest.mark.parametrize("job", FORMS)
+def test_it_has_every_documented_metric_but_the_count_of_errors(watched: Watched, job: str) -> None:
+    found = set(watched.prometheus.get("label/__name__/values", **{"match[]": f'{{job="{job}"}}'}))
+    for metric in METRICS:
+        suffixes = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(metric.type, ("",))
+        assert {metric.name + suffix for suffix in suffixes} <= found or metric is names.TELEMETRY_ERRORS
+
+
+@pytest.mark.parametrize("job", FORMS)
+def test_it_knows_what_each_metric_is(watched: Watched, job: str) -> None:
+    metadata = watched.prometheus.get("targets/metadata", match_target=f'{{job="{job}"}}')
+    told = {entry["metric"]: (entry["type"], entry["unit"], entry["help"]) for entry in metadata}
+    for metric in METRICS:
+        if job == "openmetrics":
+            name = metric.name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.type, ""))
+            assert told[name] == (metric.type, metric.unit, metric.help)
+        else:  # the classic format has no units, and no type for an info
+            assert told[metric.name] == ("gauge" if metric.type == "info" else metric.type, "", metric.help)
+
+
+def test_it_complained_about_nothing(watched: Watched) -> None:
+    assert watched.prometheus.complaints() == []
+
+
+def test_promtool_finds_nothing_but_the_colons_of_vllm(watched: Watched) -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=watched.page(TEXT), capture_output=True, timeout=30, check=False
+    )
+    expected = [f"{metric.name} metric names should not contain ':'" for metric in names.VLLM_METRICS]
+    assert sorted((checked.stdout + checked.stderr).decode().splitlines()) == sorted(expected)
+
+
+# -- what can be asked ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: " ".join(query.split()))
+def test_a_documented_query_has_an_answer(watched: Watched, query: str) -> None:
+    answer = watched.prometheus.query(query)
+    assert answer
+    assert all(math.isfinite(value) for value in answer.values())
+
+
+def test_the_documentation_has_queries() -> None:
+    assert len(QUERIES) > 10
+
+
+def test_the_phases_add_up_to_the_durations(watched: Watched) -> None:
+    (phases,) = watched.prometheus.query("sum(oaiserve_request_phase_seconds_sum)").values()
+    (durations,) = watched.prometheus.query("sum(oaiserve_request_duration_seconds_sum)").values()
+    assert math.isclose(phases, durations, rel_tol=1e-12)
+
+
+def test_the_reasons_for_waiting_add_up_to_the_phase_queue(watched: Watched) -> None:
+    (reasons,) = watched.prometheus.query("sum(oaiserve_queue_wait_seconds_total)").values()
+    (queue,) = watched.prometheus.query('sum(oaiserve_request_phase_seconds_sum{phase="queue"})').values()
+    assert math.isclose(reasons, queue, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number"),
+    [
+        ("finished", sum(ask.status == 200 and not ask.leaves for ask in asks())),
+        ("cancelled", sum(ask.leaves for ask in asks())),
+        ("rejected", sum(ask.status != 200 for ask in asks())),
+    ],
+)
+def test_each_request_counts_once(watched: Watched, outcome: str, number: int) -> None:
+    query = f'sum by (job) (oaiserve_requests_total{{outcome="{outcome}"}})'
+    assert watched.prometheus.query(query) == each_job(2 * number)
+
+
+# -- from a number to a trace -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", [names.TIME_TO_FIRST_TOKEN_SECONDS, names.PHASE_SECONDS], ids=lambda m: m.name)
+def test_exemplars_lead_to_the_traces_of_the_requests(watched: Watched, metric: names.Metric) -> None:
+    found = watched.prometheus.trace_ids(f"{metric.name}_bucket")
+    assert found
+    assert found <= set(watched.trace_ids)
+    assert found <= {span.trace_id.hex() for span in watched.collector.spans}
