@@ -489,7 +489,7 @@ class EngineLoop:
             except Exception:  # a consumer that is gone must not stop the others
                 log.exception("A consumer does not take its events; its requests are dropped")
                 for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
-                    self._end(opened, Aborted(opened.request.request_id, opened.usage))
+                    self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
     def _publish(self) -> None:
         pool, last = self._scheduler.pool, self._last_step

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -74,7 +75,7 @@ class FaultyTokenizer(Tokenizer):
                 raise RuntimeError("a bug in the tokenizer")
             case TextPrompt("tokenizer panics"):
                 raise Panic("a panic in the tokenizer")
-            case TextPrompt("tokenizer blocks"):
+            case TextPrompt(text) if text.endswith("blocks"):
                 self.entered.set()
                 assert self.release.wait(TIMEOUT_SECONDS)
         return super().encode(prompt)
@@ -91,7 +92,7 @@ class FaultyRunner(ScriptedRunner):
     def _token_of(self, sequence: Sequence) -> int:
         position = sequence.num_generated
         match prompt_of(sequence):
-            case prompt if prompt.startswith("companion") and self.companions_may_end:
+            case prompt if prompt.startswith("companion") and self.companions_may_end and position:
                 return EOS
             case "output raises at once":
                 return BrokenId(LookupError("a bug in the output"))
@@ -150,9 +151,12 @@ class FaultyEngine(Engine):
         self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        breaks = {TextPrompt("taker raises"): raises_at_the_third_token, TextPrompt("rendering raises"): unprintable}
-        prompt = request.prompts[0]
-        super().submit(request, breaks[prompt](deliver) if prompt in breaks else deliver)
+        match request.prompts[0]:
+            case TextPrompt("taker raises"):
+                deliver = raises_at_the_third_token(deliver)
+            case TextPrompt("rendering raises"):
+                deliver = unprintable(deliver)
+        super().submit(request, deliver)
 
     def abort(self, request_id: str) -> None:
         super().abort(request_id)
@@ -195,6 +199,7 @@ class House:
     streams: LoopStreams
     threads: ThreadPoolExecutor
     tasks_before: set[asyncio.Task[Any]] = field(default_factory=set)
+    threads_before: set[threading.Thread] = field(default_factory=set)
     step: Step | None = None  # the one that is held
     companions: dict[str, Future[httpx.Response]] = field(default_factory=dict)  # by request id
     records: dict[str, RequestRecord] = field(default_factory=dict)  # by request id
@@ -225,9 +230,9 @@ class House:
 
     def run_until_in_step(self, prompt: str, choices: int = 1) -> None:
         """Until the step that is held has them in it."""
-        self.run_until(lambda: [prompt_of(chunk.sequence) for chunk in self.step.chunks].count(prompt) == choices)
+        self.run_until(lambda: sum(prompt in prompt_of(chunk.sequence) for chunk in self.step.chunks) == choices)
 
-    # -- companions ---------------------------------------------------------------------------------------------------
+    # -- clients ------------------------------------------------------------------------------------------------------
 
     def accompany(self, n: int = 1, **fields: Any) -> None:
         """One that runs from now on, and goes on until all are released."""
@@ -236,6 +241,25 @@ class House:
         if self.step is None:
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
         self.run_until_in_step(name, choices=n)
+        self.run_steps(1)  # now the snapshot knows it as one that runs
+
+    def accompany_later(self) -> None:
+        """One that the tokenizer does not let go until all are released."""
+        name = f"companion-{len(self.companions)}"
+        self.companions[name] = self.ask(name, prompt=f"{name} blocks", max_tokens=10_000)
+        assert self.tokenizer.entered.wait(TIMEOUT_SECONDS)
+
+    def leave(self, client: socket.socket) -> None:
+        """Closes the connection, and waits until the server has noticed."""
+        client.close()
+        self.wait_for_abort()
+
+    def wait_for_abort(self) -> None:
+        """Until the server has told the engine that one request is of no use any more."""
+        self.engine.aborted.get(timeout=TIMEOUT_SECONDS)
+
+    def is_writing_paused(self) -> bool:
+        return any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
 
     def release(self) -> None:
         """Nothing is held from now on, and companions come to their end."""
@@ -263,6 +287,7 @@ class House:
         assert (now.blocks_used, now.num_running, now.num_waiting, now.num_tokenizing) == (0, 0, 0, 0)
         assert len(self.streams) == 0
         assert self.on_loop(unfinished_tasks(self.tasks_before)) == set()
+        assert server_threads() <= self.threads_before
 
     def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.streams._loop).result(TIMEOUT_SECONDS)
@@ -286,21 +311,29 @@ async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[A
     return (await asyncio.wait(new, timeout=5))[1] if new else set()
 
 
+def server_threads() -> set[threading.Thread]:
+    """Without those of the clients, and those that asyncio keeps for what may block."""
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(("client", "AnyIO"))}
+
+
 @contextmanager
 def open_house() -> Iterator[House]:
-    """Four sequences run at once, 16 tokens a step, and one prompt is tokenized at a time. When the house closes, every
-    request has had exactly one record, and the consumer that always fails has been counted once for each."""
+    """With two companions, one of them a stream. Four sequences run at once, 32 tokens a step, and one prompt is
+    tokenized at a time. When the house closes, every request has had exactly one record, and the consumer that always
+    fails has been counted once for each."""
     runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FaultyTelemetry()
-    options = {"kv_blocks": 6000, "max_running": 4, "tokenize_workers": 1}
+    options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
     engine: FaultyEngine = make_engine(runner, tokenizer, kind=FaultyEngine, **options)
     app = create_app(Config("demo"), engine, telemetry)
     with (
         running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),
-        ThreadPoolExecutor(8) as threads,
+        ThreadPoolExecutor(8, thread_name_prefix="client") as threads,
     ):
         house = House(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
-        house.tasks_before = house.on_loop(tasks())
+        house.tasks_before, house.threads_before = house.on_loop(tasks()), server_threads()
         try:
+            house.accompany(stream=True)
+            house.accompany()
             yield house
         finally:
             house.release()  # a test that failed half-way must not hang

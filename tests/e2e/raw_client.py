@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,11 +33,8 @@ def enter(
     return sock
 
 
-def read_events(sock: socket.socket, number: int) -> bytes:
-    """Reads until so many events of a stream have come."""
-    received = b""
-    while received.count(b"\n\n") < number:
-        more = sock.recv(SMALL_BUFFER_BYTES)
-        assert more, f"the connection ended after {received!r}"
-        received += more
-    return received
+def read_events(stream: BinaryIO, number: int) -> None:
+    """Reads until so many more events have come, the last one to its end of line."""
+    for _ in range(number):
+        while not (line := stream.readline()).startswith(b"data: "):
+            assert line, "the connection ended"

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -24,13 +23,13 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
-from oaiserve.routes.respond import PIECE_BYTES
 from oaiserve.record import Outcome
+from oaiserve.routes.respond import PIECE_BYTES
+from tests.e2e.raw_client import SMALL_BUFFER_BYTES, enter
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 
-SMALL_BUFFER_BYTES = 4096
 NUM_TOKENS = 8000  # with logprobs far more than the buffers hold, though ready tokens share an event
 WRITE_TIMEOUT_SECONDS = 0.05
 
@@ -61,16 +60,8 @@ class House:
 
     def enter(self, **fields: Any) -> socket.socket:
         """Sends a request and reads nothing."""
-        url = urlsplit(self.url)
         default = {"prompt": "Hi", "max_tokens": NUM_TOKENS, "temperature": 0, "logprobs": 1}
-        body = msgspec.json.encode({**default, **fields})
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
-        sock.settimeout(TIMEOUT_SECONDS)
-        sock.connect((url.hostname, url.port))
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
-        sock.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
-        return sock
+        return enter(self.url, **default | fields)
 
     def wait_until_the_engine_is_done(self) -> None:
         self.engine.done.get(timeout=TIMEOUT_SECONDS)
