@@ -37,9 +37,14 @@ FILE_FORMATS: dict[str, Callable[..., ConfigSource]] = {".toml": Toml, ".yaml": 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
     """Runs one command and returns the exit code: 2 where the user can put it right, 1 where the server broke."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["bench"]:  # a command line of its own, without the settings and the environment of a server
+        from loadtest.cli import main as bench
+
+        return bench(argv[1:], "oaiserve bench")
     try:
         command, bound, _ = _command_line(serve_app or _serve_app).parse_args(
-            sys.argv[1:] if argv is None else argv, print_error=False, exit_on_error=False, verbose=False
+            argv, print_error=False, exit_on_error=False, verbose=False
         )
         return command(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
@@ -72,7 +77,7 @@ def _command_line(serve_app: ServeApp) -> App:
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
-        help_epilogue="To try it: oaiserve serve demo",
+        help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help",
         # In order of precedence; flags come before, defaults after.
         config=[_refuse_unknown_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.arrivals import Arrivals
+from loadtest.cli import RunOptions
+from loadtest.engine_target import EngineRun
+from loadtest.http_target import HttpOptions
+from loadtest.prompts import Workload
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
 
@@ -38,11 +43,19 @@ def test_make_targets_exist(page: Path) -> None:
     assert named <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/telemetry.md"])
+LOADTEST_FLAGS = {
+    flag
+    for options in (RunOptions, Workload, Arrivals, HttpOptions, EngineRun)
+    for name in (field.name.replace("_", "-") for field in fields(options))
+    for flag in (f"--{name}", f"--no-{name}")
+} | {"--precision", "--attainment", "--most-trials", "--trial-seconds"}  # find-max has these
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/telemetry.md", "docs/loadtest.md"])
 def test_flags_exist(page: str) -> None:
     of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
-    assert named - of_others <= {*DEFAULTS, "--config", "--help"}
+    assert named - of_others <= {*DEFAULTS, *LOADTEST_FLAGS, "--config", "--help"}
 
 
 def test_defaults_in_the_table_of_flags_are_the_real_ones() -> None:
@@ -59,7 +72,9 @@ def test_the_table_of_endpoints_has_every_route() -> None:
 
 
 def test_the_architecture_page_lists_every_file() -> None:
-    listed = re.findall(r"^\| `(oaiserve/[^`]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    files = {str(path.relative_to(ROOT)) for path in (ROOT / "oaiserve").rglob("*.py") if path.stat().st_size}
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\| `((?:oaiserve|loadtest)/[^`]+)` \|", page, re.MULTILINE)
+    packages = (ROOT / "oaiserve", ROOT / "loadtest")
+    files = {str(path.relative_to(ROOT)) for p in packages for path in p.rglob("*.py") if path.stat().st_size}
     assert set(listed) == files
     assert len(listed) == len(files)

@@ -254,6 +254,7 @@ def print_parts() -> None:
             print(f"| worker thread | a page after one more request, {form} | {took:.0f} |")
         recorder.close(60)
         tracing.close(5)
+        logs.configure("warning")
 
 
 def microseconds(call: Callable[[], object], number: int = 2000) -> float:

@@ -103,7 +103,16 @@ def test_max_completion_tokens_is_an_alias_that_wins(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"best_of": 1}, {"n": 2, "best_of": 1}, {"n": 3, "best_of": 3}, {"bad_words": []}, {"suffix": ""}, {"tools": []}, {"x": 1}]
+    "options",
+    [
+        {"best_of": 1},
+        {"n": 2, "best_of": 1},
+        {"n": 3, "best_of": 3},
+        {"bad_words": []},
+        {"suffix": ""},
+        {"tools": []},
+        {"x": 1},
+    ],
 )
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
     assert served.complete(**options, user="me", response_format={"type": "text"}).status_code == 200

@@ -1,0 +1,187 @@
+"""When requests are sent: pure functions from options and a seed to seconds after the start.
+
+Times are absolute, so a client that falls behind catches up instead of shifting the rest of the schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtest.errors import UsageError
+
+Process = Literal["closed", "constant", "poisson", "gamma", "onoff", "ramp", "steps", "at-once", "times", "trace"]
+NEEDS_RATE = {"constant", "poisson", "gamma", "onoff", "ramp"}
+STEADY = {"constant", "poisson", "gamma"}  # one rate from begin to end: a growing number in flight is overload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When requests are sent."""
+
+    arrival: Process = "closed"
+    """closed: users who wait for their answer before they ask again. constant, poisson, gamma: at --rate. onoff:
+    poisson in bursts. ramp: from --rate to --ramp-to. steps: --steps. at-once. times: --times. trace: "timestamp" in
+    --requests."""
+
+    concurrency: int = 1
+    """Users of a closed loop."""
+
+    rate: float | None = None
+    """Requests per second; with onoff, within a burst."""
+
+    burstiness: float = 1.0
+    """Shape of gamma's gaps: 1 is poisson, less comes in clumps, more is more even."""
+
+    on_seconds: float = 1.0
+    """Length of a burst of onoff."""
+
+    off_seconds: float = 1.0
+    """Pause between two bursts."""
+
+    ramp_to: float | None = None
+    """Rate at the end of a ramp."""
+
+    ramp_seconds: float = 0.0
+    """Length of the ramp; in a closed loop the users join one by one within it."""
+
+    steps: str | None = None
+    """Rates one after the other, as in 1:10,2:10,4:10 (requests per second:seconds)."""
+
+    times: str | None = None
+    """Seconds after the start, as in 0,0.5,2."""
+
+    duration_seconds: float | None = None
+    """Send nothing after that long. What is in flight is waited for."""
+
+    max_in_flight: int | None = None
+    """Hold back what exceeds it; the wait counts as latency. Default: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.arrival in NEEDS_RATE and self.rate is None:
+            raise UsageError(f"--arrival {self.arrival} needs a --rate in requests per second.")
+        if self.rate is not None and self.arrival not in NEEDS_RATE:
+            raise UsageError(
+                f"--rate has no meaning with --arrival {self.arrival}. Use --arrival poisson, for example."
+            )
+        for flag, value in (
+            ("--rate", self.rate),
+            ("--burstiness", self.burstiness),
+            ("--on-seconds", self.on_seconds),
+        ):
+            if value is not None and not value > 0:
+                raise UsageError(f"{flag} is {value:g}, but must be more than 0.")
+        for flag, value in (("--off-seconds", self.off_seconds), ("--ramp-seconds", self.ramp_seconds)):
+            if value < 0:
+                raise UsageError(f"{flag} is {value:g}, but must be at least 0.")
+        if self.concurrency < 1:
+            raise UsageError(f"--concurrency is {self.concurrency}, but must be at least 1.")
+        if self.arrival == "ramp" and (self.ramp_to is None or self.ramp_to <= 0 or self.ramp_seconds <= 0):
+            raise UsageError("--arrival ramp needs --ramp-to (requests per second) and --ramp-seconds.")
+        for name in ("steps", "times"):
+            if (self.arrival == name) != (getattr(self, name) is not None):
+                raise UsageError(f"--{name} and --arrival {name} need each other.")
+        _steps(self.steps or "")
+        _times(self.times or "")
+
+    @property
+    def label(self) -> str:
+        if not self.is_open:
+            return f"{self.concurrency} user" + "s" * (self.concurrency > 1)
+        return self.arrival if self.rate is None else f"{self.arrival}, {self.rate:g} requests/s"
+
+    @property
+    def is_open(self) -> bool:
+        return self.arrival != "closed"
+
+
+def schedule(arrivals: Arrivals, num_requests: int, seed: int, timestamps: list[float] | None = None) -> list[float]:
+    """Seconds after the start of at most `num_requests` requests, in order. Not for a closed loop.
+
+    `timestamps` are those of a trace.
+    """
+    offsets = itertools.islice(_offsets(arrivals, random.Random(seed), timestamps), num_requests)
+    if arrivals.duration_seconds is not None:
+        limit = arrivals.duration_seconds
+        offsets = itertools.takewhile(lambda offset: offset <= limit, offsets)  # type: ignore[assignment]
+    return list(offsets)
+
+
+def _offsets(arrivals: Arrivals, rng: random.Random, timestamps: list[float] | None) -> Iterator[float]:
+    rate = arrivals.rate or 1.0
+    match arrivals.arrival:
+        case "constant":
+            return (i / rate for i in itertools.count())
+        case "poisson":
+            return _poisson(rate, rng)
+        case "gamma":
+            shape = arrivals.burstiness
+            gaps = (rng.gammavariate(shape, 1 / (rate * shape)) for _ in itertools.count())
+            return itertools.accumulate(gaps)
+        case "onoff":
+            # Poisson on a clock that stands still between the bursts.
+            return (t + (t // arrivals.on_seconds) * arrivals.off_seconds for t in _poisson(rate, rng))
+        case "ramp":
+            return (
+                _ramp_time(area, rate, arrivals.ramp_to or rate, arrivals.ramp_seconds) for area in _poisson(1, rng)
+            )
+        case "steps":
+            return _stepped(_steps(arrivals.steps or ""), rng)
+        case "at-once":
+            return itertools.repeat(0.0)
+        case "times":
+            return iter(_times(arrivals.times or ""))
+        case "trace":
+            if timestamps is None:
+                raise UsageError('--arrival trace needs --requests with a "timestamp" (seconds) in each line.')
+            first = min(timestamps, default=0.0)
+            return iter(sorted(t - first for t in timestamps))
+        case "closed":
+            raise ValueError("a closed loop has no schedule")
+
+
+def _poisson(rate: float, rng: random.Random) -> Iterator[float]:
+    return itertools.accumulate(rng.expovariate(rate) for _ in itertools.count())
+
+
+def _ramp_time(area: float, first: float, last: float, seconds: float) -> float:
+    """When the rate, summed up over time, has reached `area`: a unit Poisson process seen through that becomes one with
+    this rate."""
+    total = (first + last) / 2 * seconds
+    if area >= total:
+        return seconds + (area - total) / last
+    slope = (last - first) / seconds
+    if slope == 0:
+        return area / first
+    return float(((first**2 + 2 * slope * area) ** 0.5 - first) / slope)
+
+
+def _stepped(steps: list[tuple[float, float]], rng: random.Random) -> Iterator[float]:
+    begin = 0.0
+    for rate, seconds in steps:
+        for offset in itertools.takewhile(lambda offset, end=seconds: offset < end, _poisson(rate, rng)):  # type: ignore[misc]
+            yield begin + offset
+        begin += seconds
+
+
+def _steps(text: str) -> list[tuple[float, float]]:
+    try:
+        steps = [(float(rate), float(seconds)) for rate, _, seconds in (s.partition(":") for s in text.split(",") if s)]
+    except ValueError:
+        steps = [(0.0, 0.0)]
+    if any(rate <= 0 or seconds <= 0 for rate, seconds in steps):
+        raise UsageError(f"--steps is '{text}', but must be RATE:SECONDS,RATE:SECONDS, as in 1:10,2:10.")
+    return steps
+
+
+def _times(text: str) -> list[float]:
+    try:
+        times = [float(t) for t in text.split(",") if t]
+    except ValueError:
+        times = [-1.0]
+    if any(t < 0 for t in times) or times != sorted(times):
+        raise UsageError(f"--times is '{text}', but must be seconds in ascending order, as in 0,0.5,2.")
+    return times

@@ -1,0 +1,318 @@
+"""The command line: run, find-max, compare, null-server. What the user got wrong is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
+
+from loadtest.arrivals import Arrivals
+from loadtest.compare import compare, load_report
+from loadtest.engine_target import EngineRun, run_engine
+from loadtest.errors import UsageError
+from loadtest.experiment import OnSamples, make_report, open_experiment
+from loadtest.find_max import Trial, find_max, render_search
+from loadtest.html import render_html
+from loadtest.http_target import HttpOptions
+from loadtest.measure import parse_slos
+from loadtest.null_server import NullOptions, NullServer
+from loadtest.progress import ProgressLine
+from loadtest.prompts import Workload
+from loadtest.report import render
+from loadtest.sample import Sample
+from loadtest.workers import loop_factory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is loaded, how often, and what becomes of the result."""
+
+    target: Literal["http", "engine"] = "http"
+    """A server, or oaiserve's engine in this process."""
+
+    repeats: int = 1
+    """Runs of each point, each with prompts of its own. From two on, intervals are over repeats."""
+
+    warmup: int = 4
+    """Requests before each run that do not count."""
+
+    sweep: str | None = None
+    """Several values, one point each, as in 1,2,4: of --rate, or in a closed loop of --concurrency."""
+
+    slo: str | None = None
+    """What a good request keeps, as in ttft:300ms,tpot:30ms. Of ttft, tpot, latency."""
+
+    calibrate: bool = True
+    """Measure first what this client can do, against a server that does nothing."""
+
+    strict: bool = False
+    """Exit with 3 where the client's figures are invalid, or server and client disagree."""
+
+    json: Path | None = None
+    """Write the report there as JSON."""
+
+    html: Path | None = None
+    """Write the report there as one HTML page."""
+
+    samples: Path | None = None
+    """Write all stamps of all requests there, one JSON object a line."""
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (("--repeats", self.repeats, 1), ("--warmup", self.warmup, 0)):
+            if value < least:
+                raise UsageError(f"{flag} is {value}, but must be at least {least}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is looked for."""
+
+    slo: str
+    """What a good request keeps, as in ttft:300ms,tpot:30ms."""
+
+    first_rate: float = 1.0
+    """Requests per second to begin with."""
+
+    attainment: float = 0.95
+    """Share of the requests that must be good, between 0 and 1."""
+
+    precision: float = 0.1
+    """Ends when the rate that holds and the one that fails are that close, as a share."""
+
+    trial_seconds: float = 10.0
+    """Send at least that long at each rate, with more than --num-requests if need be: queues take time to grow."""
+
+    most_trials: int = 3
+    """Runs at a rate that is neither clearly good nor clearly bad."""
+
+    warmup: int = 4
+    """Requests before each run that do not count."""
+
+    calibrate: bool = True
+    """Measure first what this client can do."""
+
+    json: Path | None = None
+    """Write the search there as JSON."""
+
+    def __post_init__(self) -> None:
+        if not (self.first_rate > 0 and 0 < self.attainment < 1 and self.precision > 0 and self.most_trials >= 1):
+            raise UsageError("--first-rate, --precision and --most-trials must be more than 0, --attainment below 1.")
+
+
+def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
+    """Runs one command and returns the exit code: 2 where the user can put it right, 3 with --strict."""
+    try:
+        command, bound, _ = _command_line(name).parse_args(
+            sys.argv[1:] if argv is None else argv, print_error=False, exit_on_error=False, verbose=False
+        )
+        return command(*bound.args, **bound.kwargs) or 0
+    except CycloptsError as error:
+        cause = error.__context__ if isinstance(error, CoercionError) else None
+        return _refuse(name, str(cause if isinstance(cause, UsageError) else error))
+    except UsageError as error:
+        return _refuse(name, str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(name: str, reason: str) -> int:
+    print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
+    return 2
+
+
+def _flags(title: str, position: int) -> Parameter:
+    return Parameter(name="*", group=Group(title, sort_key=position))
+
+
+def _command_line(name: str) -> App:
+    app = App(
+        name=name,
+        help="Load tests for OpenAI-compatible servers, and for oaiserve's engine in process.",
+        version_flags=[],
+        default_parameter=Parameter(negative_iterable=()),
+    )
+
+    @app.command
+    def run(
+        *,
+        run: Annotated[RunOptions, _flags("Run", 1)] = RunOptions(),
+        workload: Annotated[Workload, _flags("Workload", 2)] = Workload(),  # noqa: B008 - frozen
+        arrivals: Annotated[Arrivals, _flags("Arrivals", 3)] = Arrivals(),  # noqa: B008 - frozen
+        http: Annotated[HttpOptions, _flags("Server", 4)] = HttpOptions(),  # noqa: B008 - frozen
+        engine: Annotated[EngineRun, _flags("Engine in process", 5)] = EngineRun(),  # noqa: B008 - frozen
+    ) -> int:
+        """Send requests to a server, and report how it answered and how good the client was."""
+        if run.target == "engine":
+            return _run_engine(run, workload, arrivals, http.model, engine)
+        return _run_http(run, workload, arrivals, http)
+
+    @app.command(name="find-max")
+    def find_max_(
+        *,
+        search: Annotated[Search, _flags("Search", 1)],
+        workload: Annotated[Workload, _flags("Workload", 2)] = Workload(),  # noqa: B008 - frozen
+        http: Annotated[HttpOptions, _flags("Server", 3)] = HttpOptions(),  # noqa: B008 - frozen
+    ) -> int:
+        """Find the highest rate (poisson) at which the server still keeps an SLO."""
+        return _find_max(search, workload, http)
+
+    @app.command(name="compare")
+    def compare_(a: Path, b: Path, /) -> int:
+        """Compare two reports that were written with --json: ratios of B to A; * marks those that are not chance.
+
+        Parameters
+        ----------
+        a
+            The report to compare with.
+        b
+            The other one.
+        """
+        print(compare(load_report(a), load_report(b)), end="")
+        return 0
+
+    @app.command
+    def null_server(
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        options: Annotated[NullOptions, _flags("Answers", 1)] = NullOptions(),  # noqa: B008 - frozen
+    ) -> int:
+        """Serve nothing, after set delays: to measure the client by itself.
+
+        Parameters
+        ----------
+        host
+            Address to listen on.
+        port
+            TCP port; 0 takes any free one.
+        """
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(host, port, options))
+        return 0
+
+    return app
+
+
+async def _serve(host: str, port: int, options: NullOptions) -> None:
+    server = NullServer(options)
+    await server.start(host, port)
+    print(f"null server at http://{host}:{server.port}", flush=True)
+    await server.serve_forever()
+
+
+def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: HttpOptions) -> int:
+    sweep, slos, line = sweep_points(arrivals, run.sweep), parse_slos(run.slo), ProgressLine()
+    _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
+    with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
+        on_samples = _sample_writer(run.samples)
+        points = [experiment.run_point(point, run.repeats, point.label, line.show, on_samples) for point in sweep]
+        shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
+    line.clear()
+    report = make_report("http", points, workload=_plain(workload), http=shown, slos=slos, repeats=run.repeats)
+    return publish(report, run)
+
+
+def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
+    _check_writable(("--json", search.json))
+    line = ProgressLine()
+    with open_experiment(workload, http, parse_slos(search.slo), search.warmup, search.calibrate) as experiment:
+
+        def measure(rate: float, number: int) -> Trial:
+            num_requests = max(workload.num_requests, round(rate * search.trial_seconds))
+            experiment.workload = replace(
+                experiment.workload, seed=workload.seed + 10_000 * number, num_requests=num_requests
+            )
+            point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, f"{rate:.4g} requests/s", line.show)
+            run = point["runs"][0]
+            metrics = run["metrics"]
+            # Without a good answer there is nothing that the client could have falsified.
+            is_valid = run["client"]["verdict"] != "invalid" or metrics["num_ok"] == 0
+            return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, is_valid)
+
+        bracket = find_max(
+            measure,
+            search.first_rate,
+            attainment=search.attainment,
+            precision=search.precision,
+            most_trials=search.most_trials,
+        )
+    line.clear()
+    print(render_search(bracket, search.slo, search.attainment), end="")
+    _write("--json", search.json, lambda: json.dumps(asdict(bracket) | {"search": _plain(search)}, indent=1) + "\n")
+    return 1 if bracket.problem else 0
+
+
+def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: str | None, engine: EngineRun) -> int:
+    if run.sweep is not None:
+        raise UsageError("--sweep needs --target http.")
+    _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
+    line, on_samples = ProgressLine(), _sample_writer(run.samples)
+    point = run_engine(model, workload, arrivals, engine, parse_slos(run.slo), line.show, on_samples)
+    line.clear()
+    notes = [f"{flag} has no effect: this engine does not have it yet." for flag in engine.without_effect()]
+    report = make_report(
+        "engine", [point], workload=_plain(workload), engine=_plain(engine), model=model or "demo", notes=notes
+    )
+    return publish(report, run)
+
+
+def sweep_points(arrivals: Arrivals, sweep: str | None) -> list[Arrivals]:
+    """The points of a sweep; one point where there is none."""
+    if sweep is None:
+        return [arrivals]
+    if arrivals.is_open and arrivals.rate is None:
+        raise UsageError(f"--sweep has no meaning with --arrival {arrivals.arrival}.")
+    try:
+        values = [float(value) for value in sweep.split(",")]
+    except ValueError:
+        raise UsageError(f"--sweep is '{sweep}', but must be numbers, as in 1,2,4.") from None
+    if arrivals.is_open:
+        return [replace(arrivals, rate=value) for value in values]
+    return [replace(arrivals, concurrency=int(value)) for value in values]
+
+
+def publish(report: dict[str, Any], run: RunOptions) -> int:
+    """Prints and writes the report; the exit code."""
+    print(render(report), end="")
+    _write("--json", run.json, lambda: json.dumps(report, indent=1) + "\n")
+    _write("--html", run.html, lambda: render_html(report))
+    bad = [point["label"] for point in report["points"] if point["verdict"] == "invalid" or disagrees(point)]
+    return 3 if run.strict and bad else 0
+
+
+def disagrees(point: dict[str, Any]) -> bool:
+    return any(run.get("server", {}).get("check", {}).get("status") == "disagree" for run in point["runs"])
+
+
+def _write(flag: str, path: Path | None, content: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(content(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} is '{path}', which cannot be written: {error.strerror}.") from error
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+
+
+def _check_writable(*files: tuple[str, Path | None]) -> None:
+    """Before the run, so that no run is lost."""
+    for flag, path in files:
+        _write(flag, path, lambda: "")
+
+
+def _sample_writer(path: Path | None) -> OnSamples:
+    def write(label: str, samples: Sequence[Sample]) -> None:
+        if path is not None:
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"run": label} | asdict(sample)) + "\n" for sample in samples)
+
+    return write

@@ -1,0 +1,72 @@
+"""Two reports side by side: how much of A's figure B has, with an interval where both were repeated. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loadtest.errors import UsageError
+from loadtest.experiment import SCHEMA
+from loadtest.intervals import ratio_interval
+from loadtest.report import ms, number, table
+
+SHOWN = (
+    *("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second"),
+    *("submit_p50", "submit_p99", "phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
+    *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
+)  # fmt: skip
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """Raises UsageError for what is no report of this version."""
+    try:
+        report = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UsageError(f"'{path}' is no JSON.") from error
+    schema = report.get("schema") if isinstance(report, dict) else None
+    if schema != SCHEMA:
+        raise UsageError(f"'{path}' has the schema {schema!r}, but must have {SCHEMA!r}: write it with --json.")
+    return report  # type: ignore[no-any-return]
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Point by point, in order. Says what was not the same in both."""
+    lines = list(_differences(a, b))
+    for point_a, point_b in zip(a["points"], b["points"], strict=False):
+        lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
+        rows = []
+        for name in SHOWN:
+            if name in point_a["summary"] and name in point_b["summary"]:
+                rows.append(_row(name, point_a["summary"][name], point_b["summary"][name]))
+        lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _row(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    form = number if name.endswith("second") else ms
+    title = name.replace("_", " ") + ("" if form is number else ", ms")
+    interval = ratio_interval(a["values"], b["values"])
+    ratio = f"{b['mean'] / a['mean']:.3f}" if a["mean"] else "-"
+    between = f"{interval[0]:.3f} .. {interval[1]:.3f}" if interval else ""
+    sure = " *" if interval and not interval[0] <= 1 <= interval[1] else ""
+    return [title, form(a["mean"]), form(b["mean"]), ratio, between + sure]
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
+    if len(a["points"]) != len(b["points"]):
+        yield f"NOT THE SAME: A has {len(a['points'])} points, B has {len(b['points'])}."
+    for part in ("target", "workload", "engine", "slos", "environment"):
+        old, new = a.get(part), b.get(part)
+        if isinstance(old, dict) and isinstance(new, dict):
+            skipped = {"load_average"}
+            changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in skipped]
+            for key in sorted(changed):
+                yield f"not the same: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
+        elif old != new:
+            yield f"NOT THE SAME: {part} is {old} in A, {new} in B"
+    if any(len(report["points"][0]["runs"]) < 2 for report in (a, b) if report["points"]):
+        yield "Without repeats on both sides there are no intervals: a ratio may be chance."

@@ -1,0 +1,98 @@
+"""Sends the calls of one process when they are due. Knows the target only as something that runs a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import TypeVar
+
+from loadtest.sample import Sample
+
+CallT = TypeVar("CallT")
+RunCall = Callable[[CallT, int], Awaitable[list[Sample]]]  # a call, and when it was to be sent
+
+
+@dataclass(slots=True)
+class Progress:
+    num_sent: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+    num_events: int = 0
+
+    def __add__(self, other: Progress) -> Progress:
+        return Progress(
+            self.num_sent + other.num_sent,
+            self.num_ended + other.num_ended,
+            self.num_failed + other.num_failed,
+            self.num_events + other.num_events,
+        )
+
+
+@dataclass(slots=True)
+class Sending:
+    """What has happened so far."""
+
+    samples: list[Sample] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    async def run(self, run_call: RunCall[CallT], call: CallT, intended_ns: int) -> None:
+        self.progress.num_sent += 1
+        samples = await run_call(call, intended_ns)
+        self.samples += samples
+        self.progress.num_ended += 1
+        self.progress.num_failed += any(sample.error is not None for sample in samples)
+        self.progress.num_events += sum(len(sample.event_ns) for sample in samples)
+
+
+async def send_on_schedule(
+    sending: Sending,
+    run_call: RunCall[CallT],
+    calls: Sequence[CallT],
+    offsets: Sequence[float],
+    start_ns: int,
+    max_in_flight: int | None = None,
+) -> None:
+    """Open loop: each call at `start_ns` + its offset (seconds), however long the answers take."""
+    places = asyncio.Semaphore(max_in_flight) if max_in_flight is not None else None
+
+    async def run(call: CallT, due_ns: int) -> None:
+        if places is None:
+            return await sending.run(run_call, call, due_ns)
+        async with places:
+            return await sending.run(run_call, call, due_ns)
+
+    async with asyncio.TaskGroup() as tasks:
+        for call, offset in zip(calls, offsets, strict=True):
+            due_ns = start_ns + int(offset * 1e9)
+            while (wait_ns := due_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 - a timer may fire early
+                await asyncio.sleep(wait_ns / 1e9)
+            tasks.create_task(run(call, due_ns))
+
+
+async def send_in_loops(
+    sending: Sending,
+    run_call: RunCall[CallT],
+    calls: Sequence[CallT],
+    num_users: int,
+    start_ns: int,
+    duration_seconds: float | None = None,
+    ramp_seconds: float = 0.0,
+) -> None:
+    """Closed loop: each user takes the next call as soon as its last one has ended."""
+    rest = iter(calls)
+    stop_ns = start_ns + int(duration_seconds * 1e9) if duration_seconds is not None else None
+
+    async def user(number: int) -> None:
+        joins_ns = start_ns + int(ramp_seconds * number / num_users * 1e9)
+        await asyncio.sleep((joins_ns - monotonic_ns()) / 1e9)
+        while stop_ns is None or monotonic_ns() < stop_ns:
+            call = next(rest, None)
+            if call is None:
+                return
+            await sending.run(run_call, call, monotonic_ns())
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(num_users):
+            tasks.create_task(user(number))

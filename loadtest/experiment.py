@@ -1,0 +1,298 @@
+"""One `run` against a server: points of a sweep, each with its repeats, measured and put next to the server's view."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from loadtest import join
+from loadtest.arrivals import STEADY, Arrivals, schedule
+from loadtest.ceiling import measure_ceiling
+from loadtest.client_health import ProcessHealth, client_facts, verdict
+from loadtest.drive import Progress
+from loadtest.errors import UsageError
+from loadtest.http_target import HttpOptions
+from loadtest.intervals import bootstrap_intervals, mean_interval
+from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series
+from loadtest.prompts import Call, Workload, make_calls
+from loadtest.sample import Sample
+from loadtest.workers import Job, Workers
+
+SCHEMA = "oaiserve-loadtest/1"
+OnProgress = Callable[[str, Progress, int], None]  # which run, how far, of how many requests
+OnSamples = Callable[[str, Sequence[Sample]], None]
+
+_RATES = ("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second")
+_TIMES = ("send_lag", "submit", "ttft", "tpot", "itl", "latency")
+
+
+@contextmanager
+def open_experiment(
+    workload: Workload, http: HttpOptions, slos: Slos, num_warmup: int, calibrate: bool
+) -> Iterator[HttpExperiment]:
+    """With its processes and its connection to the server. Raises UsageError where nobody answers."""
+    http = replace(http, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
+    client = httpx.Client(base_url=http.url, headers=http.headers(), trust_env=False, timeout=30)
+    with client, Workers(http.processes) as workers:
+        experiment = HttpExperiment(client, workload, http, workers, slos, num_warmup)
+        if calibrate:
+            experiment.ceiling = measure_ceiling(workers, http.processes)
+        yield experiment
+
+
+class HttpExperiment:
+    """A server and the processes that ask it; `run_point` may be called any number of times."""
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        workload: Workload,
+        http: HttpOptions,
+        workers: Workers,
+        slos: Slos,
+        num_warmup: int,
+    ) -> None:
+        """`client` is for what is asked beside the load. Raises UsageError where nobody answers."""
+        if http.endpoint == "chat":
+            workload = replace(workload, random_form="words")
+        elif workload.turns > 1:
+            raise UsageError(f"--turns is {workload.turns}, which needs --endpoint chat.")
+        self._client = client
+        try:
+            self.side = join.look_at_server(client)
+        except httpx.HTTPError as error:
+            raise UsageError(f"--url is {http.url}, where no server answers: {error}.") from error
+        self.workload = workload
+        self.http = http if http.model is not None else replace(http, model=self._first_model())
+        self._workers, self._slos, self._num_warmup = workers, slos, num_warmup
+        self.ceiling: dict[str, float] | None = None
+
+    def _first_model(self) -> str:
+        response = self._client.get("/v1/models")
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise UsageError(
+                f"/v1/models answers {response.status_code} and lists no model. Name one with --model."
+            ) from None
+
+    def run_point(
+        self,
+        arrivals: Arrivals,
+        num_repeats: int,
+        label: str,
+        on_progress: OnProgress = lambda label, progress, total: None,
+        on_samples: OnSamples = lambda label, samples: None,
+    ) -> dict[str, Any]:
+        """One entry of the report's `points`."""
+        runs, all_samples = [], []
+        for repeat in range(num_repeats):
+            title = f"{label}, {repeat + 1} of {num_repeats}" if num_repeats > 1 else label
+            run, samples = self._run(arrivals, repeat, title, on_progress)
+            on_samples(title, samples)
+            runs.append(run)
+            all_samples.append(samples)
+        return make_point(label, arrivals, runs, all_samples)
+
+    def _run(
+        self, arrivals: Arrivals, repeat: int, title: str, on_progress: OnProgress
+    ) -> tuple[dict[str, Any], list[Sample]]:
+        seed = self.workload.seed + 1000 * repeat
+        calls, offsets = plan(self.workload, arrivals, seed)
+        if self.http.endpoint == "completions" and any("messages" in call.body for call in calls):
+            raise UsageError('--requests has "messages", which need --endpoint chat.')
+        warmup = make_calls(replace(self.workload, num_requests=max(1, self._num_warmup)), seed + 999)
+        job = Job(
+            self.http,
+            calls,
+            offsets,
+            num_users=arrivals.concurrency,
+            max_in_flight=arrivals.max_in_flight,
+            duration_seconds=arrivals.duration_seconds,
+            ramp_seconds=arrivals.ramp_seconds,
+            warmup=warmup[: self._num_warmup],
+            must_fill=not self.workload.stop_on_eos,
+            think_seconds=self.workload.think_seconds,
+            slow_read_seconds=self.workload.slow_read_seconds,
+            ask_timings=self.side.dialect is not None and self.side.dialect.has_timings,
+        )
+        at_rest, before = self.side.scrape(), {}
+
+        def scrape() -> None:
+            before.update(join.scrape_settled(self.side, at_rest, len(job.warmup) * self.workload.turns))
+
+        samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
+        after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples))
+        run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling)
+        lag = run["client"]["processes"][0]["loop_lag_seconds"]
+        run["server"] = join.join(samples, self.side, before, after, lag["p99"] if lag else 0.0)
+        stopped = arrivals.duration_seconds
+        if offsets is None and stopped is not None and run["metrics"]["window_seconds"] < stopped:
+            run["client"]["reasons"].append(
+                f"all {len(calls)} requests were sent before {stopped:g} s; raise --num-requests"
+            )
+        return run, samples
+
+
+def plan(workload: Workload, arrivals: Arrivals, seed: int) -> tuple[list[Call], list[float] | None]:
+    """What one run sends, and when (seconds); no times for a closed loop."""
+    calls = make_calls(workload, seed)
+    if not arrivals.is_open:
+        return calls, None
+    timestamps = None
+    if arrivals.arrival == "trace" and all(call.timestamp is not None for call in calls):
+        calls.sort(key=lambda call: call.timestamp or 0.0)
+        timestamps = [call.timestamp or 0.0 for call in calls]
+    offsets = schedule(arrivals, len(calls), seed, timestamps)
+    return calls[: len(offsets)], offsets
+
+
+def describe_run(
+    samples: Sequence[Sample],
+    health: Sequence[ProcessHealth],
+    arrivals: Arrivals,
+    offsets: Sequence[float] | None,
+    slos: Slos,
+    limits: dict[str, float] | None,
+) -> dict[str, Any]:
+    """Everything about one run but the server's view."""
+    metrics = measure(samples, slos)
+    facts = client_facts(samples, offsets, limits)
+    processes = [process.summary() for process in health]
+    start_ns = min((sample.intended_ns for sample in samples), default=0)
+    return {
+        "metrics": metrics,
+        "oversaturated": oversaturation(samples) if arrivals.arrival in STEADY else None,
+        "client": facts | {"processes": processes} | verdict(metrics, facts, processes),
+        "requests": [
+            {
+                "intended": (sample.intended_ns - start_ns) / 1e9,
+                "send_lag": sample.send_lag_ns / 1e9,
+                "ttft": sample.ttft_ns / 1e9 if sample.is_ok else None,
+                "tpot": sample.tpot_ns / 1e9 if sample.is_ok and sample.tpot_ns is not None else None,
+                "latency": sample.latency_ns / 1e9 if sample.is_ok else None,
+                "completion_tokens": sample.num_tokens,
+                "error": sample.error,
+                "trace_id": sample.trace_id,
+                "phases": {name: phase_ns / 1e9 for name, phase_ns in sample.phases_ns.items()},
+            }
+            for sample in samples
+        ],
+    }
+
+
+def make_point(
+    label: str, arrivals: Arrivals, runs: list[dict[str, Any]], samples: Sequence[Sequence[Sample]]
+) -> dict[str, Any]:
+    verdicts = [run["client"]["verdict"] for run in runs]
+    return {
+        "label": label,
+        "arrivals": asdict(arrivals),
+        "runs": runs,
+        "summary": summarize(runs, samples),
+        "verdict": max(verdicts, key=["valid", "suspect", "invalid"].index),
+    }
+
+
+def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    """Metric to its mean over the runs, with a 95 % interval: over repeats, or, of a single run, over its requests."""
+    summary: dict[str, Any] = {}
+    for name in _RATES:
+        summary[name] = _entry([run["metrics"][name] for run in runs])
+    summary["slo_attainment"] = _entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
+    within = series(samples[0]) if len(runs) == 1 else {}
+    for name in _TIMES:
+        found = [run["metrics"]["distributions"][name] for run in runs]
+        found = [distribution for distribution in found if distribution is not None]
+        if not found:
+            continue
+        intervals = {}
+        if within and name != "itl":  # the gaps of one answer hang together, so drawing them one by one says nothing
+            intervals = dict(zip(QUANTILES, bootstrap_intervals(within[name], QUANTILES), strict=True))
+        for key in ("mean", *(f"p{q}" for q in QUANTILES), "max"):
+            entry = _entry([distribution[key] for distribution in found])
+            if intervals and key.startswith("p"):
+                low, high = intervals[int(key[1:])]
+                entry |= {"low": low, "high": high, "interval_over": "requests"}
+            summary[f"{name}_{key}"] = entry
+    for name in runs[0]["metrics"]["phases"]:
+        found = [run["metrics"]["phases"][name] for run in runs if name in run["metrics"]["phases"]]
+        for key in found[0].keys() - {"n"}:
+            summary[f"phase_{name}_{key}"] = _entry([distribution[key] for distribution in found])
+    return summary
+
+
+def _entry(values: list[float]) -> dict[str, Any]:
+    interval = mean_interval(values)
+    entry: dict[str, Any] = {"mean": sum(values) / len(values), "values": values, "low": None, "high": None}
+    entry["interval_over"] = None
+    if interval is not None:
+        entry |= {"low": interval[0], "high": interval[1], "interval_over": "repeats"}
+    return entry
+
+
+def make_report(target: str, points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+    """The whole report, ready for JSON. `settings` are what the run was asked for."""
+    return {
+        "schema": SCHEMA,
+        "target": target,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "arguments": _without_secrets(sys.argv[1:]),
+        "environment": environment(),
+        "definitions": DEFINITIONS,
+        **settings,
+        "points": points,
+    }
+
+
+def environment() -> dict[str, Any]:
+    versions: dict[str, str | None] = {}
+    for package in ("oaiserve", "httpx", "httpcore", "uvloop"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "versions": versions,
+        "clock": "CLOCK_MONOTONIC",
+    }
+
+
+def _without_secrets(argv: Sequence[str]) -> list[str]:
+    secret = ("--api-key", "--header")
+    return [
+        "..."
+        if i and argv[i - 1] in secret
+        else (word.split("=")[0] + "=..." if word.startswith(secret) and "=" in word else word)
+        for i, word in enumerate(argv)
+    ]
+
+
+DEFINITIONS = {
+    "times": "seconds on one monotonic clock; a read's events share its stamp, taken when the event loop hands it over",
+    "intended": "when the schedule wanted it sent; in a closed loop, when its user was free",
+    "send_lag": "sent - intended",
+    "submit": "duration of the call that hands a request to the engine",
+    "ttft": "first event with output - intended",
+    "tpot": "(last output - first output) / (n - 1), of requests with two tokens or more",
+    "itl": "gaps between events with output, of all requests together",
+    "latency": "last event with output - intended",
+    "window": "first intended send to last end, failed and abandoned requests included",
+    "tokens": "as the server's usage counts them; events where it sends none",
+    "goodput": "requests that meet all SLOs / window",
+    "slo_attainment": "requests that meet it / all but abandoned ones; failed ones do not meet it",
+    "percentiles": "linear interpolation",
+}

@@ -1,0 +1,341 @@
+"""An OpenAI-compatible server as target: one request becomes one Sample. Stamps first, JSON after the request's end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any, Literal
+
+import httpcore
+import httpx
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.prompts import Call
+from loadtest.sample import Sample
+from loadtest.sse import DONE, EventSplitter
+from loadtest.transport import StampedBackend, StampedTransport
+
+# httpcore walks all connections of a pool whenever a request begins or ends, so pools are kept small.
+STREAMS_PER_CLIENT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """Which server is asked, and how."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Where the server is, without /v1."""
+
+    model: str | None = None
+    """Name of the model. Default: the first that /v1/models lists."""
+
+    endpoint: Literal["completions", "chat"] = "completions"
+    """Which route."""
+
+    stream: bool = True
+    """Ask for server-sent events. Without them the first token is the whole answer."""
+
+    temperature: float = 0.0
+    """Sampling temperature."""
+
+    extra_body: str | None = None
+    """JSON object to add to each request."""
+
+    header: tuple[str, ...] = ()
+    """Header to send, as in "name: value". May be repeated."""
+
+    api_key: str | None = None
+    """Sent as "Authorization: Bearer KEY". Default: $OPENAI_API_KEY."""
+
+    timeout_seconds: float = 600.0
+    """A request that takes longer is an error."""
+
+    connect_timeout_seconds: float = 10.0
+    """The same for its connection."""
+
+    processes: int = 1
+    """Processes that send. One is enough for some thousand tokens per second; the report says how busy they were."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"https?://[^/]+(/.*)?", self.url):
+            raise UsageError(f"--url is '{self.url}', but must be like http://127.0.0.1:8000.")
+        if self.processes < 1:
+            raise UsageError(f"--processes is {self.processes}, but must be at least 1.")
+        for header in self.header:
+            if ":" not in header:
+                raise UsageError(f"--header is '{header}', but must be like 'name: value'.")
+        try:
+            extra = json.loads(self.extra_body or "{}")
+        except ValueError:
+            extra = None
+        if not isinstance(extra, dict):
+            raise UsageError(f"--extra-body is '{self.extra_body}', but must be a JSON object.")
+
+    def headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "oaiserve-loadtest"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        return headers | {
+            name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in self.header)
+        }
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+
+    def output(self) -> str:
+        part = self.delta or self.message
+        if part is None:
+            return self.text or ""
+        return part.content or part.reasoning_content or part.reasoning or ("[tool]" if part.tool_calls else "")
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Message(msgspec.Struct):
+    """A chunk, or a whole answer: what is of interest in it."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    timings: Any = None
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call with its first request, ready to go."""
+
+    index: int
+    call: Call
+    request: httpx.Request
+    trace_id: str
+
+
+class HttpTarget:
+    """Belongs to one event loop. `clock_ns` stamps; `backend` makes connections."""
+
+    def __init__(
+        self,
+        options: HttpOptions,
+        *,
+        must_fill: bool = False,
+        think_seconds: float = 0.0,
+        slow_read_seconds: float = 0.0,
+        ask_timings: bool = False,
+        clock_ns: Callable[[], int] = monotonic_ns,
+        backend: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._options = options
+        self._must_fill = must_fill  # ignore_eos
+        self._think_seconds = think_seconds
+        self._slow_read_seconds = slow_read_seconds
+        self._ask_timings = ask_timings
+        self._clock_ns = clock_ns
+        self._backend = backend or StampedBackend(clock_ns)
+        self._url = options.url.rstrip("/") + (
+            "/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions"
+        )
+        self._headers = options.headers()
+        self._ssl_context = ssl.create_default_context() if options.url.startswith("https") else None
+        self._clients: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []  # each as often as it may take another stream
+
+    @property
+    def num_connections(self) -> int:
+        return self._backend.num_connections if isinstance(self._backend, StampedBackend) else 0
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    def prepare(self, index: int, call: Call) -> Prepared:
+        """Serialises a request, so that nothing of that is left to do when it is due."""
+        return self._prepared(index, call, _first_messages(call) if self._options.endpoint == "chat" else None)
+
+    def _prepared(self, index: int, call: Call, messages: Sequence[Any] | None) -> Prepared:
+        options = self._options
+        body: dict[str, Any] = {
+            "model": options.model,
+            "max_tokens": call.max_tokens,
+            "temperature": options.temperature,
+        }
+        body |= {"prompt": call.prompt} if messages is None else {"messages": list(messages)}
+        body["stream"] = options.stream
+        if options.stream:
+            body["stream_options"] = {"include_usage": True} | ({"include_timings": True} if self._ask_timings else {})
+        if self._must_fill:
+            body["ignore_eos"] = True
+        own = {key: value for key, value in call.body.items() if key != "messages"}
+        body |= own | json.loads(options.extra_body or "{}")
+        trace_id = secrets.token_hex(16)
+        headers = self._headers | {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+        content = msgspec.json.encode(body)
+        return Prepared(index, call, httpx.Request("POST", self._url, headers=headers, content=content), trace_id)
+
+    async def run(self, prepared: Prepared, intended_ns: int) -> list[Sample]:
+        """One sample, or one for each turn of a conversation. Errors of server and network end up in the samples."""
+        sample, answer = await self._exchange(prepared, intended_ns)
+        samples = [sample]
+        messages = _first_messages(prepared.call) if prepared.call.next_questions else []
+        for question in prepared.call.next_questions:
+            if not sample.is_ok:
+                break
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+            intended_ns = sample.end_ns + int(self._think_seconds * 1e9)
+            following = self._prepared(prepared.index, prepared.call, messages)
+            await asyncio.sleep((intended_ns - self._clock_ns()) / 1e9)
+            sample, answer = await self._exchange(following, intended_ns)
+            sample.turn = len(samples)
+            samples.append(sample)
+        return samples
+
+    async def _exchange(self, prepared: Prepared, intended_ns: int) -> tuple[Sample, str]:
+        sample = Sample(
+            prepared.index,
+            intended_ns,
+            is_stream=self._options.stream,
+            requested_tokens=prepared.call.max_tokens,
+            must_fill=self._must_fill,
+            trace_id=prepared.trace_id,
+        )
+        messages: list[tuple[int, bytes]] = []
+        client = self._take_client()
+        try:
+            async with asyncio.timeout(self._options.timeout_seconds):
+                sample.sent_ns = self._clock_ns()
+                response = await client.send(prepared.request, stream=True)
+                try:
+                    await self._read(response, sample, prepared.call, messages)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            sample.error = "timeout"
+        except tuple(_KINDS) as error:
+            sample.error = next(kind for cls, kind in _KINDS.items() if isinstance(error, cls))
+        finally:
+            self._free.append(client)
+        if sample.error is not None or not sample.end_ns:
+            sample.end_ns = self._clock_ns()
+        return sample, _interpret(sample, messages)
+
+    def _take_client(self) -> httpx.AsyncClient:
+        if not self._free:
+            # The transport has no limits and no timeouts; a request has one for everything.
+            timeout = httpx.Timeout(None, connect=self._options.connect_timeout_seconds)
+            transport = StampedTransport(self._backend, self._ssl_context)
+            client = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+            self._clients.append(client)
+            self._free += [client] * STREAMS_PER_CLIENT
+        return self._free.pop()
+
+    async def _read(
+        self, response: httpx.Response, sample: Sample, call: Call, messages: list[tuple[int, bytes]]
+    ) -> None:
+        stream = response.extensions["network_stream"]
+        sample.status, sample.headers_ns = response.status_code, stream.read_ns
+        sample.phases_ns = _server_timing(response.headers.get("server-timing", ""))
+        if response.status_code != 200:
+            sample.error = f"http_{response.status_code}"
+            await response.aread()
+        elif not self._options.stream:
+            content = b"".join([part async for part in response.aiter_raw()])
+            messages.append((stream.read_ns, content))
+        elif not response.headers.get("content-type", "").startswith("text/event-stream"):
+            sample.error = "not_a_stream"
+            await response.aread()
+        else:
+            splitter = EventSplitter()
+            async for part in response.aiter_raw():
+                read_ns = stream.read_ns
+                for event in splitter.feed(part):
+                    messages.append((read_ns, event))
+                if call.leave_after is not None and len(messages) >= call.leave_after:
+                    sample.is_abandoned = True
+                    break
+                if call.is_slow:
+                    await asyncio.sleep(self._slow_read_seconds)
+        sample.end_ns = stream.read_ns
+
+
+_KINDS: dict[type[Exception], str] = {
+    httpcore.ConnectTimeout: "connect_timeout",
+    httpcore.ConnectError: "connect",
+    httpcore.NetworkError: "disconnected",
+    httpcore.ProtocolError: "disconnected",
+    httpcore.TimeoutException: "timeout",
+    OSError: "disconnected",
+}
+
+
+def _first_messages(call: Call) -> list[dict[str, Any]]:
+    return list(call.body.get("messages", ())) or [{"role": "user", "content": call.prompt}]
+
+
+def _server_timing(header: str) -> dict[str, int]:
+    """Phases in nanoseconds, of the standard header: name;dur=milliseconds, ..."""
+    return {name: round(float(ms) * 1e6) for name, ms in re.findall(r"([\w-]+);dur=([\d.]+)", header)}
+
+
+def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
+    """Fills in what the messages say, and gives the answer's text."""
+    texts: list[str] = []
+    is_complete = not sample.is_stream
+    for read_ns, data in messages:
+        if data == DONE:
+            is_complete = True
+            continue
+        try:
+            message = _decode(data)
+        except msgspec.DecodeError:
+            sample.error = sample.error or "malformed"
+            break
+        if message.error is not None:
+            sample.error = "error_event"
+            break
+        if output := "".join(choice.output() for choice in message.choices):
+            texts.append(output)
+            sample.event_ns.append(read_ns)
+        is_complete = is_complete or any(choice.finish_reason for choice in message.choices)
+        if message.usage is not None:
+            details = message.usage.prompt_tokens_details
+            sample.prompt_tokens = message.usage.prompt_tokens
+            sample.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+            sample.completion_tokens = message.usage.completion_tokens
+        sample.phases_ns |= _timings_ns(message.timings)
+    if sample.error is None and not is_complete and not sample.is_abandoned:
+        sample.error = "truncated"
+    return "".join(texts)
+
+
+def _timings_ns(timings: Any) -> dict[str, int]:
+    """Phases out of `timings` in the last chunk (`stream_options.include_timings`); empty for other servers' forms."""
+    phases = timings.get("phases_ns") if isinstance(timings, dict) else None
+    return {str(name): int(phase_ns) for name, phase_ns in phases.items()} if isinstance(phases, dict) else {}

@@ -1,0 +1,184 @@
+"""The server's side: its /metrics before and after a run, and the phases it tells for each request, next to the
+client's view. What both measure must agree, up to the network between them."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from loadtest.measure import distribution
+from loadtest.sample import Sample
+
+SETTLE_SECONDS = 2.0  # a server's telemetry may be a little behind its answers
+UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "queue", "prefill")
+
+Labels = frozenset[tuple[str, str]]
+Metrics = dict[tuple[str, Labels], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a kind of server names its histograms, all of finished requests: base name, and labels that must be there."""
+
+    name: str
+    ttft: str
+    duration: str
+    phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]
+    only: tuple[tuple[str, str], ...] = ()
+    has_timings: bool = False  # knows stream_options.include_timings
+
+
+_OUR_PHASES = (*UNTIL_FIRST_TOKEN, "decode", "respond")
+DIALECTS = (
+    Dialect(
+        "oaiserve",
+        "oaiserve_time_to_first_token_seconds",
+        "oaiserve_request_duration_seconds",
+        {phase: ("oaiserve_request_phase_seconds", (("phase", phase),)) for phase in _OUR_PHASES},
+        only=(("outcome", "finished"),),
+        has_timings=True,
+    ),
+    Dialect(
+        "vllm",
+        "vllm:time_to_first_token_seconds",
+        "vllm:e2e_request_latency_seconds",
+        {phase: (f"vllm:request_{phase}_time_seconds", ()) for phase in ("queue", "prefill", "decode")},
+    ),
+)
+
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Prometheus' text format: samples by name and labels."""
+    return {
+        (name, frozenset(_LABEL.findall(labels or ""))): float(value) for name, labels, value in _LINE.findall(text)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSide:
+    """What can be asked of the server beside its answers."""
+
+    dialect: Dialect | None
+    round_trip_seconds: float  # of a small request, with nothing else going on
+    scrape: Callable[[], Metrics] = field(default=dict)
+
+
+def look_at_server(client: httpx.Client) -> ServerSide:
+    """`client` has the server's base URL. A server without /metrics is fine: then there is less to tell."""
+
+    def scrape() -> Metrics:
+        response = client.get("/metrics")
+        return parse_metrics(response.text) if response.status_code == 200 else {}
+
+    round_trips = []
+    for _ in range(5):
+        started = time.monotonic()
+        client.get("/health")
+        round_trips.append(time.monotonic() - started)
+    names = {name for name, _ in scrape()}
+    dialect = next((d for d in DIALECTS if any(name.startswith(d.name) for name in names)), None)
+    return ServerSide(dialect, min(round_trips), scrape)
+
+
+def histogram_change(
+    before: Metrics, after: Metrics, name: str, labels: Sequence[tuple[str, str]]
+) -> tuple[int, float]:
+    """Count and sum (seconds) of what was observed in between, over all series with these labels."""
+
+    def total(metrics: Metrics, suffix: str) -> float:
+        return sum(v for (n, found), v in metrics.items() if n == name + suffix and found.issuperset(labels))
+
+    return (
+        round(total(after, "_count") - total(before, "_count")),
+        total(after, "_sum") - total(before, "_sum"),
+    )
+
+
+def scrape_settled(side: ServerSide, before: Metrics, num_requests: int) -> Metrics:
+    """The metrics once they have all requests of the run; or as they are after a while."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        after = side.scrape()
+        if side.dialect is None or time.monotonic() > deadline:
+            return after
+        count, _ = histogram_change(before, after, side.dialect.duration, side.dialect.only)
+        if count >= num_requests:
+            return after
+        time.sleep(0.05)
+
+
+def join(
+    samples: Sequence[Sample], side: ServerSide, before: Metrics, after: Metrics, loop_lag_seconds: float
+) -> dict[str, Any]:
+    """Both views of one run, in seconds, and whether they agree. `loop_lag_seconds` is how late the client may be."""
+    ok = [sample for sample in samples if sample.is_ok]
+    joined: dict[str, Any] = {"dialect": None, "round_trip_seconds": side.round_trip_seconds, "rest": rest(ok)}
+    if side.dialect is None:
+        return joined | {"check": _check("not checked", "the server has no /metrics that is known here")}
+    dialect = side.dialect
+    changes = {
+        name: histogram_change(before, after, metric, (*labels, *dialect.only))
+        for name, (metric, labels) in {
+            "ttft": (dialect.ttft, ()),
+            "duration": (dialect.duration, ()),
+            **dialect.phases,
+        }.items()
+    }
+    means = {name: seconds / count if count else None for name, (count, seconds) in changes.items()}
+    joined |= {"dialect": dialect.name, "num_requests": changes["duration"][0], "means": means}
+    return joined | {"check": _compare(samples, ok, joined, loop_lag_seconds)}
+
+
+def rest(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What neither phase accounts for: network and client, up to the first token and for the whole request. Only for
+    requests whose phases the server told."""
+    first, whole = [], []
+    for sample in samples:
+        phases = sample.phases_ns
+        if sample.is_stream and "prefill" in phases:
+            known_ns = sum(phases.get(name, 0) for name in UNTIL_FIRST_TOKEN)
+            first.append((sample.ttft_ns - sample.send_lag_ns - known_ns) / 1e9)
+            if "decode" in phases:
+                whole.append((sample.last_ns - sample.sent_ns - known_ns - phases["decode"]) / 1e9)
+    return {"first_token": distribution(first), "last_token": distribution(whole)}
+
+
+def _compare(samples: Sequence[Sample], ok: Sequence[Sample], joined: dict[str, Any], lag: float) -> dict[str, Any]:
+    if not ok:
+        return _check("not checked", "no request went well")
+    counted, most = joined["num_requests"], len(samples)
+    if not len(ok) <= counted <= most:
+        return _check(
+            "disagree", f"the server counted {counted} finished requests, the client {len(ok)}: is somebody else there?"
+        )
+    if counted != len(ok):
+        return _check("not checked", f"the server counted {counted} finished requests, the client {len(ok)}")
+    problems = []
+    views = [("duration", statistics.fmean((s.end_ns - s.sent_ns) / 1e9 for s in ok))]
+    if all(sample.is_stream for sample in ok):
+        views.append(("ttft", statistics.fmean((s.ttft_ns - s.send_lag_ns) / 1e9 for s in ok)))
+    for name, client_mean in views:
+        server_mean = joined["means"][name]
+        if server_mean is None:
+            continue
+        network = client_mean - server_mean
+        allowed = 3 * joined["round_trip_seconds"] + lag + max(0.005, 0.05 * client_mean)
+        if not -0.001 <= network <= allowed:
+            problems.append(
+                f"mean {name}: the client measured {client_mean:.4f} s, the server {server_mean:.4f} s; the network "
+                f"may explain 0 to {allowed:.4f} s, not {network:.4f} s"
+            )
+    return _check("disagree", "; ".join(problems)) if problems else _check("agree", "")
+
+
+def _check(status: str, reason: str) -> dict[str, str]:
+    return {"status": status, "reason": reason}

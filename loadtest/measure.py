@@ -1,0 +1,151 @@
+"""From the samples of one run to its metrics. Pure functions; docs/loadtest.md has the definitions, in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from loadtest.errors import UsageError
+from loadtest.intervals import percentile
+from loadtest.sample import Sample
+
+QUANTILES = (50, 90, 95, 99)
+
+Slos = dict[str, float]  # metric: seconds
+_SLO_METRICS = ("ttft", "tpot", "latency")
+_UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+
+
+def parse_slos(text: str | None) -> Slos:
+    """As in "ttft:300ms,tpot:30ms"."""
+    slos = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, limit = part.partition(":")
+        unit = next((unit for unit in _UNITS if limit.endswith(unit)), "")
+        try:
+            slos[name] = float(limit.removesuffix(unit)) * _UNITS[unit]
+        except (ValueError, KeyError):
+            slos[name] = 0.0
+        if name not in _SLO_METRICS or slos[name] <= 0:
+            raise UsageError(
+                f"--slo has '{part}', but must be METRIC:TIME with METRIC one of {', '.join(_SLO_METRICS)} and TIME "
+                "in s, ms or us, as in ttft:300ms,tpot:30ms."
+            )
+    return slos
+
+
+def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, Any]:
+    """Every metric of one run. Times in seconds; `distributions` are over the requests that went well.
+
+    Requests that failed count in the window, in `errors` and, as misses, in `slo_attainment`; abandoned ones count as
+    sent only.
+    """
+    ok = [sample for sample in samples if sample.is_ok]
+    start_ns = min((sample.intended_ns for sample in samples), default=0)
+    seconds = max(1, max((sample.end_ns for sample in samples), default=0) - start_ns) / 1e9
+    completion = sum(sample.num_tokens for sample in ok)
+    prompt = sum(sample.prompt_tokens for sample in ok)
+    judged = [sample for sample in samples if not sample.is_abandoned]
+    good = {name: sum(_meets(sample, {name: limit}) for sample in judged) for name, limit in (slos or {}).items()}
+    all_good = sum(_meets(sample, slos or {}) for sample in judged)
+    streamed = [sample for sample in ok if sample.is_stream and sample.event_ns]
+    num_events = sum(len(sample.event_ns) for sample in streamed)
+    return {
+        "num_requests": len(samples),
+        "num_ok": len(ok),
+        "num_abandoned": sum(sample.is_abandoned for sample in samples),
+        "errors": dict(Counter(f"{s.error}, {s.failed_phase}" for s in samples if s.error is not None)),
+        "window_seconds": seconds,
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(sample.cached_tokens for sample in ok),
+        "completion_tokens": completion,
+        "token_counts_from": "usage" if all(s.completion_tokens is not None for s in ok) else "events",
+        "num_wrong_length": sum(s.must_fill and s.num_tokens != s.requested_tokens for s in ok),
+        "requests_per_second": len(ok) / seconds,
+        "completion_tokens_per_second": completion / seconds,
+        "total_tokens_per_second": (completion + prompt) / seconds,
+        "goodput_per_second": all_good / seconds,
+        "slo_attainment": {name: count / max(1, len(judged)) for name, count in good.items()}
+        | {"all": all_good / max(1, len(judged))},
+        "num_judged": len(judged),
+        "num_good": all_good,
+        "tokens_per_event": sum(sample.num_tokens for sample in streamed) / num_events if num_events else None,
+        "events_per_read": num_events / sum(len(set(s.event_ns)) for s in streamed) if num_events else None,
+        "distributions": {name: distribution(values) for name, values in series(samples).items()},
+        "phases": {name: distribution(values) for name, values in phase_series(ok).items()},
+    }
+
+
+def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Each metric's values in seconds, unordered. All but send_lag and submit leave out what failed."""
+    ok = [sample for sample in samples if sample.is_ok]
+    sent = [sample for sample in samples if sample.sent_ns]
+    nanoseconds: dict[str, Iterable[float]] = {
+        "send_lag": (sample.send_lag_ns for sample in sent),
+        "submit": (sample.submit_ns for sample in sent if sample.submit_ns is not None),
+        "ttft": (sample.ttft_ns for sample in ok),
+        "ttft_from_send": (sample.ttft_ns - sample.send_lag_ns for sample in ok),
+        "tpot": (sample.tpot_ns for sample in ok if sample.tpot_ns is not None),
+        "itl": (
+            later - earlier
+            for sample in ok
+            for earlier, later in zip(sample.event_ns, sample.event_ns[1:], strict=False)
+        ),
+        "latency": (sample.latency_ns for sample in ok),
+        "latency_from_send": (sample.latency_ns - sample.send_lag_ns for sample in ok),
+    }
+    return {name: [value / 1e9 for value in values] for name, values in nanoseconds.items()}
+
+
+def phase_series(samples: Iterable[Sample]) -> dict[str, list[float]]:
+    """The server's phases in seconds, in the order in which the server names them."""
+    phases: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, duration_ns in sample.phases_ns.items():
+            phases.setdefault(name, []).append(duration_ns / 1e9)
+    return phases
+
+
+def distribution(values: Sequence[float]) -> dict[str, float] | None:
+    """None where there is nothing to tell."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    quantiles = {f"p{q}": percentile(ordered, q) for q in QUANTILES}
+    return {"n": len(ordered), "mean": statistics.fmean(ordered), **quantiles, "max": ordered[-1]}
+
+
+def _meets(sample: Sample, slos: Slos) -> bool:
+    if not sample.is_ok:
+        return False
+    times_ns = {"ttft": sample.ttft_ns, "tpot": sample.tpot_ns or 0, "latency": sample.latency_ns}
+    return all(times_ns[name] <= limit * 1e9 for name, limit in slos.items())
+
+
+def oversaturation(samples: Sequence[Sample]) -> str | None:
+    """Why a run at a steady rate was more than the server can take; None: it was not, or the run is too short to tell.
+
+    Over the second, third and fourth quarter of the time of sending, both the mean number in flight and the median
+    latency must have grown. Each by itself may be chance, or the pipe being filled.
+    """
+    sent = [sample for sample in samples if sample.sent_ns and sample.turn == 0]
+    if len(sent) < 20:
+        return None
+    start, end = min(s.intended_ns for s in sent), max(s.intended_ns for s in sent)
+    quarter = max(1.0, (end - start) / 4)
+    in_flight, latencies = [], []
+    for i in (1, 2, 3):
+        low, high = start + i * quarter, start + (i + 1) * quarter
+        in_flight.append(sum(max(0.0, min(s.end_ns, high) - max(s.intended_ns, low)) for s in sent) / quarter)
+        mine = [s.end_ns - s.intended_ns for s in sent if low <= s.intended_ns <= high]
+        latencies.append(statistics.median(mine) if mine else 0.0)
+    grew = in_flight[0] < in_flight[1] < in_flight[2] and in_flight[2] > 1.3 * in_flight[0] + 2
+    slowed = latencies[0] < latencies[1] < latencies[2] and latencies[2] > 1.3 * latencies[0]
+    if grew and slowed:
+        return (
+            f"while the rate was steady, requests in flight grew from {in_flight[0]:.1f} to {in_flight[2]:.1f}, and "
+            f"their latency from {latencies[0] / 1e9:.2f} to {latencies[2] / 1e9:.2f} s"
+        )
+    return None

@@ -1,0 +1,139 @@
+"""A server without a model: it answers after set delays, so that the client can be measured by itself.
+
+`python -m loadtest null-server`. It speaks just enough HTTP/1.1 for a load test. Each event says in `sent_ns` when it
+was written, on the monotonic clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any
+
+MODEL = "null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullOptions:
+    """What the server pretends."""
+
+    first_seconds: float = 0.0
+    """From a request to its first token."""
+
+    gap_seconds: float = 0.0
+    """Between two writes. 0: as fast as it goes."""
+
+    tokens_per_event: int = 1
+    """Tokens in one event."""
+
+    events_per_write: int = 1
+    """Events that leave together."""
+
+    fail_every: int = 0
+    """Each so many-th request gets a 503. 0: none."""
+
+    cut_every: int = 0
+    """Each so many-th answer is cut off half-way. 0: none."""
+
+
+class NullServer:
+    def __init__(self, options: NullOptions) -> None:
+        self._options = options
+        self._number = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, host, port, limit=2**26, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def serve_forever(self) -> None:
+        assert self._server is not None
+        await self._server.serve_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                method, path, _ = head.split(b" ", 2)
+                length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+                body = await reader.readexactly(int(length or 0))
+                if method == b"post":
+                    await self._answer(writer, json.loads(body), is_chat=path.endswith(b"/chat/completions"))
+                elif path == b"/v1/models":
+                    _write_json(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+                else:
+                    _write_json(writer, 404, {"error": {"message": "not here"}})
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has left
+        finally:
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any], *, is_chat: bool) -> None:
+        options, number = self._options, next(self._number)
+        start = asyncio.get_running_loop().time()
+        if options.fail_every and number % options.fail_every == 0:
+            _write_json(writer, 503, {"error": {"message": "asked to fail"}})
+            return
+        is_cut = bool(options.cut_every) and number % options.cut_every == 0
+        num_tokens = int(body.get("max_tokens") or 16)
+        num_events = -(-num_tokens // options.tokens_per_event)
+        prompt = body.get("prompt") or "".join(message["content"] for message in body.get("messages", ()))
+        prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens}
+        if not body.get("stream"):
+            await _sleep_until(start + options.first_seconds + options.gap_seconds * (num_events - 1))
+            text = " token" * num_tokens
+            choice = {"index": 0, "finish_reason": "length"}
+            choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+            _write_json(writer, 200, {"choices": [choice], "usage": usage})
+            return
+        writer.write(_STREAM_HEAD)
+        due = start + options.first_seconds
+        for first in range(0, num_events, options.events_per_write):
+            if due > start:
+                await _sleep_until(due)
+            due += options.gap_seconds
+            events = []
+            for i in range(first, min(first + options.events_per_write, num_events)):
+                text = " token" * min(options.tokens_per_event, num_tokens - i * options.tokens_per_event)
+                events.append(_event(text, is_chat=is_chat))
+            writer.write(_chunk(b"".join(events)))
+            await writer.drain()
+            if is_cut and first >= num_events // 2:
+                writer.close()
+                return
+        last = {"choices": [], "usage": usage}
+        writer.write(_chunk(b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+async def _sleep_until(due: float) -> None:
+    await asyncio.sleep(due - asyncio.get_running_loop().time())
+
+
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _event(text: str, *, is_chat: bool) -> bytes:
+    content = b'"delta":{"content":"%b"}' if is_chat else b'"text":"%b"'
+    choice = b'{"index":0,' + content % text.encode() + b',"logprobs":null,"finish_reason":null}'
+    start = b'data: {"id":"cmpl-0","object":"text_completion","created":1,"model":"null","sent_ns":%d,"choices":['
+    return start % monotonic_ns() + choice + b"]}\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _write_json(writer: asyncio.StreamWriter, status: int, content: object) -> None:
+    body = json.dumps(content).encode()
+    head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)

@@ -1,0 +1,228 @@
+"""What is sent: one description for both targets, and from it, by seed alone, the calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from loadtest.errors import UsageError
+
+# Each is one token, with the space before it, in most vocabularies of today.
+WORDS = """
+time year people way day man thing woman life child world school state family student group country problem hand
+part place case week company system program question work government number night point home water room mother
+area money story fact month lot right study book eye job word business issue side kind head house service friend
+father power hour game line end member law car city community name president team minute idea body information
+back parent face others level office door health person art war history party result change morning reason
+research girl guy moment air teacher force education foot boy age policy music market sense nation plan college
+interest death experience effect use class control care field development role effort rate heart drug show
+leader light voice wife police mind price report decision son view relationship town road arm difference value
+building
+""".split()  # noqa: SIM905 - shorter to read
+FIRST_ID, LAST_ID = 100, 10_000  # ids that every vocabulary has, and that are no special tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is sent."""
+
+    num_requests: int = 100
+    """Requests of a run (conversations, with --turns)."""
+
+    max_new_tokens: str = "64"
+    """Tokens of an answer: a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, choice:A:B:..."""
+
+    stop_on_eos: bool = True
+    """Let the model end its answer early. --no-stop-on-eos sends ignore_eos: each answer has its full length."""
+
+    prompt: str | None = None
+    """A text to send. Default: random tokens."""
+
+    prompt_repeats: int = 1
+    """How often --prompt stands in a prompt."""
+
+    unique_prompts: bool = False
+    """Begin each --prompt with a number of its own, so that no prefix cache knows it."""
+
+    input_len: str = "128"
+    """Tokens of a random prompt, in the forms of --max-new-tokens."""
+
+    random_form: Literal["ids", "words"] = "ids"
+    """Random prompts as token ids (exact lengths, nothing to tokenize; completions only), or as words of about one
+    token each."""
+
+    prefix_len: int = 0
+    """Tokens that random prompts begin with in common."""
+
+    prefix_groups: int = 1
+    """How many different common beginnings there are."""
+
+    turns: int = 1
+    """Questions of a conversation, each with the answers before it. Needs --endpoint chat."""
+
+    think_seconds: float = 0.0
+    """Pause between an answer and the next question."""
+
+    requests: Path | None = None
+    """JSON lines, each a request ("prompt" or "messages", and what else the API takes) or lengths ("input_length",
+    "output_length", "prefix"); "timestamp" (seconds) is for --arrival trace."""
+
+    abandon_share: float = 0.0
+    """Share of the requests whose client leaves amid the answer, 0 to 1. Over HTTP only."""
+
+    slow_share: float = 0.0
+    """Share of the requests whose client reads slowly, 0 to 1. Over HTTP only."""
+
+    slow_read_seconds: float = 0.1
+    """Pause of a slow client after each read."""
+
+    seed: int = 0
+    """The same seed makes the same prompts, lengths and arrival times."""
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--num-requests", self.num_requests, 1),
+            ("--prompt-repeats", self.prompt_repeats, 1),
+            ("--prefix-len", self.prefix_len, 0),
+            ("--prefix-groups", self.prefix_groups, 1),
+            ("--turns", self.turns, 1),
+        ):
+            if value < least:
+                raise UsageError(f"{flag} is {value}, but must be at least {least}.")
+        for flag, share in (("--abandon-share", self.abandon_share), ("--slow-share", self.slow_share)):
+            if not 0 <= share <= 1:
+                raise UsageError(f"{flag} is {share:g}, but must be between 0 and 1.")
+        if self.unique_prompts and self.prompt is None:
+            raise UsageError("--unique-prompts needs a --prompt; random prompts are unique anyway.")
+        length_sampler("--input-len", self.input_len)
+        length_sampler("--max-new-tokens", self.max_new_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request (one conversation), whatever the target."""
+
+    prompt: str | list[int]
+    max_tokens: int
+    next_questions: tuple[str, ...] = ()  # of a conversation, after `prompt`
+    leave_after: int | None = None  # events of the answer after which the client leaves
+    is_slow: bool = False
+    timestamp: float | None = None  # seconds, in a trace
+    body: dict[str, Any] = field(default_factory=dict)  # what a request out of a file brought along
+
+
+def make_calls(workload: Workload, seed: int) -> list[Call]:
+    """The calls of one run. Each run has its own `seed`, so that no run meets prompts of an earlier one."""
+    rng = random.Random(seed)
+    output_len = length_sampler("--max-new-tokens", workload.max_new_tokens)
+    calls = []
+    for prompt, max_tokens, timestamp, body in _prompts(workload, seed, rng):
+        max_tokens = max_tokens or output_len(rng)
+        questions = tuple(_words(rng, length_sampler("", workload.input_len)(rng)) for _ in range(workload.turns - 1))
+        leaves = rng.random() < workload.abandon_share
+        calls.append(
+            Call(
+                prompt,
+                max_tokens,
+                questions,
+                rng.randint(1, max(1, max_tokens - 1)) if leaves else None,
+                rng.random() < workload.slow_share,
+                timestamp,
+                body,
+            )
+        )
+    return calls
+
+
+_Prompt = tuple[str | list[int], int | None, float | None, dict[str, Any]]
+
+
+def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Prompt]:
+    if workload.requests is not None:
+        for row in _rows(workload.requests, workload.num_requests):
+            yield _from_row(row, workload, rng)
+        return
+    input_len = length_sampler("--input-len", workload.input_len)
+    prefixes = [_tokens(workload, rng, workload.prefix_len) for _ in range(workload.prefix_groups)]
+    for index in range(workload.num_requests):
+        if workload.prompt is not None:
+            start = f"{seed}-{index}: " if workload.unique_prompts else ""
+            yield start + workload.prompt * workload.prompt_repeats, None, None, {}
+        else:
+            prefix = prefixes[index % len(prefixes)]
+            yield prefix + _tokens(workload, rng, input_len(rng)), None, None, {}  # type: ignore[operator]
+
+
+def _rows(path: Path, limit: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and len(rows) < limit:
+                    rows.append(json.loads(line))
+                    if not isinstance(rows[-1], dict):
+                        raise UsageError(f"--requests: line {number} of '{path}' is no JSON object.")
+    except OSError as error:
+        raise UsageError(f"--requests is '{path}', which cannot be read: {error.strerror}.") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--requests: line {number} of '{path}' is no JSON: {error.msg}.") from error
+    if not rows:
+        raise UsageError(f"--requests: there is no request in '{path}'.")
+    return rows
+
+
+def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _Prompt:
+    body = {key: value for key, value in row.items() if key not in _ROW_KEYS}
+    timestamp = row.get("timestamp")
+    max_tokens = row.get("output_length") or row.get("max_tokens") or row.get("max_completion_tokens")
+    prompt = row.get("prompt", "")
+    if "messages" not in body and "prompt" not in row:
+        length = int(row.get("input_length") or length_sampler("", workload.input_len)(rng))
+        common = min(workload.prefix_len, length) if "prefix" in row else 0
+        prompt = _tokens(workload, random.Random(str(row.get("prefix"))), common)
+        prompt = prompt + _tokens(workload, rng, length - common)  # type: ignore[operator]
+    return prompt, max_tokens, timestamp, body
+
+
+_ROW_KEYS = {
+    *("timestamp", "input_length", "output_length", "prefix", "prompt", "max_tokens", "max_completion_tokens"),
+    *("model", "stream", "stream_options"),
+}
+
+
+def _tokens(workload: Workload, rng: random.Random, count: int) -> str | list[int]:
+    if workload.random_form == "words" or workload.turns > 1:
+        return _words(rng, count)
+    return [rng.randint(FIRST_ID, LAST_ID) for _ in range(count)]
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return "".join(" " + word for word in rng.choices(WORDS, k=count))
+
+
+def length_sampler(flag: str, spec: str) -> Callable[[random.Random], int]:
+    """Draws whole numbers of at least 1. Raises UsageError for what is none of the forms of --max-new-tokens."""
+    kind, _, rest = spec.partition(":")
+    try:
+        numbers = [float(number) for number in rest.split(":") if rest]
+        match kind, numbers:
+            case "uniform", [low, high] if 1 <= low <= high:
+                return lambda rng: rng.randint(int(low), int(high))
+            case "normal", [mean, deviation] if mean >= 1:
+                return lambda rng: max(1, round(rng.gauss(mean, deviation)))
+            case "lognormal", [median, sigma] if median >= 1:
+                return lambda rng: max(1, round(median * rng.lognormvariate(0, sigma)))
+            case "choice", [_, *_] if min(numbers) >= 1:
+                return lambda rng: int(rng.choice(numbers))
+            case _, [] if int(kind) >= 1:
+                return lambda rng: int(kind)
+    except ValueError:
+        pass  # no number: refused like any other wrong form
+    raise UsageError(
+        f"{flag} is '{spec}', but must be a number of at least 1, or uniform:LOW:HIGH, normal:MEAN:DEVIATION, "
+        "lognormal:MEDIAN:SIGMA or choice:A:B:..."
+    )

@@ -1,0 +1,245 @@
+"""The report for people: the same dictionary that becomes JSON, as text. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from loadtest.measure import distribution
+
+_TIMES = {
+    "send_lag": "Send lag",
+    "submit": "Submit",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "latency": "Latency",
+}
+
+
+def render(report: dict[str, Any]) -> str:
+    """The whole report as text. Times in milliseconds."""
+    blocks = [_heading(report)]
+    for point in report["points"]:
+        if report["target"] == "engine":
+            blocks += [_engine(point, report["engine"]), _client(point)]
+        else:
+            blocks += [_metrics(point), _client(point), _server(point)]
+    if len(report["points"]) > 1:
+        blocks.append(sweep_table(report["points"]))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned for a terminal: the first column left, the others right."""
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _heading(report: dict[str, Any]) -> str:
+    machine = report["environment"]
+    what = report["http"]["url"] if report["target"] == "http" else "the engine in process"
+    heading = (
+        f"Load test of {what}, {report['created']}, {machine['cpus']} CPUs, load average {machine['load_average']:.1f}"
+    )
+    return "\n".join([heading, *report.get("notes", ())])
+
+
+def _interval(entry: dict[str, Any], form: Callable[[float | None], str]) -> str:
+    if entry["low"] is None:
+        return ""
+    return f"{form(entry['low'])} .. {form(entry['high'])}"
+
+
+def _metrics(point: dict[str, Any]) -> str:
+    runs, summary = point["runs"], point["summary"]
+    first = runs[0]["metrics"]
+    lines = [f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}"]
+    lines.append(
+        f"requests {sum(r['metrics']['num_requests'] for r in runs)}, ok {sum(r['metrics']['num_ok'] for r in runs)}, "
+        f"abandoned {sum(r['metrics']['num_abandoned'] for r in runs)}, "
+        f"prompt tokens {first['prompt_tokens']:,} ({first['cached_tokens']:,} cached), "
+        f"completion tokens {first['completion_tokens']:,} (from {first['token_counts_from']})"
+        + (" in the first run" if len(runs) > 1 else "")
+    )
+    errors: dict[str, int] = {}
+    for run in runs:
+        for kind, count in run["metrics"]["errors"].items():
+            errors[kind] = errors.get(kind, 0) + count
+    lines += [f"ERROR {kind}: {count}" for kind, count in sorted(errors.items())]
+    lines += [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
+    over = {"repeats": "95 % over repeats", "requests": "95 % within the run", None: ""}
+    rates = (
+        ("requests/s", "requests_per_second"),
+        ("completion tokens/s", "completion_tokens_per_second"),
+        ("total tokens/s", "total_tokens_per_second"),
+        ("goodput, requests/s", "goodput_per_second"),
+        ("SLO attainment", "slo_attainment"),
+    )
+    rows = [
+        [title, number(summary[name]["mean"]), _interval(summary[name], number), over[summary[name]["interval_over"]]]
+        for title, name in rates
+        if first["slo_attainment"].keys() != {"all"} or name not in ("goodput_per_second", "slo_attainment")
+    ]
+    lines += ["", table(("", "mean", "interval", ""), rows), ""]
+    lines.append(_times(summary))
+    return "\n".join(lines)
+
+
+def _times(summary: dict[str, Any]) -> str:
+    rows = []
+    for name, title in _TIMES.items():
+        if f"{name}_mean" in summary:
+            keys = ("mean", "p50", "p95", "p99", "max")
+            cells = [ms(summary[f"{name}_{key}"]["mean"]) for key in keys]
+            rows.append([title, *cells, *(_interval(summary[f"{name}_{key}"], ms) for key in ("p50", "p99"))])
+    return table(("ms", "mean", "p50", "p95", "p99", "max", "p50 interval", "p99 interval"), rows)
+
+
+def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
+    """The streaming benchmark's lines. Percentiles are means over the runs."""
+    runs, summary = point["runs"], point["summary"]
+    metrics = runs[0]["metrics"]
+    interval = (
+        f"{options['submit_interval_ms']:g} ms" if options["submit_interval_ms"] else point["arrivals"]["arrival"]
+    )
+    wall = sum(run["submit_wall_seconds"] for run in runs) / len(runs)
+    names = {
+        "Submit lag": "send_lag",
+        "Submit (add_request) latency": "submit",
+        "Tokenize wait": "phase_tokenize_wait",
+        "Tokenize": "phase_tokenize",
+        "Queue wait (post-tok)": "phase_queue",
+        "Prefill->first token": "phase_prefill",
+        "TTFT": "ttft",
+        "TPOT": "tpot",
+        "ITL": "itl",
+        "Latency": "latency",
+    }
+    rows = []
+    for title, name in names.items():
+        keys = ("p50", "p95", "p99", "mean", "max")
+        cells = [ms(summary[f"{name}_{key}"]["mean"]) if f"{name}_{key}" in summary else "-" for key in keys]
+        rows.append([title, *cells])
+    lines = [
+        f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}",
+        f"Requests: {metrics['num_requests']} ({metrics['num_ok']} ok)",
+        f"Prompt tokens: {metrics['prompt_tokens']:,} ({metrics['cached_tokens']:,} cached)",
+        f"Completion tokens: {metrics['completion_tokens']:,}",
+        f"Submit wall: {ms(wall)} ms",
+        f"Submit interval/schedule: {interval} / {options['submit_schedule']}",
+        *(f"ERROR {kind}: {count}" for kind, count in metrics["errors"].items()),
+        "",
+        table(("ms", "p50", "p95", "p99", "mean", "max"), rows),
+        "",
+        f"Throughput: completion {number(summary['completion_tokens_per_second']['mean'])} tokens/s, "
+        f"total {number(summary['total_tokens_per_second']['mean'])} tokens/s",
+    ]
+    if len(runs) > 1:
+        speeds = ", ".join(number(value) for value in summary["completion_tokens_per_second"]["values"])
+        lines.append(f"Each run, completion: {speeds} tokens/s")
+    return "\n".join(lines)
+
+
+def _client(point: dict[str, Any]) -> str:
+    """How good the client was, in the worst of the runs."""
+    order = ["valid", "suspect", "invalid"]
+    run = max(point["runs"], key=lambda run: order.index(run["client"]["verdict"]))
+    client, metrics = run["client"], run["metrics"]
+    lag = metrics["distributions"]["send_lag"]
+    lines = [f"client: {client['verdict']}", *(f"  because {reason}" for reason in client["reasons"])]
+    if lag:
+        lines.append(
+            f"  send lag p50 {ms(lag['p50'])} ms, p99 {ms(lag['p99'])} ms, max {ms(lag['max'])} ms; "
+            f"sent late: {client['late_share']:.1%}"
+        )
+    if client["offered_requests_per_second"] is not None:
+        lines.append(
+            f"  offered {number(client['offered_requests_per_second'])} requests/s, "
+            f"achieved {number(client['achieved_requests_per_second'])}"
+        )
+    for process in client["processes"]:
+        loop = process["loop_lag_seconds"]
+        lines.append(
+            f"  process: CPU {process['cpu_share']:.0%} of a core, "
+            + (f"loop lag p99 {ms(loop['p99'])} ms, max {ms(loop['max'])} ms, " if loop else "")
+            + f"gc {ms(process['gc_seconds'])} ms, {process['peak_memory_bytes'] / 2**20:.0f} MiB, "
+            f"{process['num_connections']} connections"
+        )
+    if metrics["tokens_per_event"] is not None:
+        lines.append(
+            f"  tokens per event {metrics['tokens_per_event']:.2f}, events per read {metrics['events_per_read']:.2f}"
+        )
+    if client["ceiling"] is not None:
+        limits = client["ceiling"]
+        lines.append(
+            f"  ceiling: {limits['event_cpu_seconds'] * 1e6:.1f} us a streamed event "
+            f"({0.1 / limits['event_cpu_seconds']:,.0f} per second and 10 % of a core), "
+            f"{limits['request_cpu_seconds'] * 1e6:.0f} us a request; used in this run: {client['load_of_ceiling']:.0%}"
+        )
+    return "\n".join(lines)
+
+
+def _server(point: dict[str, Any]) -> str:
+    """The last run's."""
+    run = point["runs"][-1]
+    server, metrics = run.get("server"), run["metrics"]
+    if server is None:
+        return ""
+    check = server["check"]
+    loud = "DISAGREE" if check["status"] == "disagree" else check["status"]
+    lines = [f"server and client: {loud}" + (f" ({check['reason']})" if check["reason"] else "")]
+    means = server.get("means", {})
+    rows = []
+    for name, values in metrics["phases"].items():
+        rows.append([name, *(ms(values[key]) for key in ("mean", "p50", "p95", "p99")), ms(means.get(name))])
+    for name, title in (("first_token", "network + client"), ("last_token", "  the same, whole request")):
+        if values := server["rest"][name]:
+            rows.append([title, *(ms(values[key]) for key in ("mean", "p50", "p95", "p99")), ""])
+    if rows:
+        ttft = distribution([r["ttft"] - r["send_lag"] for r in run["requests"] if r["ttft"] is not None])
+        if ttft:
+            rows.append(
+                [
+                    "client: TTFT from send",
+                    *(ms(ttft[key]) for key in ("mean", "p50", "p95", "p99")),
+                    ms(means.get("ttft")),
+                ]
+            )
+    else:
+        rows = [[name, "", "", "", "", ms(mean)] for name, mean in means.items() if mean is not None]
+    if rows:
+        lines.append(table(("ms, per request", "mean", "p50", "p95", "p99", "mean of /metrics"), rows))
+    return "\n".join(lines)
+
+
+def sweep_table(points: Sequence[dict[str, Any]]) -> str:
+    """One line per point."""
+    names = ("requests_per_second", "completion_tokens_per_second", "ttft_p50", "ttft_p99", "tpot_p50", "latency_p99")
+    rows = []
+    for point in points:
+        entries = [point["summary"].get(name) for name in names]
+        cells = [
+            "-" if entry is None else (number if name.endswith("second") else ms)(entry["mean"])
+            for name, entry in zip(names, entries, strict=True)
+        ]
+        over = "yes" if any(run["oversaturated"] for run in point["runs"]) else ""
+        rows.append([point["label"], *cells, over, point["verdict"]])
+    head = ("", "requests/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "latency p99", "oversaturated", "client")
+    return table(head, rows)

@@ -1,0 +1,30 @@
+"""Server-sent events out of bytes as the network cuts them. Stdlib only.
+
+Lines end with LF or CRLF, as servers write them. `str.splitlines` would also cut at U+0085, U+2028 and others, which
+JSON may contain as they are.
+"""
+
+from __future__ import annotations
+
+DONE = b"[DONE]"
+
+
+class EventSplitter:
+    """Feed reads in order; each gives the data of the events that it completes."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []  # the lines of an event that is not complete
+
+    def feed(self, data: bytes) -> list[bytes]:
+        events: list[bytes] = []
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.endswith(b"\r"):
+                line = line[:-1]
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line and self._data:
+                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+        return events

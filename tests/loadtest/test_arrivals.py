@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.arrivals import Arrivals, schedule
+from loadtest.errors import UsageError
+
+RANDOM = [
+    {"arrival": "poisson", "rate": 5.0},
+    {"arrival": "gamma", "rate": 5.0, "burstiness": 0.3},
+    {"arrival": "onoff", "rate": 10.0, "on_seconds": 2.0, "off_seconds": 3.0},
+    {"arrival": "ramp", "rate": 1.0, "ramp_to": 9.0, "ramp_seconds": 40.0},
+    {"arrival": "steps", "steps": "2:20,8:20"},
+]
+
+
+@pytest.mark.parametrize("options", RANDOM, ids=lambda options: options["arrival"])
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 300))
+def test_a_seed_makes_one_schedule_in_order_and_another_seed_another(
+    options: dict[str, Any], seed: int, count: int
+) -> None:
+    offsets = schedule(Arrivals(**options), count, seed)
+    assert offsets == schedule(Arrivals(**options), count, seed)
+    assert offsets == sorted(offsets)
+    assert len(offsets) <= count
+    assert offsets[0] >= 0
+    assert offsets != schedule(Arrivals(**options), count, seed + 1)
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
+def test_gamma_has_the_rate_and_the_burstiness_asked_for(shape: float) -> None:
+    offsets = schedule(Arrivals(arrival="gamma", rate=50, burstiness=shape), 20_000, seed=1)
+    gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
+    assert statistics.fmean(gaps) == pytest.approx(1 / 50, rel=0.05)
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(shape**-0.5, rel=0.05)
+
+
+def test_poisson_gaps_vary_as_much_as_they_are_long() -> None:
+    offsets = schedule(Arrivals(arrival="poisson", rate=20), 20_000, seed=2)
+    gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
+    assert statistics.fmean(gaps) == pytest.approx(1 / 20, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 20, rel=0.05)
+
+
+def test_constant_is_really_constant() -> None:
+    assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_onoff_sends_only_in_its_bursts() -> None:
+    offsets = schedule(Arrivals(arrival="onoff", rate=10, on_seconds=2, off_seconds=3), 500, seed=0)
+    assert all(offset % 5 <= 2 for offset in offsets)
+    assert offsets[-1] == pytest.approx(500 / 10 / 2 * 5, rel=0.2)
+
+
+def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
+    offsets = schedule(Arrivals(arrival="ramp", rate=2, ramp_to=18, ramp_seconds=100), 4000, seed=0)
+
+    def rate(low: float, high: float) -> float:
+        return sum(low <= offset < high for offset in offsets) / (high - low)
+
+    assert rate(0, 20) == pytest.approx(2 + 16 * 0.1, rel=0.25)
+    assert rate(80, 100) == pytest.approx(2 + 16 * 0.9, rel=0.25)
+    assert rate(100, 200) == pytest.approx(18, rel=0.1)
+
+
+def test_steps_end_after_the_last_one() -> None:
+    offsets = schedule(Arrivals(arrival="steps", steps="10:30,40:30"), 10_000, seed=0)
+    assert sum(offset < 30 for offset in offsets) == pytest.approx(300, rel=0.2)
+    assert sum(30 <= offset < 60 for offset in offsets) == pytest.approx(1200, rel=0.1)
+    assert max(offsets) < 60
+
+
+def test_at_once_times_and_traces_are_what_was_given() -> None:
+    assert schedule(Arrivals(arrival="at-once"), 3, seed=0) == [0, 0, 0]
+    assert schedule(Arrivals(arrival="times", times="0,0.5,2"), 9, seed=0) == [0, 0.5, 2]
+    assert schedule(Arrivals(arrival="trace"), 2, seed=0, timestamps=[7.0, 5.0, 9.0]) == [0, 2]
+    with pytest.raises(UsageError, match="timestamp"):
+        schedule(Arrivals(arrival="trace"), 2, seed=0)
+
+
+def test_a_duration_cuts_the_schedule() -> None:
+    assert schedule(Arrivals(arrival="constant", rate=2, duration_seconds=1), 9, seed=0) == [0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"arrival": "poisson"}, "--arrival poisson needs a --rate"),
+        ({"rate": 2.0}, "--rate has no meaning with --arrival closed"),
+        ({"arrival": "poisson", "rate": 0.0}, "--rate is 0, but must be more than 0"),
+        ({"concurrency": 0}, "--concurrency is 0"),
+        ({"arrival": "ramp", "rate": 1.0}, "needs --ramp-to"),
+        ({"arrival": "steps"}, "--steps and --arrival steps need each other"),
+        ({"arrival": "steps", "steps": "1:2,x"}, "--steps is '1:2,x'"),
+        ({"arrival": "times", "times": "2,1"}, "--times is '2,1'"),
+    ],
+)
+def test_what_makes_no_schedule_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Arrivals(**options)

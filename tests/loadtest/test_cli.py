@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import cli
+from loadtest.arrivals import Arrivals
+from loadtest.cli import disagrees, main, publish, sweep_points
+from loadtest.errors import UsageError
+from oaiserve.cli import main as oaiserve_main
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("loadtest: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["run", "--arrival", "poisson"], "--arrival poisson needs a --rate in requests per second."),
+        (["run", "--slo", "x:1ms"], "--slo has 'x:1ms'"),
+        (["run", "--repeats", "0"], "--repeats is 0, but must be at least 1."),
+        (["run", "--urll", "x"], "--urll"),
+        (["run", "--sweep", "1,x"], "--sweep is '1,x'"),
+        (["run", "--target", "engine", "--sweep", "1,2"], "--sweep needs --target http."),
+        (["run", "--target", "engine", "--warmup-runs", "-1"], "--warmup-runs is -1"),
+        (["run", "--target", "engine", "--model", "/nowhere"], "'/nowhere'"),
+        (["run", "--samples", "/nowhere/x"], "--samples is '/nowhere/x', which cannot be written"),
+        (["find-max", "--slo", "ttft:1s", "--attainment", "1"], "--attainment below 1"),
+        (["compare", "/nowhere/a.json", "/nowhere/b.json"], "'/nowhere/a.json' cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str) -> None:
+    assert sentence in refusal(capsys, *argv, *(["--url", "http://127.0.0.1:9"] if "--sweep" in argv else []))
+
+
+def test_a_server_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert f"--url is {url}, where no server answers" in refusal(capsys, "run", "--url", url)
+
+
+def test_every_knob_of_the_streaming_benchmark_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    for flag in (
+        *("--target", "--mode", "--prompt", "--prompt-repeats", "--unique-prompts", "--num-requests"),
+        *("--max-new-tokens", "--max-batch-size", "--prefill-max-batch-size", "--prefill-max-tokens"),
+        *("--submit-interval-ms", "--submit-schedule", "--no-stop-on-eos", "--no-prefix-cache", "--pretok"),
+        *("--tokenize-workers", "--stream-interval", "--warmup-runs", "--repeat-runs", "--device"),
+        *("--cuda-graph", "--no-cuda-graph", "--nvtx"),
+    ):
+        assert f"{flag} " in text, flag
+
+
+def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert oaiserve_main(["bench", "run", "--repeats", "0"]) == 2
+    assert capsys.readouterr().err == "oaiserve bench: --repeats is 0, but must be at least 1.\n"
+
+
+def test_a_sweep_is_over_rates_or_users() -> None:
+    assert [point.label for point in sweep_points(Arrivals(), "1,8")] == ["1 user", "8 users"]
+    open_loop = Arrivals(arrival="poisson", rate=1)
+    labels = [point.label for point in sweep_points(open_loop, "0.5,2")]
+    assert labels == ["poisson, 0.5 requests/s", "poisson, 2 requests/s"]
+    assert sweep_points(open_loop, None) == [open_loop]
+    assert Arrivals(arrival="at-once").label == "at-once"
+    with pytest.raises(UsageError, match="has no meaning"):
+        sweep_points(Arrivals(arrival="at-once"), "1,2")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "check", "strict", "code"),
+    [
+        ("valid", "agree", True, 0),
+        ("suspect", "agree", True, 0),
+        ("invalid", "agree", True, 3),
+        ("valid", "disagree", True, 3),
+        ("invalid", "disagree", False, 0),
+    ],
+)
+def test_strict_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, check: str, strict: bool, code: int
+) -> None:
+    monkeypatch.setattr(cli, "render", lambda report: "")
+    report: dict[str, Any] = {
+        "points": [{"label": "x", "verdict": verdict, "runs": [{"server": {"check": {"status": check}}}]}]
+    }
+    path = tmp_path / "r.json"
+    assert publish(report, cli.RunOptions(strict=strict, json=path)) == code
+    assert json.loads(path.read_text()) == report
+    assert disagrees(report["points"][0]) == (check == "disagree")

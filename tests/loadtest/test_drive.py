@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from time import monotonic_ns
+
+from loadtest.drive import Sending, send_in_loops, send_on_schedule
+from loadtest.sample import Sample
+
+
+class Target:
+    """Takes the same time for each call, and remembers how many it had at once."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.in_flight = self.most_in_flight = 0
+        self.called: list[str] = []
+
+    async def run(self, call: str, intended_ns: int) -> list[Sample]:
+        sample = Sample(0, intended_ns, sent_ns=monotonic_ns())
+        self.called.append(call)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(self.seconds)
+        self.in_flight -= 1
+        sample.end_ns = monotonic_ns()
+        return [sample]
+
+
+def test_a_schedule_is_kept_however_long_the_answers_take() -> None:
+    async def run() -> None:
+        target, sending = Target(0.2), Sending()
+        start_ns = monotonic_ns()
+        await send_on_schedule(sending, target.run, "abcde", [0, 0.01, 0.02, 0.02, 0.05], start_ns)
+        assert "".join(target.called) == "abcde"
+        assert target.most_in_flight == 5
+        offsets = [(sample.intended_ns - start_ns) / 1e9 for sample in sending.samples]
+        assert sorted(offsets) == [0, 0.01, 0.02, 0.02, 0.05]
+        assert all(sample.sent_ns >= sample.intended_ns for sample in sending.samples)
+        assert (sending.progress.num_sent, sending.progress.num_ended) == (5, 5)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_is_stuck_sends_late_and_that_shows() -> None:
+    async def run() -> None:
+        target, sending = Target(), Sending()
+        asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # somebody holds the event loop up
+        await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
+        lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
+        assert lags[1] > 0.08
+        assert sending.samples[1].latency_ns / 1e9 > 0.08
+
+    asyncio.run(run())
+
+
+def test_a_limit_of_requests_in_flight_holds_back_and_the_wait_counts() -> None:
+    async def run() -> None:
+        target, sending = Target(0.02), Sending()
+        await send_on_schedule(sending, target.run, "abcd", [0.0] * 4, monotonic_ns(), max_in_flight=2)
+        assert target.most_in_flight == 2
+        assert max(sample.send_lag_ns for sample in sending.samples) >= 0.02e9
+
+    asyncio.run(run())
+
+
+def test_users_of_a_closed_loop_take_the_next_call_when_they_are_free() -> None:
+    async def run() -> None:
+        target, sending = Target(0.001), Sending()
+        await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
+        assert sorted(target.called) == list("abcdefg")
+        assert target.most_in_flight == 3
+
+    asyncio.run(run())
+
+
+def test_a_duration_ends_the_loops_and_a_ramp_spreads_the_users() -> None:
+    async def run() -> None:
+        target, sending = Target(0.01), Sending()
+        start_ns = monotonic_ns()
+        await send_in_loops(sending, target.run, "x" * 1000, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)
+        assert 2 < len(sending.samples) < 30
+        first_two = sorted(sample.sent_ns - start_ns for sample in sending.samples)[:4]
+        assert first_two[0] < 0.04e9
+        assert sum(sample.sent_ns - start_ns < 0.04e9 for sample in sending.samples) <= 4
+
+    asyncio.run(run())

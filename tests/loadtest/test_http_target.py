@@ -1,0 +1,293 @@
+"""The real client on a scripted network: each read comes at a moment that the test chooses, so stamps are exact."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpcore
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.http_target import HttpOptions, HttpTarget
+from loadtest.prompts import Call
+from loadtest.sample import Sample
+from loadtest.transport import StampedStream
+from tests.loadtest.samples import START_NS, ns
+
+Read = tuple[float, bytes]  # milliseconds after the start, and what comes then
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(text: str = " a", **more: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]} | more).encode() + b"\n\n"
+
+
+def usage(tokens: int, **more: Any) -> bytes:
+    counts = {"prompt_tokens": 7, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 4}}
+    return b"data: " + json.dumps({"choices": [], "usage": counts} | more).encode() + b"\n\n"
+
+
+END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+class Network(httpcore.AsyncNetworkBackend):
+    """Answers each request with the next script. The clock stands at the time of the last read."""
+
+    def __init__(self, *scripts: list[Read], connects: bool = True) -> None:
+        self.now_ns = START_NS
+        self.requests: list[bytes] = []
+        self._scripts = list(scripts)
+        self._connects = connects
+
+    async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+        if not self._connects:
+            raise httpcore.ConnectError("refused")
+        return ScriptedStream(self)
+
+    def next_script(self, request: bytes) -> list[Read]:
+        self.requests.append(request)
+        return self._scripts.pop(0)
+
+
+class ScriptedStream(StampedStream):
+    def __init__(self, network: Network) -> None:
+        super().__init__(lambda: network.now_ns)
+        self._network = network
+        self._script: list[Read] = []
+        self._written = b""
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._written += buffer
+        head, _, body = self._written.partition(b"\r\n\r\n")
+        if len(body) == int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) > 0:
+            self._script, self._written = self._network.next_script(self._written), b""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if not self._unread:
+            if not self._script:
+                self.connection_lost(None)
+            else:
+                at_ms, data = self._script.pop(0)
+                self._network.now_ns = ns(at_ms)
+                self.data_received(data)
+        return await super().read(max_bytes, timeout)
+
+
+def ask(
+    network: Network, call: Call | None = None, *, prepare: Callable[[], None] = lambda: None, **options: Any
+) -> list[Sample]:
+    target_options = {name: options.pop(name) for name in ("must_fill", "ask_timings") if name in options}
+
+    async def run() -> list[Sample]:
+        http = HttpOptions(**({"url": "http://test", "model": "m"} | options))
+        target = HttpTarget(http, clock_ns=lambda: network.now_ns, backend=network, **target_options)
+        samples = await target.run(target.prepare(3, call or Call([1, 2], 5)), ns(-10))
+        await target.close()
+        return samples
+
+    return asyncio.run(run())
+
+
+def body_of(request: bytes) -> Any:
+    return json.loads(request.partition(b"\r\n\r\n")[2])
+
+
+def test_every_event_has_the_stamp_of_the_read_that_completed_it() -> None:
+    first, second = event(" a"), event(" b")
+    network = Network(
+        [
+            (20, HEAD + b"\r\n"),
+            (50, chunk(first[:30])),  # an event in two reads
+            (60, chunk(first[30:])),
+            (80, chunk(second) + chunk(second + second)),  # three events in one
+            (95, chunk(event("")) + chunk(usage(9))),
+            (96, END),
+        ]
+    )
+    (sample,) = ask(network)
+    assert (sample.intended_ns, sample.sent_ns, sample.headers_ns) == (ns(-10), ns(0), ns(20))
+    assert sample.event_ns == [ns(60), ns(80), ns(80), ns(80)]
+    assert sample.end_ns == ns(96)
+    assert (sample.prompt_tokens, sample.cached_tokens, sample.completion_tokens) == (7, 4, 9)
+    assert sample.is_ok
+    assert sample.ttft_ns == 70_000_000
+    assert sample.tpot_ns == 20_000_000 / 8
+
+
+def test_the_request_is_what_was_asked_for() -> None:
+    network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
+    (sample,) = ask(
+        network,
+        must_fill=True,
+        ask_timings=True,
+        api_key="secret",
+        header=("X-Tenant: a",),
+        extra_body='{"top_k": 3}',
+    )
+    assert body_of(network.requests[0]) == {
+        "model": "m",
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "prompt": [1, 2],
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_timings": True},
+        "ignore_eos": True,
+        "top_k": 3,
+    }
+    head = network.requests[0].lower()
+    assert b"post /v1/completions http/1.1" in head
+    assert b"authorization: bearer secret" in head
+    assert b"x-tenant: a" in head
+    assert b"accept-encoding: identity" in head
+    assert f"traceparent: 00-{sample.trace_id}-".encode() in head
+
+
+def test_phases_come_from_the_header_and_then_from_the_last_chunk() -> None:
+    timings = {"phases_ns": {"queue": 3_000_001, "decode": 9}, "trace_id": "x"}
+    head = HEAD + b"server-timing: receive;dur=0.5, queue;dur=3.000\r\n\r\n"
+    (sample,) = ask(Network([(1, head + chunk(event()) + chunk(usage(1, timings=timings)) + END)]))
+    assert sample.phases_ns == {"receive": 500_000, "queue": 3_000_001, "decode": 9}
+    (other,) = ask(Network([(1, HEAD + b"\r\n" + chunk(event()) + chunk(usage(1, timings=[1])) + END)]))
+    assert other.phases_ns == {}
+
+
+def whole(status: int, content: Any) -> bytes:
+    body = json.dumps(content).encode()
+    return b"HTTP/1.1 %d -\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "phase"),
+    [
+        ([(5, whole(503, {"error": {}}))], "http_503", "before_first_token"),
+        ([(5, whole(200, {"choices": []}))], "not_a_stream", "before_first_token"),
+        ([], "disconnected", "before_first_token"),
+        ([(5, HEAD + b"\r\n" + chunk(event()))], "disconnected", "mid_stream"),
+        ([(5, HEAD + b"\r\n" + chunk(event()) + b"0\r\n\r\n")], "truncated", "mid_stream"),
+        (
+            [(5, HEAD + b"\r\n" + chunk(event()) + chunk(b'data: {"error": {"message": "x"}}\n\n') + END)],
+            "error_event",
+            "mid_stream",
+        ),
+        ([(5, HEAD + b"\r\n" + chunk(b"data: {nonsense\n\n") + END)], "malformed", "before_first_token"),
+    ],
+)
+def test_errors_have_a_kind_and_a_phase(script: list[Read], kind: str, phase: str) -> None:
+    (sample,) = ask(Network(script))
+    assert (sample.error, sample.failed_phase) == (kind, phase)
+    assert not sample.is_ok
+    assert sample.end_ns >= sample.sent_ns
+
+
+def test_a_refused_connection_is_an_error_of_its_own() -> None:
+    (sample,) = ask(Network(connects=False))
+    assert (sample.error, sample.failed_phase) == ("connect", "connect")
+
+
+def test_a_request_that_takes_too_long_is_a_timeout() -> None:
+    class Silent(ScriptedStream):
+        async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    class SilentNetwork(Network):
+        async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+            return Silent(self)
+
+    (sample,) = ask(SilentNetwork([]), timeout_seconds=0.01)
+    assert (sample.error, sample.failed_phase) == ("timeout", "before_first_token")
+
+
+def test_a_client_that_leaves_is_no_error() -> None:
+    script = [(1.0, HEAD + b"\r\n")] + [(2.0 + i, chunk(event())) for i in range(9)]
+    (sample,) = ask(Network(script), Call([1], 9, leave_after=4))
+    assert sample.is_abandoned
+    assert sample.error is None
+    assert len(sample.event_ns) == 4
+
+
+def test_an_answer_that_is_not_streamed() -> None:
+    answer = {
+        "choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 2},
+    }
+    network = Network([(30, whole(200, answer))])
+    (sample,) = ask(network, Call("hi", 5), stream=False, endpoint="chat")
+    assert sample.is_ok
+    assert (sample.ttft_ns, sample.completion_tokens, sample.tpot_ns) == (40_000_000, 2, None)
+    assert "stream_options" not in body_of(network.requests[0])
+
+
+def test_a_conversation_sends_the_answers_back() -> None:
+    def delta(text: str) -> bytes:
+        content = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        return chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    role = chunk(b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n')
+    network = Network(
+        [(10, HEAD + b"\r\n" + role), (20, delta("Hel")), (30, delta("lo") + END)],
+        [(50, HEAD + b"\r\n" + role), (70, delta("Bye") + END)],
+    )
+    first, second = ask(network, Call("one", 5, ("two",)), endpoint="chat")
+    assert first.event_ns == [ns(20), ns(30)]  # the role alone is no output
+    assert body_of(network.requests[1])["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "two"},
+    ]
+    assert (second.turn, second.intended_ns, second.event_ns) == (1, ns(30), [ns(70)])
+    assert first.trace_id != second.trace_id
+
+
+def test_a_request_of_a_file_keeps_its_own_fields() -> None:
+    network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    ask(network, Call("", 5, body={"messages": messages, "top_p": 0.5}), endpoint="chat")
+    assert body_of(network.requests[0])["messages"] == messages
+    assert body_of(network.requests[0])["top_p"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"url": "localhost:8000"}, "--url is 'localhost:8000'"),
+        ({"processes": 0}, "--processes is 0"),
+        ({"header": ("x",)}, "--header is 'x'"),
+        ({"extra_body": "[]"}, "--extra-body"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        HttpOptions(**options)
+
+
+def test_a_stream_with_too_much_unread_pauses_and_goes_on() -> None:
+    class Transport(asyncio.Transport):
+        paused = 0
+        resumed = 0
+
+        def pause_reading(self) -> None:
+            self.paused += 1
+
+        def resume_reading(self) -> None:
+            self.resumed += 1
+
+    async def run() -> None:
+        stream, transport = StampedStream(lambda: 0), Transport()
+        stream.connection_made(transport)
+        for _ in range(100):
+            stream.data_received(b"x")
+        assert transport.paused == 1
+        for _ in range(100):
+            assert await stream.read(1) == b"x"
+        asyncio.get_running_loop().call_soon(stream.data_received, b"y")
+        assert await stream.read(1) == b"y"
+        assert transport.resumed == 1
+
+    asyncio.run(run())

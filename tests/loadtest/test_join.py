@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.join import DIALECTS, ServerSide, join, look_at_server, parse_metrics, scrape_settled
+from loadtest.sample import Sample
+from tests.loadtest.samples import sample
+
+OURS, VLLM = DIALECTS
+PHASES = {"receive": 1, "tokenize_wait": 2, "tokenize": 3, "queue": 4, "prefill": 80, "decode": 30, "respond": 5}
+
+
+def metrics_text(count: int, ttft_ms: float, duration_ms: float) -> str:
+    """Of `count` finished requests with these means; refused ones have other labels."""
+    labels = 'model="m",operation="chat"'
+    lines = ["# HELP x y", 'oaiserve_build_info{version="1"} 1.0', "process_cpu_seconds_total 3.25"]
+    for name, mean_ms in (("time_to_first_token", ttft_ms), ("request_duration", duration_ms)):
+        base = f"oaiserve_{name}_seconds"
+        lines += [
+            f'{base}_count{{outcome="finished",{labels}}} {count:.1f}',
+            f'{base}_sum{{outcome="finished",{labels}}} {count * mean_ms / 1e3}',
+            f'{base}_count{{outcome="rejected",{labels}}} {count * 2:.1f}',
+            f'{base}_sum{{outcome="rejected",{labels}}} {count * 2:.1f}',
+        ]
+    for phase, ms in PHASES.items():
+        base, more = "oaiserve_request_phase_seconds", f'{{phase="{phase}",outcome="finished",{labels}}}'
+        lines += [f"{base}_count{more} {count:.1f}", f"{base}_sum{more} {count * ms / 1e3}"]
+    return "\n".join(lines) + "\n"
+
+
+def run_of(count: int) -> list[Sample]:
+    """TTFT 100 ms and 130 ms in all, as the client sees it."""
+    phases_ns = {name: ms * 1_000_000 for name, ms in PHASES.items()}
+    return [sample([100, 115, 130], at=10 * i, phases_ns=dict(phases_ns)) for i in range(count)]
+
+
+def joined(samples: Sequence[Sample], after: str, before: str = metrics_text(5, 1, 1)) -> dict[str, Any]:
+    side = ServerSide(OURS, round_trip_seconds=0.001)
+    return join(samples, side, parse_metrics(before), parse_metrics(after), loop_lag_seconds=0.001)
+
+
+def plus_five(count: int, ttft_ms: float, duration_ms: float) -> str:
+    """The five requests of `before`, and then `count` with these means."""
+    total = 5 + count
+    return metrics_text(total, (5 + count * ttft_ms) / total, (5 + count * duration_ms) / total)
+
+
+def test_means_are_those_of_the_run_alone_and_the_rest_is_network_and_client() -> None:
+    result = joined(run_of(10), plus_five(10, 92, 125))
+    assert result["num_requests"] == 10
+    assert result["means"]["ttft"] == pytest.approx(0.092)
+    assert result["means"]["duration"] == pytest.approx(0.125)
+    assert result["means"]["prefill"] == pytest.approx(0.080)
+    assert result["rest"]["first_token"]["p50"] == pytest.approx(0.010)
+    assert result["rest"]["last_token"]["p50"] == pytest.approx(0.010)
+    assert result["check"]["status"] == "agree"
+
+
+@pytest.mark.parametrize(
+    ("ttft_ms", "duration_ms", "word"),
+    [(70, 125, "mean ttft"), (92, 90, "mean duration"), (110, 125, "mean ttft"), (92, 140, "mean duration")],
+)
+def test_a_clock_that_disagrees_beyond_the_network_is_loud(ttft_ms: float, duration_ms: float, word: str) -> None:
+    check = joined(run_of(10), plus_five(10, ttft_ms, duration_ms))["check"]
+    assert check["status"] == "disagree"
+    assert word in check["reason"]
+
+
+def test_requests_of_others_are_noticed() -> None:
+    check = joined(run_of(10), plus_five(11, 90, 125))["check"]
+    assert (check["status"], "11" in check["reason"]) == ("disagree", True)
+    assert joined(run_of(10), plus_five(9, 90, 125))["check"]["status"] == "disagree"
+
+
+def test_what_cannot_be_compared_is_not() -> None:
+    left = [*run_of(9), sample([100], is_abandoned=True)]
+    assert joined(left, plus_five(10, 92, 125))["check"]["status"] == "not checked"
+    assert joined([sample([], error="connect")], plus_five(1, 9, 9))["check"]["status"] == "not checked"
+    side = ServerSide(None, 0.001)
+    assert join(run_of(2), side, {}, {}, 0.0)["check"]["status"] == "not checked"
+
+
+def test_without_streaming_only_the_duration_is_compared() -> None:
+    samples = [sample([130], is_stream=False) for _ in range(4)]
+    assert joined(samples, plus_five(4, 90, 125))["check"]["status"] == "agree"
+    assert joined(samples, plus_five(4, 90, 125))["rest"]["first_token"] is None
+
+
+def test_labels_may_contain_anything_and_exponents_are_numbers() -> None:
+    parsed = parse_metrics('a{x="q\\"}, y",z="1"} 1e-05\nb NaN\n# c 3\nd_total 7 1234\n')
+    assert parsed["a", frozenset({("x", 'q\\"}, y'), ("z", "1")})] == 1e-05
+    assert parsed["d_total", frozenset()] == 7
+    assert len(parsed) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, metrics_text(1, 1, 1), "oaiserve"),
+        (200, 'vllm:e2e_request_latency_seconds_count{model_name="m"} 1\n', "vllm"),
+        (200, "something_else 1\n", None),
+        (404, "", None),
+    ],
+)
+def test_the_kind_of_server_is_seen_in_its_metrics(status: int, text: str, expected: str | None) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
+    with httpx.Client(transport=transport, base_url="http://test") as client:
+        side = look_at_server(client)
+    assert (side.dialect.name if side.dialect else None) == expected
+
+
+def test_a_scrape_waits_for_telemetry_that_is_behind() -> None:
+    texts = iter([metrics_text(5, 1, 1), metrics_text(6, 1, 1), metrics_text(7, 1, 1)])
+    side = ServerSide(OURS, 0.001, scrape=lambda: parse_metrics(next(texts)))
+    after = scrape_settled(side, parse_metrics(metrics_text(5, 1, 1)), 2)
+    assert after == parse_metrics(metrics_text(7, 1, 1))
+
+
+def test_the_names_of_our_own_metrics_are_those_that_the_server_has() -> None:
+    from oaiserve.telemetry import names
+    from oaiserve.times import PHASES as SERVER_PHASES
+
+    assert OURS.ttft == names.TIME_TO_FIRST_TOKEN_SECONDS.name
+    assert OURS.duration == names.DURATION_SECONDS.name
+    assert list(OURS.phases) == list(SERVER_PHASES)
+    assert {name for name, _ in OURS.phases.values()} == {names.PHASE_SECONDS.name}

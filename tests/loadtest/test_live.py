@@ -1,0 +1,108 @@
+"""Real processes and sockets: the client against a server that answers after set delays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.ceiling import null_server
+from loadtest.cli import main
+from loadtest.sse import DONE, EventSplitter
+from loadtest.transport import StampedBackend, StampedTransport
+
+FIRST, GAP = 0.05, 0.01
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    flags = ["--first-seconds", str(FIRST), "--gap-seconds", str(GAP), "--tokens-per-event", "3"]
+    with null_server(*flags) as url:
+        yield url
+
+
+def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str) -> None:
+    """Both read the same clock, so what is between them is the network and the client."""
+
+    async def run() -> list[int]:
+        delays_ns: list[int] = []
+        transport = StampedTransport(StampedBackend(monotonic_ns), None)
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            body = {"prompt": "a", "max_tokens": 90, "stream": True}
+            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+                stream, splitter = response.extensions["network_stream"], EventSplitter()
+                async for part in response.aiter_raw():
+                    for event in splitter.feed(part):
+                        if event != DONE and "sent_ns" in (message := json.loads(event)):
+                            delays_ns.append(stream.read_ns - message["sent_ns"])
+        return delays_ns
+
+    delays_ns = asyncio.run(run())
+    assert len(delays_ns) == 30
+    assert min(delays_ns) > 0
+    assert statistics.median(delays_ns) < 2_000_000
+
+
+def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
+    """The report of `run`, without the calibration."""
+    path = tmp_path / "report.json"
+    assert main(["run", "--url", url, "--no-calibrate", "--json", str(path), *flags]) == 0
+    return json.loads(path.read_text())
+
+
+def test_known_delays_are_measured_by_several_processes(tmp_path: Path, url: str) -> None:
+    html, samples = tmp_path / "report.html", tmp_path / "samples.jsonl"
+    report = run_load(
+        tmp_path, url, "--processes", "2", "--concurrency", "4", "--num-requests", "12", "--repeats", "2",
+        "--max-new-tokens", "20", "--html", str(html), "--samples", str(samples),
+    )  # fmt: skip
+    for run in report["points"][0]["runs"]:
+        metrics = run["metrics"]
+        times = metrics["distributions"]
+        assert (metrics["num_ok"], metrics["prompt_tokens"], metrics["completion_tokens"]) == (12, 12 * 128, 12 * 20)
+        assert metrics["tokens_per_event"] == pytest.approx(20 / 7)
+        # Timers are never early by more than a millisecond; how late they are depends on who else is on the machine.
+        assert FIRST - 0.001 < times["ttft"]["p50"] < FIRST + 0.03
+        assert 6 * GAP / 19 - 0.001 < times["tpot"]["p50"] < 6 * GAP / 19 + 0.003
+        assert FIRST + 6 * GAP - 0.001 < times["latency"]["p50"] < FIRST + 6 * GAP + 0.04
+        assert len(run["client"]["processes"]) == 2
+    assert html.read_text().startswith("<!doctype html>")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert len(rows) == 24
+    assert len({row["trace_id"] for row in rows}) == 24
+
+
+def test_errors_half_way_are_counted_by_kind(tmp_path: Path) -> None:
+    with null_server("--fail-every", "4", "--cut-every", "5") as url:
+        report = run_load(
+            tmp_path, url, "--num-requests", "17", "--warmup", "0", "--max-new-tokens", "8", "--processes", "2"
+        )
+    metrics = report["points"][0]["runs"][0]["metrics"]
+    # One user: the second process has nothing to send. Each fourth of 17 is refused, of the others each fifth is cut.
+    assert metrics["errors"] == {"http_503, before_first_token": 4, "disconnected, mid_stream": 3}
+    assert metrics["num_ok"] == 10
+
+
+def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "q"}]}\n')
+    assert main(["run", "--url", url, "--no-calibrate", "--requests", str(file)]) == 2
+    assert "which need --endpoint chat" in capsys.readouterr().err
+
+
+def test_an_open_loop_offers_its_rate_and_the_ceiling_is_measured(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "report.json"
+    flags = ["--arrival", "constant", "--rate", "50", "--num-requests", "25", "--endpoint", "chat"]
+    assert main(["run", "--url", url, "--json", str(path), *flags]) == 0
+    client = json.loads(path.read_text())["points"][0]["runs"][0]["client"]
+    assert client["offered_requests_per_second"] == pytest.approx(50)
+    assert client["achieved_requests_per_second"] == pytest.approx(50, rel=0.1)
+    assert 0 < client["ceiling"]["event_cpu_seconds"] < client["ceiling"]["request_cpu_seconds"] < 0.1
+    assert 0 < client["load_of_ceiling"] < 1

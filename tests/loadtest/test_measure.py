@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.measure import measure, oversaturation, parse_slos, series
+from tests.loadtest.samples import sample
+
+
+def test_the_times_of_one_request() -> None:
+    one = sample([100, 110, 130, 160], at=5, lag=20)
+    values = series([one])
+    assert values["send_lag"] == [0.020]
+    assert values["ttft"] == [0.100]
+    assert values["ttft_from_send"] == [0.080]
+    assert values["tpot"] == [pytest.approx(0.060 / 3)]
+    assert values["itl"] == [0.010, 0.020, 0.030]
+    assert values["latency"] == [0.160]
+    assert values["latency_from_send"] == [0.140]
+
+
+def test_several_tokens_in_an_event_count_by_usage_and_not_by_event() -> None:
+    one = sample([100, 140, 180], completion_tokens=9)
+    metrics = measure([one])
+    assert metrics["distributions"]["tpot"]["p50"] == pytest.approx(0.080 / 8)
+    assert metrics["distributions"]["itl"]["p50"] == pytest.approx(0.040)
+    assert metrics["tokens_per_event"] == 3
+    assert metrics["completion_tokens_per_second"] == pytest.approx(9 / 0.180)
+    assert metrics["token_counts_from"] == "usage"
+    assert measure([sample([100, 140], completion_tokens=None)])["token_counts_from"] == "events"
+
+
+def test_events_of_one_read_share_their_stamp_and_show_as_bunches() -> None:
+    metrics = measure([sample([100, 100, 100, 200])])
+    assert metrics["events_per_read"] == 2
+    assert metrics["distributions"]["itl"]["max"] == pytest.approx(0.100)
+    assert metrics["distributions"]["itl"]["p50"] == 0
+
+
+def test_an_answer_of_one_token_has_no_time_per_output_token() -> None:
+    assert measure([sample([100])])["distributions"]["tpot"] is None
+
+
+def test_without_streaming_the_first_token_is_the_whole_answer() -> None:
+    values = series([sample([300], completion_tokens=5, is_stream=False)])
+    assert (values["ttft"], values["tpot"], values["latency"]) == ([0.3], [], [0.3])
+
+
+def test_what_comes_after_the_last_output_does_not_extend_the_latency() -> None:
+    late_usage = sample([100, 200], end_ns=10**9 + 900_000_000)
+    assert series([late_usage])["latency"] == [0.2]
+    assert measure([late_usage])["window_seconds"] == pytest.approx(0.9)
+
+
+def test_a_client_that_is_late_does_not_make_the_server_look_faster() -> None:
+    """No coordinated omission: the wait for a client that was stuck is in the latency."""
+    stuck = [sample([1000 - 100 * i + 10], at=100 * i, lag=1000 - 100 * i) for i in range(10)]
+    metrics = measure(stuck)
+    assert metrics["distributions"]["ttft"]["max"] == pytest.approx(1.010)
+    assert metrics["distributions"]["ttft_from_send"]["max"] == pytest.approx(0.010)
+
+
+def test_failed_requests_stay_in_all_denominators_and_out_of_the_times() -> None:
+    good = sample([100, 200])
+    cut = sample([100], at=0, error="disconnected", completion_tokens=None)
+    refused = sample([], at=0, error="http_503", end_ns=10**9 + 1_000_000_000)
+    unconnected = sample([], at=0, error="connect")
+    unconnected.headers_ns = None
+    left = sample([100], is_abandoned=True)
+    metrics = measure([good, cut, refused, unconnected, left], parse_slos("ttft:150ms,latency:1s"))
+    assert metrics["errors"] == {
+        "disconnected, mid_stream": 1,
+        "http_503, before_first_token": 1,
+        "connect, connect": 1,
+    }
+    assert (metrics["num_ok"], metrics["num_abandoned"], metrics["num_judged"]) == (1, 1, 4)
+    assert metrics["window_seconds"] == pytest.approx(1.0)
+    assert metrics["slo_attainment"] == {"ttft": 0.25, "latency": 0.25, "all": 0.25}
+    assert metrics["goodput_per_second"] == pytest.approx(1.0)
+    assert metrics["distributions"]["ttft"]["n"] == 1
+
+
+def test_a_good_request_meets_all_slos() -> None:
+    slow_start, slow_tokens, good = sample([300, 310]), sample([100, 200]), sample([100, 110])
+    metrics = measure([slow_start, slow_tokens, good], parse_slos("ttft:200ms,tpot:50ms"))
+    assert metrics["slo_attainment"] == {
+        "ttft": pytest.approx(2 / 3),
+        "tpot": pytest.approx(2 / 3),
+        "all": pytest.approx(1 / 3),
+    }
+
+
+def test_an_answer_of_the_wrong_length_is_counted() -> None:
+    short = sample([1, 2], must_fill=True, requested_tokens=3)
+    assert measure([short])["num_wrong_length"] == 1
+    assert measure([sample([1, 2], requested_tokens=3)])["num_wrong_length"] == 0
+
+
+def test_slos_are_parsed_with_their_units() -> None:
+    assert parse_slos("ttft:300ms,tpot:0.03s,latency:5000us") == {
+        "ttft": pytest.approx(0.3),
+        "tpot": pytest.approx(0.03),
+        "latency": pytest.approx(0.005),
+    }
+    assert parse_slos(None) == {}
+    for wrong in ("ttft", "ttft:3", "speed:3ms", "ttft:-1ms", "ttft:xms"):
+        with pytest.raises(UsageError, match="--slo"):
+            parse_slos(wrong)
+
+
+def test_a_server_that_falls_behind_is_marked_and_one_that_does_not_is_not() -> None:
+    overloaded = [sample([50 + i * 30], at=i * 50) for i in range(100)]  # takes 12.5 of the 20 that come each second
+    assert "requests in flight grew" in (oversaturation(overloaded) or "")
+    assert oversaturation([sample([400], at=i * 50) for i in range(100)]) is None
+    filling = [sample([6000], at=i * 50) for i in range(100)]  # the first has not ended when the last is sent
+    assert oversaturation(filling) is None
+    assert oversaturation(overloaded[:10]) is None

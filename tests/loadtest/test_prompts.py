@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.arrivals import Arrivals
+from loadtest.errors import UsageError
+from loadtest.experiment import plan
+from loadtest.prompts import Workload, length_sampler, make_calls
+
+
+def calls_of(seed: int = 0, **options: Any) -> list[Any]:
+    return make_calls(Workload(**options), seed)
+
+
+def test_a_seed_makes_the_same_calls_and_another_seed_others() -> None:
+    options: dict[str, Any] = {"num_requests": 20, "input_len": "uniform:5:9", "max_new_tokens": "choice:2:4"}
+    assert calls_of(1, **options) == calls_of(1, **options)
+    assert calls_of(1, **options) != calls_of(2, **options)
+
+
+def test_random_prompts_are_unique_and_as_long_as_asked_for() -> None:
+    calls = calls_of(num_requests=50, input_len="uniform:5:9", max_new_tokens="3")
+    assert {len(call.prompt) for call in calls} == {5, 6, 7, 8, 9}
+    assert len({tuple(call.prompt) for call in calls}) == 50
+    assert {call.max_tokens for call in calls} == {3}
+    words = calls_of(num_requests=2, input_len="7", random_form="words")
+    assert all(len(call.prompt.split()) == 7 for call in words)
+
+
+def test_prompts_of_a_group_begin_alike() -> None:
+    calls = calls_of(num_requests=6, input_len="2", prefix_len=10, prefix_groups=2)
+    assert {tuple(call.prompt[:10]) for call in calls[::2]} == {tuple(calls[0].prompt[:10])}
+    assert calls[0].prompt[:10] != calls[1].prompt[:10]
+    assert len({tuple(call.prompt) for call in calls}) == 6
+    assert all(len(call.prompt) == 12 for call in calls)
+
+
+def test_a_fixed_prompt_is_repeated_and_unique_on_demand_and_between_runs() -> None:
+    assert [call.prompt for call in calls_of(num_requests=2, prompt="ab ", prompt_repeats=3)] == ["ab ab ab "] * 2
+    unique = [
+        call.prompt for seed in (1, 2) for call in calls_of(seed, num_requests=3, prompt="ab", unique_prompts=True)
+    ]
+    assert len({prompt[:4] for prompt in unique}) == 6  # they differ before a cache could have anything of them
+    assert all(prompt.endswith("ab") for prompt in unique)
+
+
+def test_shares_of_clients_that_leave_or_read_slowly() -> None:
+    calls = calls_of(num_requests=1000, abandon_share=0.2, slow_share=0.5, max_new_tokens="10", input_len="1")
+    leaving = [call.leave_after for call in calls if call.leave_after is not None]
+    assert len(leaving) == pytest.approx(200, abs=50)
+    assert set(leaving) == set(range(1, 10))
+    assert sum(call.is_slow for call in calls) == pytest.approx(500, abs=70)
+
+
+def test_a_conversation_has_its_questions() -> None:
+    (call,) = calls_of(num_requests=1, turns=3, input_len="4")
+    assert isinstance(call.prompt, str)
+    assert [len(question.split()) for question in call.next_questions] == [4, 4]
+
+
+def test_requests_of_a_file(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"timestamp": 3, "prompt": "p", "max_tokens": 9, "stream": False, "model": "other", "stop": ["x"]},
+        {"messages": [{"role": "user", "content": "q"}], "max_completion_tokens": 8},
+        {"timestamp": 5, "input_length": 6, "output_length": 2, "prefix": 1},
+        {"timestamp": 6, "input_length": 6, "output_length": 2, "prefix": 1},
+    ]
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    one, two, three, four = calls_of(requests=file, prefix_len=4)
+    assert (one.prompt, one.max_tokens, one.timestamp, one.body) == ("p", 9, 3, {"stop": ["x"]})
+    assert (two.body["messages"], two.max_tokens) == (rows[1]["messages"], 8)
+    assert (len(three.prompt), three.max_tokens) == (6, 2)
+    assert three.prompt[:4] == four.prompt[:4]
+    assert three.prompt[4:] != four.prompt[4:]
+    assert len(calls_of(requests=file, num_requests=2)) == 2
+
+
+def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
+    file, trace = tmp_path / "r.jsonl", Arrivals(arrival="trace")
+    file.write_text('{"timestamp": 9, "prompt": "b"}\n{"timestamp": 7.5, "prompt": "a"}\n')
+    calls, offsets = plan(Workload(requests=file), trace, 0)
+    assert ([call.prompt for call in calls], offsets) == (["a", "b"], [0, 1.5])
+    file.write_text('{"timestamp": 9, "prompt": "b"}\n{"prompt": "a"}\n')
+    with pytest.raises(UsageError, match="timestamp"):
+        plan(Workload(requests=file), trace, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("{}\nx", "line 2 of"), ("[]", "is no JSON object"), ("", "there is no request")]
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=sentence):
+        calls_of(requests=file)
+    with pytest.raises(UsageError, match="cannot be read"):
+        calls_of(requests=tmp_path / "none")
+
+
+def test_lengths_follow_their_distribution() -> None:
+    rng = random.Random(0)
+
+    def draw(spec: str) -> list[int]:
+        sampler = length_sampler("--x", spec)
+        return [sampler(rng) for _ in range(5000)]
+
+    assert set(draw("5")) == {5}
+    assert statistics.fmean(draw("normal:100:10")) == pytest.approx(100, rel=0.02)
+    assert statistics.median(draw("lognormal:200:0.5")) == pytest.approx(200, rel=0.05)
+    assert set(draw("choice:1:7")) == {1, 7}
+    assert min(draw("normal:1:10")) == 1
+    for wrong in ("0", "x", "uniform:3", "uniform:5:3", "normal:0:1", "choice:", "gauss:1:2", "5:6"):
+        with pytest.raises(UsageError, match=f"--x is '{wrong}'"):
+            length_sampler("--x", wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_requests": 0}, "--num-requests is 0"),
+        ({"abandon_share": 1.5}, "--abandon-share is 1.5"),
+        ({"unique_prompts": True}, "--unique-prompts needs a --prompt"),
+        ({"max_new_tokens": "none"}, "--max-new-tokens is 'none'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Workload(**options)

@@ -1,0 +1,159 @@
+"""Text, HTML and comparison, all made from one report dictionary."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.arrivals import Arrivals
+from loadtest.client_health import ProcessHealth
+from loadtest.compare import compare, load_report
+from loadtest.errors import UsageError
+from loadtest.experiment import describe_run, make_point, make_report
+from loadtest.html import plot, render_html
+from loadtest.measure import parse_slos
+from loadtest.report import render
+from tests.loadtest.samples import sample
+
+PHASES_NS = {"queue": 10_000_000, "prefill": 70_000_000, "decode": 40_000_000}
+
+
+def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_runs: int = 2, **settings: Any) -> Any:
+    points = []
+    for label in labels:
+        samples, runs = [], []
+        for run in range(num_runs):
+            ttft = ttft_ms + run
+            samples.append(
+                [sample([ttft, ttft + 20, ttft + 40], at=50 * i, phases_ns=dict(PHASES_NS)) for i in range(10)]
+                + [sample([], error="http_503")]
+            )
+            health = ProcessHealth(wall_ns=10**9, cpu_ns=10**7, loop_lag_ns=[10**5])
+            runs.append(describe_run(samples[-1], [health], Arrivals(), None, parse_slos("ttft:1s"), None))
+            runs[-1]["server"] = {
+                "dialect": "oaiserve",
+                "means": {"queue": 0.01, "ttft": 0.08},
+                "rest": {"first_token": None, "last_token": None},
+                "check": {"status": "disagree", "reason": "the clock"},
+            }
+        points.append(make_point(label, Arrivals(), runs, samples))
+    return make_report("http", points, http={"url": "http://test"}, workload={"seed": 0}, **settings)
+
+
+class Page(HTMLParser):
+    """Fails on what is not closed, and keeps the tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_report_survives_json_and_says_how_it_was_made() -> None:
+    report = make()
+    again = json.loads(json.dumps(report))
+    assert again["schema"] == "oaiserve-loadtest/1"
+    assert again["definitions"]["ttft"]
+    assert again["environment"]["cpus"]
+    assert render(again) == render(report)
+
+
+def test_the_text_has_the_figures_the_client_and_what_went_wrong() -> None:
+    text = render(make())
+    assert re.search(r"^TTFT +100\.5 +100\.5 ", text, re.MULTILINE)
+    assert re.search(r"^TPOT +20\.0 ", text, re.MULTILINE)
+    assert "ERROR http_503, before_first_token: 2" in text
+    assert "SLO attainment" in text
+    assert "client: valid" in text
+    assert "server and client: DISAGREE (the clock)" in text
+    assert re.search(r"^prefill +70\.0", text, re.MULTILINE)
+
+
+def test_intervals_are_over_repeats_or_within_the_only_run() -> None:
+    entry = make()["points"][0]["summary"]["ttft_p50"]
+    assert (entry["interval_over"], entry["values"]) == ("repeats", [pytest.approx(0.100), pytest.approx(0.101)])
+    assert entry["low"] < 0.1005 < entry["high"]
+    single = make(num_runs=1)["points"][0]["summary"]
+    assert single["ttft_p50"]["interval_over"] == "requests"
+    assert single["requests_per_second"]["interval_over"] is None
+
+
+def test_a_command_in_a_report_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["x", "run", "--api-key", "s3cret", "--header=a: s3cret", "--header", "b: s3cret", "--url", "http://test"]
+    monkeypatch.setattr("sys.argv", argv)
+    report = make()
+    assert "s3cret" not in json.dumps(report)
+    assert report["arguments"][-2:] == ["--url", "http://test"]
+
+
+@pytest.mark.parametrize("labels", [("1 users",), ("<b> & users", "2 users")])
+def test_the_page_stands_alone_and_is_well_formed(labels: tuple[str, ...]) -> None:
+    text = render_html(make(labels=labels))
+    page = Page(text)
+    assert page.open == []
+    assert page.addresses == []
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 4
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_without_any_answer_is_a_page_too() -> None:
+    failed = [sample([], error="connect")]
+    run = describe_run(failed, [ProcessHealth()], Arrivals(), None, {}, None)
+    report = make_report("http", [make_point("x", Arrivals(), [run], [failed])], http={"url": "u"})
+    assert Page(render_html(report)).open == []
+    assert report["points"][0]["verdict"] == "invalid"
+
+
+def test_a_plot_has_its_points_where_they_belong() -> None:
+    svg = plot("t", "x", "y", [("a", [(0.0, 0.0), (5.0, 2.0), (10.0, 4.0)])])
+    points = re.search(r'polyline points="([^"]*)"', svg)
+    assert points is not None
+    (x0, y0), (x1, y1), (x2, y2) = [tuple(map(float, p.split(","))) for p in points[1].split()]
+    assert (x1 - x0, y0 - y1) == (pytest.approx(x2 - x1), pytest.approx(y1 - y2))
+    assert x2 > x0
+    assert y2 < y0  # pixels count downwards
+    assert plot("t", "x", "y", [("a", [])]) == ""
+
+
+def test_a_comparison_has_ratios_intervals_and_what_differs() -> None:
+    text = compare(make(num_runs=3), make(num_runs=3, ttft_ms=200, slos={"ttft": 1.0}))
+    row = re.search(r"^ttft p50, ms +101\.0 +201\.0 +1\.990 +([\d.]+) \.\. ([\d.]+) \*$", text, re.MULTILINE)
+    assert row is not None
+    assert float(row[1]) < 1.99 < float(row[2])
+    assert "slos" in text
+    assert "Without repeats" in compare(make(num_runs=1), make(num_runs=1))
+
+
+def test_only_reports_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for content, sentence in (("{", "is no JSON"), ("{}", "has the schema None"), ("[]", "has the schema None")):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=sentence):
+            load_report(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_report(tmp_path / "none.json")
+    path.write_text(json.dumps(make()))
+    assert load_report(path)["target"] == "http"
