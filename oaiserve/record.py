@@ -41,11 +41,11 @@ class EventKind(StrEnum):
     """What can happen to a request in the engine."""
 
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
-    PREFILL_CHUNK = "prefill_chunk"  # start, tokens
-    FIRST_TOKEN = "first_token"
+    PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch: the sequences in that step
+    FIRST_TOKEN = "first_token"  # batch
     PREEMPTED = "preempted"  # tokens: what it has to compute again, unless it stays cached
     RESUMED = "resumed"  # cached_tokens, stalled_ns
-    FINISHED = "finished"  # reason
+    FINISHED = "finished"  # reason, batch
 
 
 class RequestEvent(NamedTuple):

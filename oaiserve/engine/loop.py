@@ -41,6 +41,7 @@ from oaiserve.record import EventKind, StepKind, StepRecord
 log = logging.getLogger(__name__)
 
 MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
+TELL_INTERVAL_NS = 60_000_000_000  # between two lines about the same trouble
 
 
 class Runner(Protocol):
@@ -159,6 +160,7 @@ class EngineLoop:
         self._last_step: StepRecord | None = None
         self._idle_ns = 0
         self._has_work_since_ns: int | None = None  # and computes none of it
+        self._told_of_preemptions_ns: int | None = None
         self._num_submitted = 0
         self._num_waiting_tokens = 0
         self._pacing: PrefillBudget | None = None
@@ -334,7 +336,18 @@ class EngineLoop:
         self._num_waiting_tokens -= opened.waiting_tokens
         opened.waiting_tokens = 0
 
+    def _tell_of_preemptions(self, now_ns: int) -> None:
+        if self._told_of_preemptions_ns is None or now_ns - self._told_of_preemptions_ns > TELL_INTERVAL_NS:
+            self._told_of_preemptions_ns = now_ns
+            log.warning(
+                "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
+                "or a lower --max-running avoids that.",
+                self._scheduler.num_preemptions,
+            )
+
     def _stamp_scheduled(self, step: Step, now_ns: int) -> None:
+        if step.preempted:
+            self._tell_of_preemptions(now_ns)
         for sequence in step.preempted:
             opened = self._open[sequence.request_id]
             opened.preempted_ns[sequence] = now_ns
@@ -389,12 +402,14 @@ class EngineLoop:
             if opened is None:
                 continue  # another choice of the same request has failed in this step
             try:
-                self._process_chunk(opened, chunk, result, now_ns)
+                self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 log.exception("Request %s failed", chunk.sequence.request_id)
                 self._fail(opened, InternalError("The server failed on this request's output."))
 
-    def _process_chunk(self, opened: _OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int) -> None:
+    def _process_chunk(
+        self, opened: _OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int
+    ) -> None:
         sequence, samples = chunk.sequence, chunk.samples
         wants_token = samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
         self._scheduler.commit(sequence, chunk.end, result.token_id if wants_token else None)
@@ -404,7 +419,14 @@ class EngineLoop:
             prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
         account = opened.request.account
         if chunk.num_tokens > 1:
-            account.note(EventKind.PREFILL_CHUNK, now_ns, sequence.index, start=chunk.start, tokens=chunk.num_tokens)
+            account.note(
+                EventKind.PREFILL_CHUNK,
+                now_ns,
+                sequence.index,
+                start=chunk.start,
+                tokens=chunk.num_tokens,
+                batch=batch,
+            )
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
@@ -412,7 +434,7 @@ class EngineLoop:
             return
         sequence.wants_prompt_logprobs = False
         if sequence.last_token_ns is None:
-            account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index)
+            account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if opened.request.times.first_token is None:
                 opened.request.times.first_token = now_ns
         else:
@@ -429,7 +451,7 @@ class EngineLoop:
             output.finish_without_token()
         self._emit_chunk(opened, prompt, sequence, output)
         if output.finish_reason is not None:
-            account.note(EventKind.FINISHED, now_ns, sequence.index, reason=output.finish_reason)
+            account.note(EventKind.FINISHED, now_ns, sequence.index, reason=output.finish_reason, batch=batch)
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
             if not opened.outputs:

@@ -296,7 +296,7 @@ QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason
 
 # Of events: the choice and what else the engine noted, and of a prefill chunk which one of how many it is.
 EVENT_PREFIX = "oaiserve.event."
-EVENT_DETAILS = ("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason")
+EVENT_DETAILS = ("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch")
 
 HTTP_REQUEST_METHOD = "http.request.method"
 HTTP_ROUTE = "http.route"

@@ -28,6 +28,7 @@ from oaiserve.telemetry.series import (
     Reading,
     Shown,
 )
+from oaiserve.times import monotonic_ns
 
 
 class Form(StrEnum):
@@ -46,19 +47,31 @@ def negotiate(accept: str | None) -> Form:
     return Form.OPENMETRICS if content_type.startswith("application/openmetrics-text") else Form.TEXT
 
 
+REGISTRY_SECONDS = 1.0  # the age up to which what the client library tells is kept: it is a third of most pages' cost
+
+
 class Page:
-    """`registry`: what the client library itself collects and renders, at the end of the page."""
+    """`registry`: what the client library itself collects and renders, at the end of the page; up to a second old."""
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
         self._blocks = [
             _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family) for family in families
         ]
         self._registry = registry
+        self._kept: dict[Form, tuple[int, bytes]] = {}  # of the registry: since when, and its lines
 
     def render(self, form: Form) -> bytes:
         parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
-        encode = openmetrics.generate_latest if form is Form.OPENMETRICS else generate_latest
-        return b"".join((*parts, encode(self._registry)))
+        return b"".join((*parts, self._of_registry(form)))
+
+    def _of_registry(self, form: Form) -> bytes:
+        now_ns = monotonic_ns()
+        since_ns, lines = self._kept.get(form, (0, b""))
+        if not lines or now_ns - since_ns > REGISTRY_SECONDS * NS_PER_SECOND:
+            encode = openmetrics.generate_latest if form is Form.OPENMETRICS else generate_latest
+            lines = encode(self._registry)
+            self._kept[form] = now_ns, lines
+        return lines
 
 
 class _Numbers:

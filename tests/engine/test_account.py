@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from oaiserve.engine.request import Request
 from oaiserve.engine.sequence import ChunkResult, Step
 from oaiserve.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
@@ -51,11 +53,11 @@ def test_events_tell_what_happened_in_order() -> None:
     one = request("a", prompt_len=20, max_tokens=2)
     run(one, max_step_tokens=8)
     assert told(one.account) == [
-        ("prefill_chunk", 0, {"start": 0, "tokens": 8}),
-        ("prefill_chunk", 0, {"start": 8, "tokens": 8}),
-        ("prefill_chunk", 0, {"start": 16, "tokens": 4}),
-        ("first_token", 0, {}),
-        ("finished", 0, {"reason": "length"}),
+        ("prefill_chunk", 0, {"start": 0, "tokens": 8, "batch": 1}),
+        ("prefill_chunk", 0, {"start": 8, "tokens": 8, "batch": 1}),
+        ("prefill_chunk", 0, {"start": 16, "tokens": 4, "batch": 1}),
+        ("first_token", 0, {"batch": 1}),
+        ("finished", 0, {"reason": "length", "batch": 1}),
     ]
     times = [event.at_ns for event in one.account.events]
     assert times == sorted(times)
@@ -78,10 +80,11 @@ def test_a_prefix_that_was_there_is_an_event() -> None:
     assert not [event for event in first.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
 
 
-def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall() -> None:
+def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall(caplog: pytest.LogCaptureFixture) -> None:
     requests = [request(f"{i}", prompt_len=4, max_tokens=16) for i in range(3)]
     run(*requests, kv_blocks=6, max_model_len=24)
     accounts = [each.account for each in requests]
+    assert [line.levelname for line in caplog.records if "The KV cache is full" in line.message] == ["WARNING"]
     assert sum(account.num_preemptions for account in accounts) > 0
     for account in accounts:
         stalls = [event.details["stalled_ns"] for event in account.events if event.kind is EventKind.RESUMED]
