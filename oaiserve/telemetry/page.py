@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
 
+import prometheus_client
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -58,7 +59,8 @@ class Page:
             _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family) for family in families
         ]
         self._registry = registry
-        self._kept: dict[Form, tuple[int, bytes]] = {}  # of the registry: since when, and its lines
+        self._collected_ns: int | None = None
+        self._lines_of_registry: dict[Form, bytes] = {}  # all of one moment, or a counter would go back
 
     def render(self, form: Form) -> bytes:
         parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
@@ -66,12 +68,24 @@ class Page:
 
     def _of_registry(self, form: Form) -> bytes:
         now_ns = monotonic_ns()
-        since_ns, lines = self._kept.get(form, (0, b""))
-        if not lines or now_ns - since_ns > REGISTRY_SECONDS * NS_PER_SECOND:
-            encode = openmetrics.generate_latest if form is Form.OPENMETRICS else generate_latest
-            lines = encode(self._registry)
-            self._kept[form] = now_ns, lines
-        return lines
+        if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
+            self._collected_ns = now_ns
+            moment = _Moment(list(self._registry.collect()))
+            self._lines_of_registry = {
+                Form.TEXT: generate_latest(moment),
+                Form.OPENMETRICS: openmetrics.generate_latest(moment),  # type: ignore[no-untyped-call]
+            }
+        return self._lines_of_registry[form]
+
+
+class _Moment:
+    """A registry as it was."""
+
+    def __init__(self, metrics: list[prometheus_client.Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[prometheus_client.Metric]:
+        return self._metrics
 
 
 class _Numbers:
