@@ -1,9 +1,9 @@
 """What telemetry costs, as a ratio of paired runs: python -m tools.overhead
 
 Two servers of the demo model run side by side, one with all telemetry (metrics, spans to a collector, a JSON log line
-per request), one with none; or two with all of it, of which one is scraped 20 times a second. They get the same load in
-turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with its 95 % confidence interval, and what
-each part of telemetry costs per request.
+per request), one with none; or it is one server with all of it, which is scraped 20 times a second or not. Both get the
+same load in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with its 95 % confidence
+interval, and what each part of telemetry costs per request.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def interval(ratios: list[float]) -> str:
 async def measure(with_url: str, without_url: str, load: Load, num_pairs: int, scrape: bool) -> list[tuple[Run, Run]]:
     pairs = []
     for number in range(num_pairs + 1):
-        runs: dict[str, Run] = {}
-        order = [with_url, without_url] if number % 2 else [without_url, with_url]
-        for url in order:
-            async with scraping(url if scrape and url == with_url else None):
-                runs[url] = await run(url, load, seed=number)
+        runs: dict[bool, Run] = {}
+        for is_with in (True, False) if number % 2 else (False, True):
+            url = with_url if is_with else without_url
+            async with scraping(url if scrape and is_with else None):
+                runs[is_with] = await run(url, load, seed=2 * number + is_with)  # no prompt twice: it would be cached
         if number > 0:  # the first pair is the warm-up
-            pairs.append((runs[with_url], runs[without_url]))
+            pairs.append((runs[True], runs[False]))
     return pairs
 
 
@@ -180,16 +180,14 @@ def servers(compared: str) -> Iterator[tuple[str, str]]:
     """The URLs of the server with what is compared, and of the one without."""
     with child("-m", "tools.overhead", "collect", port=(collector_port := free_port())):
         otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector_port}"}
-        everything = ("-m", "oaiserve")
-        other = ("-m", "tools.overhead", "serve-without") if compared == "telemetry" else everything
-        with (
-            child(*everything, "serve", port=(port := free_port()), env=otel),
-            child(*other, "serve", port=(other_port := free_port()), env=otel if other == everything else {}),
-        ):
-            urls = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{other_port}"
-            for url in urls:
-                wait_until_ready(url)
-            yield urls
+        with child("-m", "oaiserve", "serve", port=(port := free_port()), env=otel):
+            wait_until_ready(url := f"http://127.0.0.1:{port}")
+            if compared == "scrapes":
+                yield url, url
+                return
+            with child("-m", "tools.overhead", "serve-without", "serve", port=(other_port := free_port())):
+                wait_until_ready(other_url := f"http://127.0.0.1:{other_port}")
+                yield url, other_url
 
 
 @contextmanager
