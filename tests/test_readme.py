@@ -17,7 +17,7 @@ from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
 README = (ROOT / "README.md").read_text()
@@ -51,9 +51,12 @@ LOADTEST_FLAGS = {
 } | {"--precision", "--attainment", "--most-trials", "--trial-seconds"}  # find-max has these
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/telemetry.md", "docs/loadtest.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/telemetry.md", "docs/loadtest.md", "docs/runbook.md"]
+)
 def test_flags_exist(page: str) -> None:
     of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's
+    of_others |= {"--build", "--wait"}  # docker's
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
     assert named - of_others <= {*DEFAULTS, *LOADTEST_FLAGS, "--config", "--help"}
 
@@ -73,8 +76,8 @@ def test_the_table_of_endpoints_has_every_route() -> None:
 
 def test_the_architecture_page_lists_every_file() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    listed = re.findall(r"^\| `((?:oaiserve|loadtest)/[^`]+)` \|", page, re.MULTILINE)
-    packages = (ROOT / "oaiserve", ROOT / "loadtest")
+    listed = re.findall(r"^\| `((?:oaiserve|loadtest|deploy)/[^`]+)` \|", page, re.MULTILINE)
+    packages = (ROOT / "oaiserve", ROOT / "loadtest", ROOT / "deploy")
     files = {str(path.relative_to(ROOT)) for p in packages for path in p.rglob("*.py") if path.stat().st_size}
     assert set(listed) == files
     assert len(listed) == len(files)

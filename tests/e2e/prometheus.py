@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,13 +60,20 @@ class Prometheus:
 
 
 @contextmanager
-def running_prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
+def running_prometheus(
+    folder: Path, targets: Mapping[str, str], rule_files: Sequence[Path] = ()
+) -> Iterator[Prometheus]:
     """Scrapes each target, a URL without its path, as the job of that name."""
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
         for job, url in targets.items()
     ]
-    config = {"global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL}, "scrape_configs": jobs}
+    intervals = ("scrape_interval", "scrape_timeout", "evaluation_interval")
+    config = {
+        "global": dict.fromkeys(intervals, SCRAPE_INTERVAL),
+        "scrape_configs": jobs,
+        "rule_files": [str(file) for file in rule_files],
+    }
     config_file, log_file = folder / "prometheus.yml", folder / "log"
     config_file.write_text(json.dumps(config))  # which is YAML, too
     address = f"127.0.0.1:{free_port()}"

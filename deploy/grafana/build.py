@@ -1,0 +1,31 @@
+"""Writes the dashboards as Grafana reads them: python -m deploy.grafana.build
+
+Needs the version of grafana-foundation-sdk in constraints.txt. Each is made for one version of Grafana, and a newer
+number does not mean a newer Grafana.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana import engine, overview, slo, where_time_goes
+
+FOLDER = Path(__file__).parent / "dashboards"
+
+
+def dashboards() -> list[Dashboard]:
+    return [overview.dashboard(), where_time_goes.dashboard(), engine.dashboard(), slo.dashboard()]
+
+
+def pages() -> dict[str, str]:
+    """The JSON of each dashboard, by the name of its file."""
+    encoder = JSONEncoder(sort_keys=True, indent=2)
+    return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in dashboards()}
+
+
+if __name__ == "__main__":
+    for name, page in pages().items():
+        (FOLDER / name).write_text(page)

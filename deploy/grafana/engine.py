@@ -1,0 +1,191 @@
+"""What is the server short of? Steps, batch, KV cache, and the process around them."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.panels import ENGINE, RATE, REQUESTS, Panel, Query, board, buckets, lines, rate
+
+STEP = "oaiserve_engine_step_seconds"
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "oaiserve-engine",
+        "oaiserve / Engine",
+        "The engine from within. It has no model: choose an instance.",
+        [("Steps", _steps()), ("KV cache", _cache()), ("Queue", _queue()), ("Process", _process())],
+    )
+
+
+def _mean(histogram: str) -> str:
+    return f"{rate(f'{histogram}_sum', ENGINE, 'instance')} / {rate(f'{histogram}_count', ENGINE, 'instance')}"
+
+
+def _steps() -> list[Panel]:
+    model = rate("oaiserve_engine_model_seconds_total", ENGINE, "instance")
+    idle = rate("oaiserve_engine_idle_with_work_seconds_total", ENGINE, "instance")
+    return [
+        lines(
+            "Time of the engine",
+            "Share of time. In the model with requests waiting: the machine is the limit. Idle with work above a few "
+            "percent: the engine thread waits for a core or for the interpreter; look for other busy programs.",
+            "percentunit",
+            [Query(model, "in the model {{instance}}"), Query(idle, "idle with work {{instance}}")],
+            span=8,
+            most=1,
+        ),
+        lines(
+            "Sequences in a step",
+            "On average. At --max-running, requests wait for a place; far below it, the KV cache is short.",
+            "short",
+            [Query(_mean("oaiserve_engine_step_sequences"), "{{instance}}")],
+            span=8,
+        ),
+        lines(
+            "Tokens in a step",
+            "On average. At --max-step-tokens, prompts wait for their share.",
+            "short",
+            [Query(_mean("oaiserve_engine_step_tokens"), "{{instance}}")],
+            span=8,
+        ),
+        lines(
+            "Time of a step, p99",
+            "By kind. Every stream waits for the end of a step: long mixed ones make streams stutter, and a lower "
+            "--max-step-tokens or an --itl-target-seconds makes them shorter.",
+            "s",
+            [Query(f"histogram_quantile(0.99, {rate(f'{STEP}_bucket', ENGINE, 'kind, le')})", "{{kind}}")],
+            span=8,
+        ),
+        lines(
+            "Steps by kind",
+            "Per second. prefill: only prompts; decode: only answers; mixed: both.",
+            "short",
+            [Query(rate(f"{STEP}_count", ENGINE, "kind"), "{{kind}}")],
+            stacked=True,
+            span=8,
+        ),
+        buckets(
+            "Time of a step", "Two bands are usual: decodes below, steps with prompts above.", "s", STEP, ENGINE, span=8
+        ),
+    ]
+
+
+def _cache() -> list[Panel]:
+    hits = rate("oaiserve_prefix_cache_hit_tokens_total", ENGINE, "instance")
+    queries = rate("oaiserve_prefix_cache_query_tokens_total", ENGINE, "instance")
+    return [
+        lines(
+            "KV blocks",
+            "Used by sequences; cached, unused but with content that a prompt may find; free. Used near the top with "
+            "preemptions: raise --kv-cache-memory.",
+            "short",
+            [Query(f"sum by (state) (oaiserve_kv_blocks{{{ENGINE}}})", "{{state}}")],
+            stacked=True,
+            span=8,
+        ),
+        lines(
+            "Prefix cache, hit rate",
+            "Share of prompt tokens that need not be computed. Low although prompts begin alike: the cache is too "
+            "small, or their beginnings differ early.",
+            "percentunit",
+            [Query(f"{hits} / ({queries} > 0)", "{{instance}}")],
+            span=8,
+            most=1,
+        ),
+        lines(
+            "Preemptions",
+            "Per second. Each one throws work away. All the time: raise --kv-cache-memory or lower --max-running.",
+            "short",
+            [Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "{{instance}}")],
+            span=8,
+        ),
+    ]
+
+
+def _queue() -> list[Panel]:
+    return [
+        lines(
+            "Running and waiting",
+            "Sequences, by instance. Uneven ones mean that the balancer does not see the load.",
+            "short",
+            [
+                Query(f"oaiserve_requests_running{{{ENGINE}}}", "running {{instance}}"),
+                Query(f"oaiserve_requests_waiting{{{ENGINE}}}", "waiting {{instance}}"),
+            ],
+            span=8,
+        ),
+        lines(
+            "Prompt tokens that wait",
+            "Of requests that have not entered a step. --max-waiting-tokens bounds them.",
+            "short",
+            [Query(f"oaiserve_waiting_prompt_tokens{{{ENGINE}}}", "{{instance}}")],
+            span=8,
+        ),
+        lines(
+            "Leaving the queue",
+            "Requests per second, last measured while any waited. Refusals say retry-after by it.",
+            "reqps",
+            [Query(f"oaiserve_drain_rate_requests_per_second{{{ENGINE}}}", "{{instance}}")],
+            span=4,
+        ),
+        lines(
+            "Tokenizer's queue",
+            "Requests that no tokenize worker has taken. More than a few: raise --tokenize-workers.",
+            "short",
+            [Query(f"oaiserve_tokenize_queue_depth{{{ENGINE}}}", "{{instance}}")],
+            span=4,
+        ),
+    ]
+
+
+def _process() -> list[Panel]:
+    lag = rate("oaiserve_event_loop_lag_seconds_bucket", ENGINE, "instance, le")
+    lost = rate("oaiserve_spans_total", f'result=~"failed|dropped", {ENGINE}')
+    return [
+        lines(
+            "Event loop, lag p99",
+            "How late the event loop wakes up; every stream is late by as much. Above 0.1 s: see the runbook, "
+            "OaiserveEventLoopLag.",
+            "s",
+            [Query(f"histogram_quantile(0.99, {lag})", "{{instance}}")],
+            span=8,
+            thresholds=[(None, "transparent"), (0.1, "red")],
+        ),
+        lines(
+            "Tokens of a request, median",
+            "Of ended requests. Longer prompts or answers explain most of what looks slow.",
+            "short",
+            [
+                Query(
+                    f"histogram_quantile(0.5, {rate(f'oaiserve_request_{kind}_tokens_bucket', REQUESTS, 'le')})", kind
+                )
+                for kind in ("prompt", "generation")
+            ],
+            span=8,
+        ),
+        lines(
+            "Telemetry lost",
+            "Per second: spans that did not reach the collector, and records that a consumer failed on. Both should be "
+            "zero: see the runbook, OaiserveTelemetryDropping.",
+            "short",
+            [
+                Query(f"{lost} or vector(0)", "spans"),
+                Query(f"{rate('oaiserve_telemetry_errors_total', ENGINE)} or vector(0)", "errors"),
+            ],
+            span=4,
+        ),
+        lines(
+            "Time of a scrape",
+            "Mean time to render /metrics. It does not hold up requests.",
+            "s",
+            [
+                Query(
+                    f"rate(oaiserve_scrape_duration_seconds_sum{{{ENGINE}}}[{RATE}])"
+                    f" / rate(oaiserve_scrape_duration_seconds_count{{{ENGINE}}}[{RATE}])",
+                    "{{instance}}",
+                )
+            ],
+            span=4,
+        ),
+    ]

@@ -1,0 +1,203 @@
+"""What the dashboards are put together from: queries, panels of one look, and a board with its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+# What the variables choose. The engine's own metrics have no model: one instance serves one.
+REQUESTS = 'model=~"$model", instance=~"$instance"'
+ENGINE = 'instance=~"$instance"'
+RATE = "$__rate_interval"
+QUANTILES = (0.5, 0.95, 0.99)
+
+Panel = stat.Panel | timeseries.Panel | heatmap.Panel
+Thresholds = Sequence[tuple[float | None, str]]  # from this value on, this color
+
+
+@dataclass(frozen=True)
+class Query:
+    expr: str
+    legend: str
+    exemplars: bool = False  # traces of requests, as points that can be clicked
+
+
+def rate(metric: str, selector: str, by: str = "") -> str:
+    """The sum of a counter's growth per second, for each value of the labels in `by`."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({metric}{{{selector}}}[{RATE}]))"
+
+
+def quantiles(histogram: str, selector: str) -> list[Query]:
+    buckets = rate(f"{histogram}_bucket", selector, "le")
+    return [Query(f"histogram_quantile({q}, {buckets})", f"p{q * 100:g}", exemplars=True) for q in QUANTILES]
+
+
+def number(title: str, description: str, unit: str, query: str, thresholds: Thresholds = ((None, "text"),)) -> Panel:
+    """The last value of one query, large, over a small line."""
+    return (
+        stat.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .no_value("none")
+        .color_mode(common.BigValueColorMode.VALUE)
+        .graph_mode(common.BigValueGraphMode.AREA)
+        .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
+        .thresholds(_steps(thresholds))
+        .with_target(_target(Query(query, title), "A"))
+        .height(4)
+        .span(4)
+    )
+
+
+def lines(
+    title: str,
+    description: str,
+    unit: str,
+    queries: Sequence[Query],
+    *,
+    span: int = 12,
+    stacked: bool = False,
+    share: bool = False,
+    most: float | None = None,
+    thresholds: Thresholds = (),
+) -> Panel:
+    """Over time. `stacked` where the lines add up to something, and `share` to show each one's part of it; `most` is
+    where the axis ends; thresholds are drawn as lines."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .min(0)
+        .no_value("none")
+        .show_points(common.VisibilityMode.NEVER)
+        .fill_opacity(30 if stacked or share else 5)
+        .legend(
+            common_builders.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.TABLE)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs(["mean", "max"])
+        )
+        .tooltip(
+            common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+        )
+        .height(9)
+        .span(span)
+    )
+    if stacked or share:
+        mode = common.StackingMode.PERCENT if share else common.StackingMode.NORMAL
+        panel.stacking(common_builders.StackingConfig().mode(mode).group("A"))
+    if most is not None:
+        panel.max(most)
+    if thresholds:
+        panel.thresholds(_steps(thresholds))
+        panel.thresholds_style(
+            common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+        )
+    for number, query in enumerate(queries):
+        panel.with_target(_target(query, chr(ord("A") + number)))
+    return panel
+
+
+def buckets(title: str, description: str, unit: str, histogram: str, selector: str, *, span: int = 8) -> Panel:
+    """How many fell into each bucket of a histogram, over time."""
+    expr = f"sum by (le) (increase({histogram}_bucket{{{selector}}}[{RATE}]))"
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .calculate(False)
+        .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(64))
+        .filter_values(heatmap.FilterValueRange().le(1e-9))
+        .y_axis(heatmap.YAxisConfig().unit(unit))
+        .with_target(_target(Query(expr, "{{le}}", exemplars=True), "A", PromQueryFormat.HEATMAP))
+        .height(8)
+        .span(span)
+    )
+
+
+def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> models.Dashboard:
+    """A dashboard for people and for `dashboards/`, with the variables that all queries use."""
+    dashboard = (
+        builders.Dashboard(title)
+        .uid(uid)
+        .description(description)
+        .tags(["oaiserve"])
+        .timezone("browser")
+        .time("now-1h", "now")
+        .refresh("10s")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .link(
+            builders.DashboardLink("oaiserve")
+            .type(models.DashboardLinkType.DASHBOARDS)
+            .tags(["oaiserve"])
+            .include_vars(True)
+            .keep_time(True)
+        )
+        .annotation(
+            builders.AnnotationQuery()
+            .name("Alerts")
+            .datasource(DATASOURCE)
+            .enable(True)
+            .icon_color("red")
+            .expr('ALERTS{alertname=~"Oaiserve.*", alertstate="firing"}')
+        )
+        .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+        .with_variable(_choice("model", "Model", "label_values(oaiserve_model_info, model)"))
+        .with_variable(_choice("instance", "Instance", 'label_values(oaiserve_model_info{model=~"$model"}, instance)'))
+    )
+    panel_id = 0
+    for row, panels in rows:
+        panel_id += 1
+        dashboard.with_row(builders.Row(row).id(panel_id))
+        for panel in panels:
+            panel_id += 1
+            dashboard.with_panel(panel.id(panel_id))
+    return dashboard.build()
+
+
+def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
+    return (
+        builders.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query(query)
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+    )
+
+
+def _target(query: Query, ref_id: str, form: PromQueryFormat = PromQueryFormat.TIME_SERIES) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .ref_id(ref_id)
+        .datasource(DATASOURCE)
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .format(form)
+        .range()
+        .exemplar(query.exemplars)
+    )
+
+
+def _steps(thresholds: Thresholds) -> builders.ThresholdsConfig:
+    steps = [models.Threshold(value, color) for value, color in thresholds]
+    return builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

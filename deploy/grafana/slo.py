@@ -1,0 +1,107 @@
+"""Are the objectives kept? Of what the recording rules make, by model; they know no instances."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.panels import REQUESTS, Panel, Query, board, lines, number, rate
+
+# The share to keep, and what is shown for it.
+OBJECTIVES = {
+    "availability": (0.995, "Answered", "Share of requests that were neither failed nor turned away."),
+    "ttft": (0.99, "First token within 1 s", "Share of finished requests."),
+    "tpot": (0.99, "Token within 0.1 s", "Share of finished requests, by their mean time between tokens."),
+}
+TOTAL = "oaiserve_requests_total"
+FINISHED = f'outcome="finished", {REQUESTS}'
+FAILED = f'outcome="failed", {REQUESTS}'
+TURNED_AWAY = f'outcome="rejected", status=~"429|503", {REQUESTS}'
+BUDGET = "on (slo) group_left () oaiserve:slo_budget:ratio"
+FAST, SLOW = 14.4, 6  # burn rates of the alerts
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "oaiserve-slo",
+        "oaiserve / SLO",
+        "Objectives, error budgets, and how fast these are used up. deploy/prometheus/recording.rules.yml has both.",
+        [("Last hour", _last_hour()), ("Goodput", _goodput()), ("Burn rate", _burn_rates())],
+    )
+
+
+def _errors(slo: str, window: str) -> str:
+    return f'oaiserve:slo_errors:ratio_rate{window}{{slo="{slo}", model=~"$model"}}'
+
+
+def _last_hour() -> list[Panel]:
+    kept = [
+        number(
+            title,
+            f"{what} Green: the objective is kept. Red: the budget is used up more than {SLOW} times too fast; see the "
+            "runbook, OaiserveSloSlowBurn.",
+            "percentunit",
+            f"min(1 - {_errors(slo, '1h')})",
+            [(None, "red"), (1 - SLOW * (1 - share), "orange"), (share, "green")],
+        )
+        for slo, (share, title, what) in OBJECTIVES.items()
+    ]
+    left = [
+        number(
+            f"Budget left, {slo}",
+            "Of the error budget, in the time shown above right, each five minutes counted alike. Below zero the "
+            "objective is missed: stop changing things, and see which phase is long.",
+            "percentunit",
+            f"min(1 - avg_over_time({_errors(slo, '5m')}[$__range]) / {BUDGET})",
+            [(None, "red"), (0, "orange"), (0.5, "green")],
+        )
+        for slo in OBJECTIVES
+    ]
+    return kept + left
+
+
+def _goodput() -> list[Panel]:
+    def within(histogram: str, le: str) -> str:
+        return rate(f"{histogram}_bucket", f'le="{le}", {FINISHED}')
+
+    return [
+        lines(
+            "Goodput",
+            "Finished requests per second, and those of them within each objective. A gap is work that came too late. "
+            "How many keep both at once, histograms cannot tell: `oaiserve bench` measures that.",
+            "reqps",
+            [
+                Query(rate(TOTAL, FINISHED), "finished"),
+                Query(within("oaiserve_time_to_first_token_seconds", "1.0"), "first token within 1 s"),
+                Query(within("oaiserve_time_per_output_token_seconds", "0.1"), "token within 0.1 s"),
+            ],
+        ),
+        lines(
+            "Turned away and failed",
+            "Per second: what counts against availability. 429 and 503 mean too little room; the rest is in the log.",
+            "reqps",
+            [
+                Query(f"{rate(TOTAL, FAILED)} or vector(0)", "failed"),
+                Query(f"{rate(TOTAL, TURNED_AWAY)} or vector(0)", "turned away"),
+            ],
+            stacked=True,
+        ),
+    ]
+
+
+def _burn_rates() -> list[Panel]:
+    return [
+        lines(
+            f"Burn rate, {slo}",
+            f"How many times too fast the error budget is used up: at 1 it lasts exactly 30 days. Over {FAST} in the "
+            f"last hour and five minutes OaiserveSloFastBurn fires, over {SLOW} in six hours and half an hour "
+            "OaiserveSloSlowBurn.",
+            "none",
+            [
+                Query(f"max({_errors(slo, window)} / {BUDGET})", f"last {window}")
+                for window in ("5m", "30m", "1h", "6h")
+            ],
+            span=8,
+            thresholds=[(None, "transparent"), (SLOW, "orange"), (FAST, "red")],
+        )
+        for slo in OBJECTIVES
+    ]

@@ -1,0 +1,70 @@
+"""The metrics and labels in a query, and those that there are. A few regular expressions: a real Prometheus parses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from oaiserve.telemetry import names
+from tests.deploy.paths import DEPLOY
+
+RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
+
+# Of each name that a query may use, its labels; those of the target are added to all of them.
+_TARGET = {"job", "instance"}
+_SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
+KNOWN_LABELS = {
+    metric.name + suffix: {*metric.labels, *_TARGET, *(["le"] if suffix == "_bucket" else [])}
+    for metric in (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
+    for suffix in _SUFFIXES.get(metric.type, ("",))
+}
+KNOWN_LABELS |= dict.fromkeys((*names.PROCESS_METRICS, "up"), _TARGET)
+KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
+
+_STRING = re.compile(r'"[^"]*"')
+_SELECTOR = re.compile(r"(?<![\w:$])([a-zA-Z_:][\w:]*)\s*(?:\{([^}]*)\}|(?=[\s)\[*/+<>=-]|$))(?!\s*\()")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right) ?\(([^)]*)\)")
+_WORDS = {"and", "or", "unless", "by", "on", "ignoring", "without", "offset", "bool", "group_left", "group_right"}
+
+
+def rules() -> list[dict[str, Any]]:
+    """Of both files, in their order: recording rules, then alerts."""
+    groups = [group for file in reversed(RULE_FILES) for group in yaml.safe_load(file.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def recorded() -> dict[str, set[str]]:
+    """The labels of each metric that a recording rule makes."""
+    found: dict[str, set[str]] = {}
+    for rule in rules():
+        if "record" in rule:
+            by = re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+            labels = {*rule.get("labels", {}), *(label.strip() for label in ",".join(by).split(",") if label.strip())}
+            found.setdefault(rule["record"], set()).update(labels)
+    return found
+
+
+def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
+    """Each metric in the query, with the labels that its matchers name."""
+    without_groupings = _GROUPING.sub(" ", query)
+    for name, matchers in _SELECTOR.findall(without_groupings):
+        if name not in _WORDS:
+            yield name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", _STRING.sub('""', matchers)))
+
+
+def unknown_names(query: str) -> list[str]:
+    """Every metric or label in the query that there is not."""
+    known = KNOWN_LABELS | recorded()
+    used = list(selectors(query))
+    labels_of_all = {label for name, _ in used for label in known.get(name, set())}
+    grouped = {label.strip() for group in _GROUPING.findall(query) for label in group.split(",") if label.strip()}
+    wrong = [name for name, _ in used if name not in known]
+    wrong += [f"{name}{{{label}}}" for name, labels in used for label in labels - known.get(name, labels)]
+    return wrong + [f"by ({label})" for label in sorted(grouped - labels_of_all)]

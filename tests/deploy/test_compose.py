@@ -1,0 +1,161 @@
+"""The containers: valid by the schema of compose, all of one piece, and the image's own check of its health works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+
+from oaiserve.app import TELEMETRY_CLOSE_SECONDS
+from oaiserve.config import ServerOptions
+from oaiserve.server import CUT_SECONDS
+from tests.deploy.paths import DEPLOY, ROOT
+from tests.e2e.conftest import free_port
+
+FOLDER = DEPLOY / "compose"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+DOCKERFILE = (FOLDER / "Dockerfile").read_text()
+STAGES = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml"])
+def test_compose_takes_the_file(name: str) -> None:
+    jsonschema.validate(yaml.safe_load((FOLDER / name).read_text()), get_builtin_schema("vendor.compose-spec"))
+
+
+def test_the_schema_refuses_what_is_wrong() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"services": {"a": {"imaage": "x"}}}, get_builtin_schema("vendor.compose-spec"))
+
+
+def test_what_is_mounted_and_built_is_there() -> None:
+    for service in SERVICES.values():
+        for source in (volume.split(":")[0] for volume in service.get("volumes", [])):
+            assert (FOLDER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+    build = SERVICES["oaiserve"]["build"]
+    context = FOLDER / build["context"]
+    assert context.resolve() == ROOT
+    assert (context / build["dockerfile"]).resolve() == FOLDER / "Dockerfile"
+
+
+def test_services_find_each_other() -> None:
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    targets = [t for job in prometheus["scrape_configs"] for c in job["static_configs"] for t in c["targets"]]
+    sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "oaiserve.yml").read_text())
+    urls = [source["url"].removeprefix("http://") for source in sources["datasources"]]
+    collector = yaml.safe_load((FOLDER / "collector.yaml").read_text())
+    urls += [exporter["endpoint"] for exporter in collector["exporters"].values()]
+    urls += [SERVICES["oaiserve"]["environment"]["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"].split("/")[2]]
+    hosts = {url.split(":")[0] for url in (*targets, *urls)}
+    assert hosts == {*SERVICES, "localhost"} - {"grafana"}
+    assert urls[-1].split(":")[1] == collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"].split(":")[1]
+
+
+def test_the_collector_has_all_parts_of_its_pipelines() -> None:
+    collector = yaml.safe_load((FOLDER / "collector.yaml").read_text())
+    for pipeline in collector["service"]["pipelines"].values():
+        for kind, parts in pipeline.items():
+            assert set(parts) <= set(collector[kind])
+
+
+def test_images_have_versions_and_ports_are_those_of_this_machine_only() -> None:
+    for service in SERVICES.values():
+        assert re.fullmatch(r"[\w/-]+:(?!latest)[\w.]+", service["image"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_prometheus_keeps_exemplars_and_grafana_finds_its_first_page() -> None:
+    assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
+    mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["grafana"]["volumes"])
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (FOLDER / mounts[str(home.parent)] / home.name).is_file()
+    providers = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "dashboards" / "oaiserve.yml").read_text())
+    assert [provider["options"]["path"] for provider in providers["providers"]] == [str(home.parent)]
+
+
+def test_a_container_is_given_the_time_that_a_shutdown_may_take() -> None:
+    takes = ServerOptions().drain_timeout_seconds + CUT_SECONDS + TELEMETRY_CLOSE_SECONDS
+    assert int(SERVICES["oaiserve"]["stop_grace_period"].removesuffix("s")) >= takes + 5
+
+
+# -- the image --------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_made_in_stages_and_runs_as_nobody_special() -> None:
+    assert len(STAGES) == 2
+    assert "COPY --from=build" in STAGES[1]
+    assert re.search(r"^USER 10001:10001$", STAGES[1], re.MULTILINE)
+    assert "uv" not in STAGES[1]
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    copied = {
+        name for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for name in line.split()[:-1]
+    }
+    allowed = re.findall(r"^!(.*)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert copied == set(allowed)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_its_environment_is_settings_that_there_are() -> None:
+    settings = set(re.findall(r"OAISERVE_(\w+)=", DOCKERFILE)) - {"CACHE"}
+    assert {name.lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
+
+
+class Answering(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/ready" else 404)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """The port of a server whose /ready has this status."""
+    handler = type("Handler", (Answering,), {"status": status})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def health_of(port: int) -> int:
+    """What the command after HEALTHCHECK says: its exit status."""
+    command: list[Any] = json.loads(re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
+    assert command[0] == "python"
+    env = {**os.environ, "OAISERVE_PORT": str(port)}
+    done = subprocess.run([sys.executable, *command[1:]], env=env, capture_output=True, timeout=30, check=False)
+    return done.returncode
+
+
+@pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
+def test_the_health_check_asks_whether_it_is_ready(status: int, exit_status: int) -> None:
+    with answering(status) as port:
+        assert health_of(port) == exit_status
+
+
+def test_the_health_check_fails_where_nobody_listens() -> None:
+    assert health_of(free_port()) == 1

@@ -1,0 +1,122 @@
+"""The dashboards: current, complete for people, and of metrics and labels that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.grafana import build
+from oaiserve.telemetry import names
+from oaiserve.times import PHASES
+from tests.deploy import promql
+from tests.deploy.paths import DEPLOY
+
+BOARDS = {file.name: json.loads(file.read_text()) for file in sorted(build.FOLDER.glob("*.json"))}
+PANELS = [
+    pytest.param(panel, id=f"{name.removesuffix('.json')}: {panel['title']}")
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
+    if panel["type"] != "row"
+]
+VARIABLES = {"datasource", "model", "instance"}
+OF_GRAFANA = {"__rate_interval", "__range"}
+SLO_PANELS = {"availability": "Answered", "ttft": "First token within 1 s", "tpot": "Token within 0.1 s"}
+
+
+def test_the_files_are_those_that_the_code_makes() -> None:
+    """`python -m deploy.grafana.build` makes them so."""
+    assert {file.name: file.read_text() for file in build.FOLDER.iterdir()} == build.pages()
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_dashboard_has_the_variables_and_asks_no_data_source_by_name(board: dict[str, Any]) -> None:
+    assert {variable["name"] for variable in board["templating"]["list"]} == VARIABLES
+    assert all(not variable.get("current") for variable in board["templating"]["list"])
+    assert board["uid"]
+    assert board["description"]
+    uids = set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) - {board["uid"]}
+    assert uids == {"${datasource}"}
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_panels_have_numbers_and_do_not_overlap(board: dict[str, Any]) -> None:
+    assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
+    taken: set[tuple[int, int]] = set()
+    for position in (panel["gridPos"] for panel in board["panels"]):
+        cells = {(position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_has_what_people_need(panel: dict[str, Any]) -> None:
+    assert len(panel["description"]) > 20
+    assert panel["description"].endswith(".")
+    unit = panel["options"]["yAxis"] if panel["type"] == "heatmap" else panel["fieldConfig"]["defaults"]
+    assert unit["unit"]
+    assert all(target["legendFormat"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_query_uses_metrics_labels_and_variables_that_there_are(panel: dict[str, Any]) -> None:
+    assert panel["targets"]
+    for expr in (target["expr"] for target in panel["targets"]):
+        assert list(promql.selectors(expr))
+        assert promql.unknown_names(expr) == []
+        assert set(re.findall(r"\$\{?(\w+)", expr)) <= VARIABLES | OF_GRAFANA
+        assert set(re.findall(r"\[([^\]]*)\]", expr)) <= {f"${name}" for name in OF_GRAFANA}
+        for name, labels in promql.selectors(expr):
+            assert labels & {"instance", "model"} or name == "oaiserve:slo_budget:ratio", (
+                f"{name} ignores the variables"
+            )
+
+
+def test_every_phase_has_its_heatmap() -> None:
+    heatmaps = [panel["title"] for panel in BOARDS["oaiserve-phases.json"]["panels"] if panel["type"] == "heatmap"]
+    assert heatmaps == list(PHASES)
+
+
+def test_thresholds_of_objectives_are_those_of_the_rules() -> None:
+    expressions = " ".join(
+        target["expr"] for panel in BOARDS["oaiserve-slo.json"]["panels"] for target in panel.get("targets", [])
+    )
+    on_board = set(re.findall(r'(\w+_bucket)\{le="([^"]*)"', expressions))
+    in_rules = {
+        found for rule in promql.rules() for found in re.findall(r'(\w+_bucket)\{[^}]*le="([^"]*)"', rule["expr"])
+    }
+    assert on_board == in_rules
+
+
+def test_shares_to_keep_are_those_of_the_rules() -> None:
+    panels = {panel["title"]: panel for panel in BOARDS["oaiserve-slo.json"]["panels"]}
+    for rule in promql.rules():
+        if rule.get("record") == "oaiserve:slo_budget:ratio":
+            budget = float(rule["expr"].removeprefix("vector(").removesuffix(")"))
+            steps = panels[SLO_PANELS[rule["labels"]["slo"]]]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            assert steps[-1] == {"color": "green", "value": pytest.approx(1 - budget)}
+
+
+def test_nearly_every_metric_of_ours_is_looked_at() -> None:
+    """Dashboards and rules together: what is missing is information that no line shows."""
+    expressions = [
+        target["expr"] for board in BOARDS.values() for panel in board["panels"] for target in panel.get("targets", [])
+    ]
+    expressions += [rule["expr"] for rule in promql.rules()]
+    used = {name for expr in expressions for name, _ in promql.selectors(expr)}
+    unused = {metric.name for metric in names.METRICS if not any(name.startswith(metric.name) for name in used)}
+    assert unused == {"oaiserve_build_info", "oaiserve_model_info", "oaiserve_finished_choices_total"}
+
+
+def test_exemplars_lead_to_the_store_of_traces() -> None:
+    sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "oaiserve.yml").read_text())
+    by_uid = {source["uid"]: source for source in sources["datasources"]}
+    (destination,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination["name"] == "trace_id"
+    assert by_uid[destination["datasourceUid"]]["type"] == "jaeger"
+    scraped_every = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert by_uid["prometheus"]["jsonData"]["timeInterval"] == scraped_every

@@ -1,0 +1,132 @@
+"""The manifests: valid by Kubernetes' own schemas, and in agreement with each other and with the server.
+
+There is no package with the schemas of ServiceMonitor and InferencePool, so of these only what we rely on is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from oaiserve.app import TELEMETRY_CLOSE_SECONDS, routes
+from oaiserve.config import Config, ServerOptions
+from oaiserve.server import CUT_SECONDS
+from oaiserve.telemetry import names
+from tests.deploy.paths import DEPLOY
+
+FOLDER = DEPLOY / "kubernetes"
+KUBERNETES = "1.37.0"
+NOT_MANIFESTS = {"kustomization.yaml", "prometheus-adapter.yaml"}
+
+
+def manifest(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return loaded
+
+
+MANIFESTS = {file.name: manifest(file.name) for file in sorted(FOLDER.glob("*.yaml")) if file.name not in NOT_MANIFESTS}
+CUSTOM = {"servicemonitor.yaml", "inferencepool.yaml"}
+DEPLOYMENT = MANIFESTS["deployment.yaml"]
+POD = DEPLOYMENT["spec"]["template"]
+(CONTAINER,) = POD["spec"]["containers"]
+
+
+@pytest.mark.parametrize("name", sorted(set(MANIFESTS) - CUSTOM))
+def test_kubernetes_takes_the_manifest(name: str) -> None:
+    kubernetes_validate.validate(MANIFESTS[name], KUBERNETES, strict=True)
+
+
+def test_the_schema_refuses_what_is_wrong() -> None:
+    wrong = DEPLOYMENT | {"spec": DEPLOYMENT["spec"] | {"replicaas": 2}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+def test_the_kustomization_names_every_manifest_but_the_pool() -> None:
+    kustomization = manifest("kustomization.yaml")
+    assert set(kustomization["resources"]) == set(MANIFESTS) - {"inferencepool.yaml"}
+    assert [image["name"] for image in kustomization["images"]] == [CONTAINER["image"].split(":")[0]]
+
+
+def test_everything_selects_the_pods() -> None:
+    labels = POD["metadata"]["labels"].items()
+    service = MANIFESTS["service.yaml"]
+    for selector in (
+        DEPLOYMENT["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+        MANIFESTS["poddisruptionbudget.yaml"]["spec"]["selector"]["matchLabels"],
+        MANIFESTS["inferencepool.yaml"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels
+    monitor = MANIFESTS["servicemonitor.yaml"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+def test_ports_have_one_name_and_one_number() -> None:
+    (container,) = CONTAINER["ports"]
+    (service,) = MANIFESTS["service.yaml"]["spec"]["ports"]
+    (endpoint,) = MANIFESTS["servicemonitor.yaml"]["spec"]["endpoints"]
+    (pool,) = MANIFESTS["inferencepool.yaml"]["spec"]["targetPorts"]
+    assert container["name"] == service["targetPort"] == endpoint["port"] == service["name"]
+    assert container["containerPort"] == pool["number"] == ServerOptions().port
+
+
+def test_probes_and_scrapes_ask_for_routes_that_there_are() -> None:
+    served = {route.path for route in routes(Config("demo"))}
+    probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    assert probes == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert {*probes.values(), MANIFESTS["servicemonitor.yaml"]["spec"]["endpoints"][0]["path"]} <= served
+
+
+def test_a_pod_is_given_the_time_that_its_end_may_take() -> None:
+    arguments = CONTAINER["args"]
+    drain_seconds = int(arguments[arguments.index("--drain-timeout-seconds") + 1])
+    sleep, pause_seconds = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    takes = int(pause_seconds) + drain_seconds + CUT_SECONDS + TELEMETRY_CLOSE_SECONDS
+    assert sleep == "sleep"
+    assert POD["spec"]["terminationGracePeriodSeconds"] >= takes + 5
+
+
+def test_it_runs_with_few_rights() -> None:
+    assert POD["spec"]["securityContext"]["runAsNonRoot"]
+    assert POD["spec"]["automountServiceAccountToken"] is False
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounted = {mount["name"] for mount in CONTAINER["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in POD["spec"]["volumes"]}
+
+
+def test_the_autoscaler_follows_a_metric_that_there_is() -> None:
+    autoscaler = MANIFESTS["horizontalpodautoscaler.yaml"]["spec"]
+    (metric,) = autoscaler["metrics"]
+    assert metric["pods"]["metric"]["name"] == names.REQUESTS_WAITING.name
+    target = {key: autoscaler["scaleTargetRef"][key] for key in ("apiVersion", "kind")}
+    assert target == {key: DEPLOYMENT[key] for key in ("apiVersion", "kind")}
+    assert autoscaler["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
+    (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
+    assert rule["seriesQuery"].split("{")[0] == names.REQUESTS_WAITING.name
+
+
+def test_an_endpoint_picker_reads_the_pods_as_it_reads_vllm() -> None:
+    labels = POD["metadata"]["labels"]
+    assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == "vllm"
+    read = {
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+    }
+    assert read <= {metric.name for metric in names.VLLM_METRICS}
+    assert "--no-vllm-metrics" not in CONTAINER["args"]
+
+
+def test_prometheus_gets_the_job_that_alerts_ask_for() -> None:
+    """The operator takes the name of the service for it, unless a ServiceMonitor says otherwise."""
+    assert MANIFESTS["service.yaml"]["metadata"]["name"] == "oaiserve"
+    assert "jobLabel" not in MANIFESTS["servicemonitor.yaml"]["spec"]

@@ -1,0 +1,146 @@
+"""The rules for Prometheus: promtool takes them, every alert is tested and explained, and they use what there is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import yaml
+
+from oaiserve.config import EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.telemetry import names
+from tests.deploy import promql
+from tests.deploy.paths import DEPLOY, ROOT
+
+FOLDER = DEPLOY / "prometheus"
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+RULES = promql.rules()
+ALERTS = promql.alerts()
+RULES_TEXT = "".join(file.read_text() for file in promql.RULE_FILES)
+FLAGS = {
+    f"--{field.name.replace('_', '-')}"
+    for options in (ServerOptions, EngineOptions, TelemetryOptions)
+    for field in fields(options)
+}
+WINDOWS = ("5m", "30m", "1h", "6h")
+
+
+def rule_id(rule: dict[str, Any]) -> str:
+    return rule.get("alert") or f"{rule['record']}-{rule.get('labels', {}).get('slo', '')}"
+
+
+def promtool(*arguments: str) -> None:
+    result = subprocess.run(
+        ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.prometheus
+def test_promtool_takes_the_rules_and_the_configuration() -> None:
+    promtool("check", "rules", *(file.name for file in promql.RULE_FILES))
+    promtool("check", "config", "prometheus.yml")
+
+
+@pytest.mark.prometheus
+def test_alerts_fire_when_they_should_and_only_then() -> None:
+    promtool("test", "rules", "rules.test.yml")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=rule_id)
+def test_an_alert_is_tested_where_it_fires_and_where_it_does_not(alert: dict[str, Any]) -> None:
+    groups = yaml.safe_load((FOLDER / "rules.test.yml").read_text())["tests"]
+    cases = [
+        case for group in groups for case in group.get("alert_rule_test", []) if case["alertname"] == alert["alert"]
+    ]
+    assert any(case["exp_alerts"] for case in cases)
+    assert any(not case["exp_alerts"] for case in cases)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=rule_id)
+def test_an_alert_says_how_bad_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in ("page", "ticket")
+    assert alert["for"]
+    notes = alert["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    page, section = notes["runbook_url"].split("#")
+    assert (ROOT / page).is_file()
+    assert section == alert["alert"].lower()
+
+
+def test_the_runbook_has_a_section_for_each_alert_and_no_other() -> None:
+    sections = re.split(r"^## ", RUNBOOK, flags=re.MULTILINE)[1:]
+    assert [section.splitlines()[0] for section in sections] == [alert["alert"] for alert in ALERTS]
+    for section in sections:
+        assert {"**Means.**", "**Look at.**", "**Do.**"} <= set(re.findall(r"\*\*[A-Z][a-z ]*\.\*\*", section))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=rule_id)
+def test_a_rule_uses_metrics_and_labels_that_there_are(rule: dict[str, Any]) -> None:
+    assert list(promql.selectors(rule["expr"])) or rule["expr"].startswith("vector(")
+    assert promql.unknown_names(rule["expr"]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "unknown"),
+    [
+        ("rate(oaiserve_requests_total[5m])", []),
+        ("rate(oaiserve_request_total[5m])", ["oaiserve_request_total"]),
+        ('oaiserve_requests_total{outcom="failed"}', ["oaiserve_requests_total{outcom}"]),
+        ("sum by (phase) (oaiserve_requests_total)", ["by (phase)"]),
+        ("oaiserve:slo_errors:ratio_rate5m > 0 and other_metric", ["other_metric"]),
+    ],
+)
+def test_names_that_there_are_not_are_found(query: str, unknown: list[str]) -> None:
+    assert promql.unknown_names(query) == unknown
+
+
+def test_thresholds_of_objectives_are_buckets() -> None:
+    buckets = {f"{metric.name}_bucket": metric.buckets for metric in names.METRICS}
+    thresholds = [
+        (name, le) for rule in RULES for name, le in re.findall(r'(\w+_bucket)\{[^}]*le="([^"]*)"', rule["expr"])
+    ]
+    assert len(thresholds) == 2 * len(WINDOWS)
+    for name, le in thresholds:
+        assert float(le) in buckets[name]
+        assert le == str(float(le))  # as the page writes it; older versions of Prometheus compare the text
+
+
+def test_the_threshold_of_the_event_loop_is_a_bucket() -> None:
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "OaiserveEventLoopLag")
+    threshold = float(re.findall(r"> ([\d.]+)", alert["expr"])[0])
+    assert threshold in names.EVENT_LOOP_LAG_SECONDS.buckets
+
+
+def test_objectives_are_the_same_in_all_windows() -> None:
+    def of_window(window: str) -> list[tuple[str, str]]:
+        return [
+            (rule_id(rule).replace(f"rate{window}", "rate"), rule["expr"].replace(window, ""))
+            for rule in RULES
+            if re.search(rf"rate{window}$", rule.get("record", ""))
+        ]
+
+    assert len(of_window("5m")) == 4
+    assert all(of_window(window) == of_window("5m") for window in WINDOWS)
+
+
+def test_budgets_are_those_that_the_head_of_the_file_names() -> None:
+    head = (FOLDER / "recording.rules.yml").read_text().split("groups:")[0]
+    for rule in RULES:
+        if rule.get("record") == "oaiserve:slo_budget:ratio":
+            budget = float(rule["expr"].removeprefix("vector(").removesuffix(")"))
+            assert re.search(rf"#   {rule['labels']['slo']} +{100 * (1 - budget):g} %", head)
+
+
+def test_flags_that_people_are_told_to_set_exist() -> None:
+    told = RULES_TEXT + "".join(file.read_text() for file in (DEPLOY / "grafana" / "dashboards").iterdir())
+    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", told)) <= FLAGS
+
+
+def test_the_scrape_job_has_the_name_that_alerts_ask_for() -> None:
+    jobs = {job["job_name"] for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]}
+    asked_for = {job for rule in RULES for job in re.findall(r'job="(\w+)"', rule["expr"])}
+    assert asked_for == {"oaiserve"} <= jobs

@@ -1,0 +1,179 @@
+"""Every query of every panel, rule and alert, asked of a real Prometheus that watches a real server under load; and an
+engine that really stalls."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.deploy import promql
+from tests.deploy.paths import DEPLOY
+from tests.e2e.conftest import serve_process
+from tests.e2e.load import asks
+from tests.e2e.prometheus import Prometheus, running_prometheus
+
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120, func_only=True)]
+
+MODEL = "small"
+ENV = {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
+FLAGS = ("--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8", "--served-model-name", MODEL)
+VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
+
+BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
+QUERIES = [
+    pytest.param(target["expr"], id=f"{board['title']}: {panel['title']}: {target['legendFormat']}")
+    for board in BOARDS
+    for panel in board["panels"]
+    for target in panel.get("targets", [])
+]
+ALERTS = [pytest.param(alert, id=alert["alert"]) for alert in promql.alerts()]
+# The load fills the KV cache on purpose, and how late the event loop is depends on what else the machine does.
+MAY_HAVE_REASON = {"OaiserveKvCacheFull", "OaiserveEventLoopLag"}
+RECORDED = [
+    pytest.param(rule["record"], rule.get("labels", {}), id=f"{rule['record']} {rule.get('labels', '')}")
+    for rule in promql.rules()
+    if "record" in rule
+]
+
+
+@pytest.fixture(scope="module")
+def prometheus(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with (
+        serve_process(str(small_model), folder / "server.log", *FLAGS, env=ENV) as server,
+        running_prometheus(folder, {"oaiserve": server.url}, promql.RULE_FILES) as prometheus,
+        ThreadPoolExecutor(32) as threads,
+        httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+    ):
+        for round_ in (1, 2):  # a rate needs a series that was there, and then grows
+            load = list(asks())
+            for _ in threads.map(lambda ask: ask.send(http), load):
+                pass
+            prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): round_ * len(load)})
+        prometheus.wait_for('count({__name__=~"oaiserve:slo_errors:.*"})', {frozenset(): 12})  # objectives x windows
+        # The first page cannot tell how long it took, so this one comes last, and a rate needs two.
+        samples = "count_over_time(oaiserve_scrape_duration_seconds_count[1m])"
+        prometheus.wait_for(f"count({samples} >= 2)", {frozenset(): 1})
+        yield prometheus
+
+
+def filled_in(query: str) -> str:
+    for name, value in VALUES.items():
+        query = query.replace(name, value)
+    return query
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_panel_shows_something(prometheus: Prometheus, query: str) -> None:
+    answer = prometheus.query(filled_in(query))
+    assert any(math.isfinite(value) for value in answer.values()), answer
+
+
+@pytest.mark.parametrize(("name", "labels"), RECORDED)
+def test_a_recording_rule_records(prometheus: Prometheus, name: str, labels: dict[str, str]) -> None:
+    matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    (value,) = prometheus.query(f"{name}{{{matchers}}}").values()
+    assert math.isfinite(value)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_can_be_asked_for_and_has_no_reason_where_all_is_well(
+    prometheus: Prometheus, alert: dict[str, str]
+) -> None:
+    answer = prometheus.query(alert["expr"])
+    assert answer == {} or alert["alert"] in MAY_HAVE_REASON
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["title"])
+def test_the_variables_have_their_values(
+    prometheus: Prometheus, board: dict[str, dict[str, list[dict[str, str]]]]
+) -> None:
+    found = {}
+    for variable in board["templating"]["list"]:
+        if match := re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable["query"])):
+            selector, label = match.groups()
+            found[label] = prometheus.get(f"label/{label}/values", **{"match[]": filled_in(selector)})
+    assert found["model"] == [MODEL]
+    assert [instance.split(":")[0] for instance in found["instance"]] == ["127.0.0.1"]
+
+
+def test_the_annotation_is_a_query(prometheus: Prometheus) -> None:
+    """Of alerts that fire, so nothing here."""
+    (expr,) = {annotation["expr"] for board in BOARDS for annotation in board["annotations"]["list"]}
+    assert prometheus.query(expr) == {}
+
+
+def test_prometheus_complains_about_nothing(prometheus: Prometheus) -> None:
+    assert prometheus.complaints() == []
+    groups = prometheus.get("rules")["groups"]
+    assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
+
+
+# -- an alert that really fires ---------------------------------------------------------------------------------------
+
+# The command with a model whose step does not end as long as there is a file of this name.
+STALLING_SERVER = """
+import os
+import sys
+import time
+
+from oaiserve.cli import main
+from oaiserve.engine.model.runner import ModelRunner
+
+run = ModelRunner.run
+
+
+def stall_and_run(self, step):
+    while os.path.exists(os.environ["STALL_FILE"]):
+        time.sleep(0.01)
+    return run(self, step)
+
+
+ModelRunner.run = stall_and_run
+sys.exit(main())
+"""
+
+
+def impatient(folder: Path) -> Path:
+    """Our alert, as it is but for its times: a test does not wait for two minutes."""
+    (alert,) = (alert for alert in promql.alerts() if alert["alert"] == "OaiserveEngineStalled")
+    assert (alert["for"], re.findall(r"\[(\w+)\]", alert["expr"])) == ("1m", ["1m"])
+    quick = alert | {"for": "1s", "expr": alert["expr"].replace("[1m]", "[3s]")}
+    file = folder / "alerts.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "quick", "rules": [quick]}]}))
+    return file
+
+
+def test_a_stalled_engine_raises_its_alert_until_it_steps_again(small_model: Path, tmp_path: Path) -> None:
+    stall = tmp_path / "stall"
+    firing = 'count(ALERTS{alertname="OaiserveEngineStalled", alertstate="firing"})'
+    body = {"prompt": "Hi", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with (
+        serve_process(
+            str(small_model),
+            tmp_path / "server.log",
+            "--kv-blocks",
+            "100",
+            env=ENV | {"STALL_FILE": str(stall)},
+            program=("-c", STALLING_SERVER),
+        ) as server,
+        running_prometheus(tmp_path, {"oaiserve": server.url}, [impatient(tmp_path)]) as prometheus,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        prometheus.wait_for("count(oaiserve_engine_steps_total)", {frozenset(): 1})
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            stall.touch()
+            prometheus.wait_for(firing, {frozenset(): 1})
+            stall.unlink()
+            assert "data: [DONE]" in list(lines)
+        prometheus.wait_for(firing, {})
