@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,8 +19,9 @@ from oaiserve import __version__
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.routes import chat, completions, debug, health, models, tokens
+from oaiserve.routes import chat, completions, dashboard, debug, health, models, tokens
 from oaiserve.routes.exchange import Accounting
+from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
@@ -46,11 +48,14 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
         app.state.serving = Serving(
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop()),
             record=telemetry.record,
             recent=telemetry.recent,
+            live=telemetry.live,
+            feed=feed,
             render_metrics=telemetry.render,
             model_name=model_name,
             version=__version__,
@@ -65,6 +70,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             yield
         finally:
             lag.cancel()
+            await feed.close()
             # The server has waited for those that ran, and has cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
             # Only now are all records made: the engine's last events came before its stop returned.
@@ -92,9 +98,12 @@ def routes(config: Config) -> list[Route]:
 
     # The accounts of other people's requests are for those who have a key, or who sit at the machine.
     is_private = bool(config.server.api_key) or config.server.host in LOOPBACK
-    debug_routes = [
+    private_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
+        Route("/dashboard", dashboard.page),
+        Route("/dashboard/feed", dashboard.feed),
+        Route("/dashboard/static/{name}", dashboard.page_file),
     ]
     completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
     return [
@@ -114,7 +123,7 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        *(debug_routes if is_private else []),
+        *(private_routes if is_private else []),
     ]
 
 

@@ -147,10 +147,12 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser has no key yet when it loads a page
 
 
 class APIKeys:
-    """Asks for `Authorization: Bearer KEY` everywhere but on the operator's routes, and there too with `guard_all`."""
+    """Asks for `Authorization: Bearer KEY` everywhere but on the operator's routes, and there too with `guard_all`.
+    The page of the dashboard, which holds no data, is always open."""
 
     def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], guard_all: bool) -> None:
         self.app = app
@@ -158,10 +160,13 @@ class APIKeys:
         self._open_paths = frozenset() if guard_all else _OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # OPTIONS passes: browsers ask without credentials whether they may ask.
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and scope["path"] not in self._open_paths:
+        if scope["type"] == "http" and not self._is_open(scope["method"], scope["path"]):
             self._check(Headers(scope=scope).get("authorization", ""))
         await self.app(scope, receive, send)
+
+    def _is_open(self, method: str, path: str) -> bool:
+        # OPTIONS passes: browsers ask without credentials whether they may ask.
+        return method == "OPTIONS" or path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
 
     def _check(self, authorization: str) -> None:
         scheme, _, given = authorization.partition(" ")

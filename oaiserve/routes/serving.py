@@ -12,6 +12,7 @@ from oaiserve.engine.request import Prompt
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
 from oaiserve.record import RequestRecord
+from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 
 
@@ -57,12 +58,23 @@ class RecentRequests(Protocol):
     def get(self, request_id: str, /) -> dict[str, Any] | None: ...
 
 
+class LiveSamples(Protocol):
+    """The last minutes, second by second, ready for JSON."""
+
+    @property
+    def boundaries_seconds(self) -> dict[str, list[float]]: ...
+
+    def after(self, number: int, /) -> list[dict[str, Any]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     engine: Engine
     streams: LoopStreams
     record: Callable[[RequestRecord], None]
     recent: RecentRequests
+    live: LiveSamples
+    feed: Feed
     render_metrics: Callable[[str], tuple[bytes, str]]  # Accept -> body, content type; blocks
     model_name: str
     version: str

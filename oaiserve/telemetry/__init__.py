@@ -1,6 +1,7 @@
 """What the server tells about itself, from the records of ended requests and the engine's snapshot.
 
-`app` builds one `Telemetry` and hands `record`, `render` and `recent` to those who need them. Knows no HTTP, no engine.
+`app` builds one `Telemetry` and hands `record`, `render`, `recent` and `live` to those who need them. Knows no HTTP,
+no engine.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Telemetry:
             vllm=vllm_metrics,
             epoch_offset_ns=epoch_offset_ns,
         )
+        self.live = self._metrics.live
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
             "metrics": self._metrics.observe,

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from oaiserve.record import Outcome, RequestRecord, StepRecord
 from oaiserve.telemetry import names
+from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
 from oaiserve.telemetry.series import (
@@ -56,6 +57,7 @@ class Metrics:
         self._take_steps = take_steps
         self._now: Snapshot | None = None  # for the page that is being made
         self._observed = Observations(model, epoch_offset_ns)
+        self.live = Live(self._observed, epoch_offset_ns)
         self._lag = Distribution(shown_as=(names.EVENT_LOOP_LAG_SECONDS,), per_unit=NS_PER_SECOND)
         self._scrape = Distribution(shown_as=(names.SCRAPE_DURATION_SECONDS,), per_unit=NS_PER_SECOND)
         self._errors = Counter("consumer")
@@ -91,9 +93,10 @@ class Metrics:
             self._observed.observe(record)
 
     def take_in(self) -> None:
-        """Takes in the engine's last steps, and what other threads told."""
+        """Takes in the engine's last steps, and what other threads told. Once a second, notes what has come since."""
         with self._lock:
             self._take_in()
+            self.live.sample(self._snapshot)
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         self._told.append((self._lag, (), round(seconds * NS_PER_SECOND)))

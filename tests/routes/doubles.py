@@ -26,6 +26,8 @@ from oaiserve.engine.request import (
 )
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.record import RequestRecord
+from oaiserve.telemetry.live import Live
+from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.times import monotonic_ns
 
@@ -211,6 +213,7 @@ class FakeTelemetry:
     def __init__(self) -> None:
         self.records: queue.Queue[RequestRecord] = queue.Queue()
         self.recent = RecentRequests(8, epoch_offset_ns=0)
+        self.live = Live(Observations("demo", epoch_offset_ns=0), epoch_offset_ns=0)
         self.closed = False
 
     def record(self, record: RequestRecord) -> None:

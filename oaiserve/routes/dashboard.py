@@ -1,0 +1,135 @@
+"""/dashboard: the live page, its files, and its feed. The page holds no data, and the feed no text of requests.
+
+The page is open even with an API key, as a browser cannot send one for it: it asks its user for the key, and sends that
+with everything else that it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from oaiserve.errors import NotFound
+from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
+
+MOST_REQUESTS = 30  # in the waterfall
+LAST_SAMPLES = 4  # in a message
+_MEDIA_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+_HEADERS = {
+    "cache-control": "no-cache",  # ask whether it is still the same, which the etag answers
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class File(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def page_files() -> Mapping[str, File]:
+    """All files of the page, by name."""
+    found = {}
+    for path in files("oaiserve.routes").joinpath("static").iterdir():
+        suffix = path.name[path.name.rindex(".") :]
+        content = path.read_bytes()
+        found[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
+    return found
+
+
+async def page(request: Request) -> Response:
+    return await _file(request, "index.html")
+
+
+async def page_file(request: Request) -> Response:
+    """Raises NotFound."""
+    return await _file(request, request.path_params["name"])
+
+
+async def _file(request: Request, name: str) -> Response:
+    file = (await run_in_threadpool(page_files)).get(name)
+    if file is None:
+        raise NotFound(f"The dashboard has no file '{name[:128]}'.")
+    headers = _HEADERS | {"etag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+async def feed(request: Request) -> Response:
+    """Server-sent events: `hello` once, with the last minutes; then `update` about once a second, with what is new."""
+    serving = serving_of(request)
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_events(serving), headers=headers, media_type="text/event-stream")
+
+
+async def _events(serving: Serving) -> AsyncIterator[bytes]:
+    yield await run_in_threadpool(_hello, serving)
+    while serving.engine.is_ready:  # a server that goes down need not wait for viewers
+        yield await serving.feed.next()
+
+
+def _hello(serving: Serving) -> bytes:
+    return _event(
+        "hello",
+        {
+            "model": serving.model_name,
+            "version": serving.version,
+            "boundaries_seconds": serving.live.boundaries_seconds,
+            "samples": serving.live.after(0),
+            "requests": _recent_rows(serving.recent),
+        },
+    )
+
+
+def update(live: LiveSamples, recent: RecentRequests) -> bytes:
+    """The message for all viewers. It has the last few samples, in case one was missed; viewers drop what they have."""
+    return _event("update", {"samples": live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(recent)})
+
+
+def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
+    """Of each of the last requests what its line in the waterfall needs; newest first."""
+    entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
+    return [
+        {
+            **{name: entry[name] for name in _ROW_FIELDS},
+            "phases": [[phase["name"], phase["duration_ns"]] for phase in entry["phases"]],
+        }
+        for entry in entries
+    ]
+
+
+_ROW_FIELDS = (
+    "request_id",
+    "operation",
+    "outcome",
+    "status",
+    "prompt_tokens",
+    "completion_tokens",
+    "received_unix_ns",
+    "duration_ns",
+)
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,97 @@
+// The page: its tabs, the API key, and the feed, which is only read while the page can be seen.
+
+import { Charts } from "./charts.js";
+import { Playground } from "./playground.js";
+import { events, keepKey, NeedsKey, request } from "./sse.js";
+import { Waterfall } from "./waterfall.js";
+import { Window } from "./window.js";
+
+const RETRY_MS = 2000;
+const byId = (id) => document.getElementById(id);
+const charts = new Charts(byId("tiles"), byId("charts"));
+const waterfall = new Waterfall();
+new Playground(askForKey);
+let reading = null; // the AbortController of the feed that is read
+
+function setStatus(state, text) {
+  const status = byId("status");
+  if (status.dataset.state === state && status.textContent === text) return;
+  status.dataset.state = state;
+  status.textContent = text;
+}
+
+function askForKey(error) {
+  if (!(error instanceof NeedsKey)) return;
+  byId("key-form").hidden = false;
+  byId("key").focus();
+}
+
+async function readFeed(signal) {
+  const response = await request("/dashboard/feed", { signal });
+  byId("key-form").hidden = true;
+  let points = null;
+  for await (const { event, data } of events(response)) {
+    const message = JSON.parse(data);
+    if (event === "hello") {
+      byId("model").textContent = `${message.model} · ${message.version}`;
+      document.title = `oaiserve: ${message.model}`;
+      points = new Window(message.boundaries_seconds);
+    }
+    if (points.add(message.samples)) charts.show(points);
+    waterfall.show(message.requests);
+    setStatus("live", "Live");
+  }
+}
+
+async function follow() {
+  if (reading || document.hidden) return;
+  const mine = (reading = new AbortController());
+  try {
+    await readFeed(mine.signal);
+    setStatus("lost", "The server has ended the feed; trying again");
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    askForKey(error);
+    if (error instanceof NeedsKey) return setStatus("waiting", "Waiting for an API key");
+    setStatus("lost", "No connection; trying again");
+  } finally {
+    if (reading === mine) reading = null;
+  }
+  setTimeout(follow, RETRY_MS);
+}
+
+function stopReading() {
+  reading?.abort();
+  reading = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(byId("key").value.trim());
+  byId("key").value = "";
+  stopReading();
+  follow();
+});
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function select(tab) {
+  for (const other of tabs) {
+    const isSelected = other === tab;
+    other.setAttribute("aria-selected", String(isSelected));
+    other.tabIndex = isSelected ? 0 : -1;
+    byId(other.getAttribute("aria-controls")).hidden = !isSelected;
+  }
+}
+for (const tab of tabs) {
+  tab.addEventListener("click", () => select(tab));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    select(next);
+    next.focus();
+  });
+}
+
+follow();

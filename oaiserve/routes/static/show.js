@@ -1,0 +1,56 @@
+// Elements, and numbers as people read them.
+
+export const PHASES = ["receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"];
+
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") made.className = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export function words(name) {
+  return name.replaceAll("_", " ");
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  if (seconds === 0) return "0";
+  if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  return `${(seconds / 60).toFixed(1)} min`;
+}
+
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value >= 10_000) return `${(value / 1000).toFixed(0)}k`;
+  return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1);
+}
+
+export function percent(share) {
+  return share === null || share === undefined ? "–" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
+}
+
+export function clock(unixMs) {
+  return new Date(unixMs).toLocaleTimeString([], { hour12: false });
+}
+
+// `phases`: pairs of a name and nanoseconds. The bar is full at `fullNs`.
+export function fillBar(bar, phases, fullNs) {
+  while (bar.children.length > phases.length) bar.lastChild.remove();
+  phases.forEach(([name, ns], position) => {
+    const part = bar.children[position] ?? bar.appendChild(element("i"));
+    part.className = `phase-${name}`;
+    part.style.width = `${(100 * ns) / Math.max(1, fullNs)}%`;
+  });
+}
+
+export function phaseCells(name, ns, ...more) {
+  const label = element("td", {}, element("i", { class: `phase-${name}` }), words(name));
+  return element("tr", {}, label, element("td", { class: "number" }, duration(ns / 1e9)), ...more);
+}

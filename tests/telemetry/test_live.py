@@ -1,0 +1,77 @@
+"""The last minutes, second by second: samples add up to what was observed, and none is made too early."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.record import Outcome, StepKind, StepRecord
+from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
+from oaiserve.telemetry.observations import Observations
+from tests.routes.test_debug import make_record
+
+NOW = SimpleNamespace(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=5, blocks_reusable=2, blocks_total=10)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def make_live() -> tuple[Live, Observations, Clock]:
+    observed, clock = Observations("demo", epoch_offset_ns=0), Clock()
+    return Live(observed, epoch_offset_ns=7_000_000, clock_ns=clock), observed, clock
+
+
+@given(st.lists(st.lists(st.sampled_from(Outcome), max_size=4), max_size=8))
+def test_samples_add_up_to_what_was_observed(seconds: list[list[Outcome]]) -> None:
+    live, observed, clock = make_live()
+    for outcomes in seconds:
+        for outcome in outcomes:
+            observed.observe(make_record(0, 1, 2, 10, 110, 160, 310, 400, outcome=outcome, completion_tokens=3))
+            observed.observe_step(StepRecord(StepKind.DECODE, 0, 5, 0, 2, 11))
+        clock.now_ns += INTERVAL_NS
+        live.sample(lambda: NOW)
+    samples = live.after(0)
+    assert [sample["number"] for sample in samples] == list(range(1, len(seconds) + 1))
+    for sample, outcomes in zip(samples, seconds, strict=True):
+        assert sample["requests"] == {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+        assert sample["generation_tokens"] == 3 * len(outcomes)
+        assert sample["computed_tokens"] == 11 * len(outcomes)
+        assert sum(number for _, number in sample["time_to_first_token"]) == len(outcomes)
+        assert sum(number for _, number in sample["duration"]) == outcomes.count(Outcome.FINISHED)
+
+
+def test_a_value_is_in_its_bucket() -> None:
+    live, observed, clock = make_live()
+    observed.observe(make_record(0, 1, 2, 10, 110, 160, 310, 400))
+    clock.now_ns += INTERVAL_NS
+    live.sample(lambda: NOW)
+    ((bucket, number),) = live.after(0)[0]["time_to_first_token"]
+    bounds = live.boundaries_seconds["time_to_first_token"]
+    assert number == 1
+    assert bounds[bucket - 1] < 0.160 <= bounds[bucket]
+
+
+def test_a_sample_has_the_engine_s_numbers() -> None:
+    live, _, clock = make_live()
+    clock.now_ns = 2_000_000_000
+    live.sample(lambda: NOW)
+    (sample,) = live.after(0)
+    assert (sample["running"], sample["waiting"], sample["kv_usage"], sample["kv_cached"]) == (2, 1, 0.5, 0.2)
+    assert (sample["at_unix_ms"], sample["seconds"]) == (2007, 2.0)
+
+
+def test_none_is_made_too_early_and_the_oldest_go() -> None:
+    live, _, clock = make_live()
+    for _ in range(2 * MOST_SAMPLES + 2):
+        clock.now_ns += INTERVAL_NS // 2 + 1
+        live.sample(lambda: NOW)
+    numbers = [sample["number"] for sample in live.after(0)]
+    assert numbers == list(range(2, MOST_SAMPLES + 2))
+    assert live.after(MOST_SAMPLES) == live.after(0)[-1:]
