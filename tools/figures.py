@@ -58,7 +58,7 @@ def main() -> None:
     for package in ("oaiserve", "oaiserve/routes", "oaiserve/engine", "oaiserve/engine/model", "oaiserve/telemetry"):
         files = sorted((ROOT / package).glob("*.py")) + sorted((ROOT / package / "attention").glob("*.py"))
         print(f"| {package} | {len(files)} | {sum(map(num_lines, files)):,} |")
-    for package in ("tools", "tests"):
+    for package in ("loadtest", "deploy", "tools", "tests"):
         files = sorted((ROOT / package).rglob("*.py"))
         print(f"| {package} | {len(files)} | {sum(map(num_lines, files)):,} |")
 
