@@ -17,6 +17,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from oaiserve.telemetry import names
+from oaiserve.telemetry.complaints import Complaints
 from oaiserve.telemetry.otel_environment import exporter_kind
 from oaiserve.telemetry.series import HistogramPoint, LabelValues, Points
 
@@ -63,9 +64,7 @@ class MetricsExport:
         self._start_unix_ns = time.time_ns()
         self._stop = Event()
         self._is_failing = False
-        self._complaint: str | None = None
-        self._exporter_logger = logging.getLogger(type(exporter).__module__)
-        self._exporter_logger.addFilter(self._hear)
+        self._complaints = Complaints(exporter)
         self._thread = Thread(target=self._run, name="metrics-export", daemon=True)
         self._thread.start()
 
@@ -81,10 +80,10 @@ class MetricsExport:
         has_ended = not self._thread.is_alive()
         self._exporter.shutdown()  # also ends its wait for another try
         if has_ended:
-            self._exporter_logger.removeFilter(self._hear)
+            self._complaints.stop()
         is_complete = has_ended and not self._is_failing
         if not is_complete and not was_failing:  # else that has been said
-            why = self._complaint or "no answer"
+            why = self._complaints.first or "no answer"
             logger.warning("The last metrics did not reach the collector within %.1f s: %s", timeout_seconds, why)
         return is_complete
 
@@ -94,30 +93,22 @@ class MetricsExport:
         self._export()
 
     def _export(self) -> None:
-        self._complaint = None
+        self._complaints.first = None
         error: Exception | None = None
         try:
             is_exported = self._exporter.export(self._data()) is otel.MetricExportResult.SUCCESS
         except Exception as caught:  # exporters are not ours; the thread must outlive whatever they do
-            is_exported, error, self._complaint = False, caught, repr(caught)
+            is_exported, error, self._complaints.first = False, caught, repr(caught)
         if is_exported and self._is_failing:
             logger.info("Metrics reach the collector again.")
         if not is_exported and not self._is_failing and not self._stop.is_set():  # else `close` tells
             logger.warning(
                 "Metrics do not reach the collector: %s. Trying every %g s; the next line comes when one gets there.",
-                (self._complaint or "the exporter gave no reason").rstrip("."),
+                (self._complaints.first or "the exporter gave no reason").rstrip("."),
                 self._interval_seconds,
                 exc_info=error,
             )
         self._is_failing = not is_exported
-
-    def _hear(self, record: logging.LogRecord) -> bool:
-        """Keeps what the exporter says about its tries, one line for each, out of the log and for our one line."""
-        if record.levelno < logging.WARNING:
-            return True
-        if self._complaint is None:
-            self._complaint = record.getMessage()
-        return False
 
     def _data(self) -> otel.MetricsData:
         now_unix_ns = time.time_ns()

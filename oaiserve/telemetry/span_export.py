@@ -21,6 +21,7 @@ from opentelemetry.sdk.environment_variables import (
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from oaiserve.telemetry.complaints import Complaints
 from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
@@ -83,9 +84,7 @@ class SpanExport:
         self._num_lost = 0  # since spans began to be lost
         self._lost_ns = 0  # when the last of these was
         self._is_closing = False
-        self._complaint: str | None = None
-        self._exporter_logger = logging.getLogger(type(exporter).__module__)
-        self._exporter_logger.addFilter(self._hear)
+        self._complaints = Complaints(exporter)
         self._thread = Thread(target=self._run, name="span-export", daemon=True)
         self._thread.start()
 
@@ -123,7 +122,7 @@ class SpanExport:
             )
         self._exporter.shutdown()  # also ends its wait for another try
         if has_ended:
-            self._exporter_logger.removeFilter(self._hear)
+            self._complaints.stop()
         return has_ended
 
     def _run(self) -> None:
@@ -151,16 +150,16 @@ class SpanExport:
         return spans
 
     def _export(self, batch: list[ReadableSpan]) -> None:
-        self._complaint = None
+        self._complaints.first = None
         try:
             is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception as error:  # exporters are not ours; the thread must outlive whatever they do
-            is_exported, self._complaint = False, repr(error)
+            is_exported, self._complaints.first = False, repr(error)
         if is_exported:
             self._count_spans("exported", len(batch))
             self._recover()
         else:
-            self._lose("failed", len(batch), self._complaint or "the exporter gave no reason")
+            self._lose("failed", len(batch), self._complaints.first or "the exporter gave no reason")
 
     def _lose(self, result: str, number: int, why: str) -> None:
         self._count_spans(result, number)
@@ -177,11 +176,3 @@ class SpanExport:
                 return
             num_lost, self._num_lost = self._num_lost, 0
         logger.info("Spans reach the collector again; %d were lost.", num_lost)
-
-    def _hear(self, record: logging.LogRecord) -> bool:
-        """Keeps what the exporter says about its tries, one line for each, out of the log and for our one line."""
-        if record.levelno < logging.WARNING:
-            return True
-        if self._complaint is None:
-            self._complaint = record.getMessage()
-        return False
