@@ -76,30 +76,27 @@ def find_max(
                 break
         else:
             reason = "undecided"
-        bracket.steps.append(Step(rate, reason == "holds", good, judged, low, high, reason))
-        return reason == "holds"
+        holds = reason == "holds"
+        bracket.steps.append(Step(rate, holds, good, judged, low, high, reason))
+        if holds:
+            bracket.holds = rate
+        else:
+            bracket.fails = rate
+        return holds
 
     rate = first_rate
     for _ in range(MOST_DOUBLINGS):
         holds = try_rate(rate)
         if bracket.problem:
             return bracket
-        if holds:
-            bracket.holds = rate
-        else:
-            bracket.fails = rate
         if bracket.holds is not None and bracket.fails is not None:
             break
         rate = rate * 2 if holds else rate / 2
     while bracket.holds is not None and bracket.fails is not None and bracket.fails > bracket.holds * (1 + precision):
         rate = (bracket.holds * bracket.fails) ** 0.5
-        holds = try_rate(rate)
+        try_rate(rate)
         if bracket.problem:
             return bracket
-        if holds:
-            bracket.holds = rate
-        else:
-            bracket.fails = rate
     return bracket
 
 

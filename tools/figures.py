@@ -68,12 +68,17 @@ def num_lines(path: Path) -> int:
     return sum(bool(line.strip()) for line in path.read_text().splitlines())
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 @contextmanager
 def server() -> Iterator[tuple[str, float]]:
     """A server process; gives its URL and the seconds from its start to its first answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     started = time.monotonic()
     command = [sys.executable, "-m", "oaiserve", "serve", "demo", "--port", str(port), "--log-level", "warning"]

@@ -15,7 +15,6 @@ import math
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
+from tools.figures import free_port
 
 SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
 
@@ -212,13 +212,6 @@ def wait_until_ready(url: str) -> None:
         except httpx.ConnectError:
             time.sleep(0.05)
     raise RuntimeError(f"{url} is not ready after two minutes")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def print_parts() -> None:

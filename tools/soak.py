@@ -35,6 +35,7 @@ import httpx
 
 from oaiserve.record import Outcome
 from oaiserve.telemetry import names
+from tools.figures import free_port
 
 ROOT = Path(__file__).parent.parent
 # A cache that is soon full, so that its pages are touched early; limits that the clients do reach. float32, because in
@@ -394,10 +395,7 @@ class Server:
 
 @contextmanager
 def started_server() -> Iterator[Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = ("--port", str(port), "--log-format", "json", "--log-level", "warning", *FLAGS)
+    flags = ("--port", str(port := free_port()), "--log-format", "json", "--log-level", "warning", *FLAGS)
     command = [sys.executable, "-m", "oaiserve", "serve", "demo", *flags]
     # The clients need cores, too, and threads of one operation that wait for each other would take them.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -10,9 +10,7 @@ import asyncio
 import io
 import itertools
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +28,7 @@ from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams,
 from oaiserve.engine.sequence import ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.record import RequestRecord, WaitReason
-from oaiserve.telemetry import Telemetry, logs, names
+from oaiserve.telemetry import Telemetry, names
 from oaiserve.times import PHASES
 from tests.clocks import put_on_clock
 from tests.engine.doubles import (
@@ -43,6 +41,7 @@ from tests.engine.doubles import (
     make_engine,
 )
 from tests.telemetry.collector import Collector, running_collector
+from tests.telemetry.log_lines import json_log
 
 DELAY_NS = 100_000_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -179,22 +178,6 @@ def after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any]
         return result
 
     patch.setattr(kind, name, hooked)
-
-
-@contextmanager
-def json_log() -> Iterator[io.StringIO]:
-    """What the server logs about requests."""
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logs.JSONFormatter())
-    level = logs.logger.level
-    logs.logger.addHandler(handler)
-    logs.logger.setLevel(logging.INFO)
-    try:
-        yield stream
-    finally:
-        logs.logger.removeHandler(handler)
-        logs.logger.setLevel(level)
 
 
 @dataclass

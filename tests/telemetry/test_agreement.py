@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 from array import array
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +25,7 @@ from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import PHASES, STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 from tests.telemetry.collector import running_collector
+from tests.telemetry.log_lines import json_log
 
 OFFSET_NS = 1_700_000_000_000_000_011
 DURATIONS_NS = st.integers(0, 10**12)
@@ -77,17 +76,8 @@ def spans_of(record: RequestRecord) -> tuple[ReadableSpan, ReadableSpan, list[Re
 
 
 def log_line_of(record: RequestRecord) -> dict[str, object]:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logs.JSONFormatter())
-    level = logs.logger.level
-    logs.logger.addHandler(handler)
-    logs.logger.setLevel(logging.INFO)
-    try:
+    with json_log() as stream:
         logs.log_request(record)
-    finally:
-        logs.logger.removeHandler(handler)
-        logs.logger.setLevel(level)
     return json.loads(stream.getvalue())
 
 
