@@ -137,6 +137,14 @@ class EngineOptions:
     dtype: Dtype = "auto"
     """Number format of the weights and the cache. auto: as the model was saved, where the device is fast at it."""
 
+    compile: bool = True
+    """On a CPU, compile the model's step for this machine: in the background of the first start, with the system's C++
+    compiler. Otherwise, and for models that it does not cover, transformers' code runs, which is slower."""
+
+    cpu_threads: int | None = None
+    """Threads that compute, on a CPU. Default: one for each core this process may use; with 4 or more, one is left to
+    connections and tokenizing."""
+
     max_model_len: int | None = None
     """Longest prompt and answer together, in tokens. Default: what the model was made for."""
 
@@ -202,6 +210,7 @@ class EngineOptions:
         _check_choice("--dtype", self.dtype, Dtype)
         _check_choice("--policy", self.policy, SchedulingPolicy)
         for name, least in (
+            ("cpu_threads", 1),
             ("max_model_len", 1),
             ("block_size", 1),
             ("kv_blocks", 1),

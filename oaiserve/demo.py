@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
 from oaiserve import hub
+from oaiserve.cache import cache_folder
 from oaiserve.errors import StartupError
 
 NAME = "SmolLM2-135M-Instruct"
@@ -36,13 +37,6 @@ Fetch = Callable[[Path], None]
 
 class Unavailable(Exception):
     """This source cannot give the model. The message says why; the next source is tried."""
-
-
-def cache_folder() -> Path:
-    """$OAISERVE_CACHE, else oaiserve/ in the user's cache."""
-    if own := os.environ.get("OAISERVE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "oaiserve"
 
 
 def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve import demo
+from oaiserve.cache import cache_folder
 from oaiserve.errors import StartupError
 
 
@@ -95,8 +96,8 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 def test_the_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OAISERVE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert demo.cache_folder() == Path.home() / ".cache" / "oaiserve"
+    assert cache_folder() == Path.home() / ".cache" / "oaiserve"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo.cache_folder() == tmp_path / "oaiserve"
+    assert cache_folder() == tmp_path / "oaiserve"
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "own"))
-    assert demo.cache_folder() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"

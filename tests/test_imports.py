@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.record": {"oaiserve.times", "oaiserve.trace"},
     "oaiserve.hub": set(),
     "oaiserve.source": {"oaiserve.errors"},
-    "oaiserve.demo": {"oaiserve.errors", "oaiserve.hub"},
+    "oaiserve.cache": set(),
+    "oaiserve.demo": {"oaiserve.cache", "oaiserve.errors", "oaiserve.hub"},
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
     f"{ENGINE}.backpressure": set(),
@@ -67,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },  # builds the parts, the runner by a late import
     f"{ENGINE}.model": {
         *LEAVES,
+        "oaiserve.cache",
         "oaiserve.source",
         *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence")),
     },

@@ -143,6 +143,8 @@ class Engine:
         Raises StartupError where the model cannot be loaded or served.
         """
         # torch and transformers take seconds to import: `import oaiserve` does without them.
+        from oaiserve.engine.model.cpu.cores import default_threads
+        from oaiserve.engine.model.cpu.start import start_native
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.memory import kv_blocks
         from oaiserve.engine.model.runner import ModelRunner
@@ -172,9 +174,18 @@ class Engine:
             log.warning("The KV cache holds %d tokens, so no request can be longer (not %d)", capacity, max_model_len)
             max_model_len = capacity
         eos_token_id = tokenizer.eos_token_id
+        runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size)
+        if options.compile and loaded.device.type == "cpu":
+            start_native(
+                runner,
+                loaded,
+                num_blocks=num_blocks,
+                block_size=options.block_size,
+                num_threads=options.cpu_threads or default_threads(),
+            )
         engine = cls(
             tokenizer=tokenizer,
-            runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size),
+            runner=runner,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             vocab_size=loaded.vocab_size,

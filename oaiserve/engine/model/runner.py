@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import math
+from typing import Protocol
 
-import numpy as np
 import torch
 
-from oaiserve.engine.model.attention import AttentionCall, Backend, LayerCache, reference
+from oaiserve.engine.model.attention import Backend, reference
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.load import LoadedModel, model_inputs
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.sampler import sample
 from oaiserve.engine.sequence import ChunkResult, Sequence, Step
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."
+
+
+class Executor(Protocol):
+    """A way to run the model, with the KV cache that belongs to it."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [R, vocab] of `batch.logits_rows`; the caller may write into them, and the next call does."""
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """The keys and values of these blocks: (from, to)."""
 
 
 class ModelRunner:
@@ -23,38 +34,35 @@ class ModelRunner:
     def __init__(
         self, loaded: LoadedModel, *, num_blocks: int, block_size: int, backend: Backend = reference.attend
     ) -> None:
-        self._loaded = loaded
+        self._device = loaded.device
         self._block_size = block_size
-        self._backend = backend
-        tokens = (num_blocks, block_size)
-        self._caches = {
-            layer: LayerCache(
-                _zeros((*tokens, kv.kv_heads, kv.key_dim), loaded.dtype, loaded.device),
-                _zeros((*tokens, kv.kv_heads, kv.value_dim), loaded.dtype, loaded.device),
-            )
-            for layer, kv in loaded.kv_shapes.items()
-        }
+        self._executor: Executor = EagerExecutor(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
+        self._next: NativeDecoder | None = None
+
+    def use(self, native: NativeDecoder) -> None:
+        """From the next step on, with all that has been computed. May be called from any thread, once."""
+        self._next = native
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[ChunkResult]:
         """One result per chunk, in the step's order."""
-        self._copy_blocks(step.copies)
-        batch = build_batch(step, self._block_size, self._loaded.device)
+        if self._next is not None:
+            self._switch(self._next)
+        if step.copies:
+            self._executor.copy_blocks(step.copies)
+        batch = build_batch(step, self._block_size, self._device)
         return self._sample(step, batch, self.forward(batch))
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if not copies:
-            return
-        source, target = torch.tensor(copies, device=self._loaded.device).T
-        for cache in self._caches.values():
-            for blocks in cache:
-                blocks.index_copy_(0, target, blocks.index_select(0, source))
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [R, vocab] of `batch.logits_rows`."""
-        call = AttentionCall(self._backend, self._caches, batch)
-        logits: torch.Tensor = self._loaded.model(**model_inputs(batch), call=call).logits
-        return logits[0]
+        return self._executor.forward(batch)
+
+    def _switch(self, native: NativeDecoder) -> None:
+        assert isinstance(self._executor, EagerExecutor)
+        native.adopt(list(self._executor.caches.values()), self._executor.num_used_blocks)
+        self._executor, self._next = native, None
+        # It has threads of its own; torch's would compete with them, for the little that is left to torch.
+        torch.set_num_threads(1)
 
     def _sample(self, step: Step, batch: Batch, logits: torch.Tensor) -> list[ChunkResult]:
         results = [ChunkResult() for _ in step.chunks]
@@ -79,12 +87,3 @@ class ModelRunner:
 
 def _masks(sequence: Sequence) -> bool:
     return bool(sequence.params.allowed_token_ids is not None or sequence.bad_words or sequence.params.min_tokens)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, because attention multiplies what it masks by 0, and 0 times a NaN left in memory is NaN."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which
-    # takes seconds for some GiB.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

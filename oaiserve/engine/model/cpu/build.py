@@ -1,0 +1,98 @@
+"""Compiles the native step with the machine's own compiler, for the machine's own CPU. Once: the library stays on disk.
+
+Its name says what it was made of: the sources, the compiler, its flags and what the CPU can do. So a library is never
+used with other sources or on another kind of CPU, and servers that start together may build it side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from oaiserve.cache import cache_folder
+
+SOURCES = Path(__file__).parent / "src"
+ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
+FLAGS = [
+    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
+]
+
+
+class BuildError(Exception):
+    """In one sentence: what is missing, or the compiler's first complaint."""
+
+
+def library_path(dtype: torch.dtype) -> Path:
+    """Where the library for `dtype` is, or would be. Raises BuildError where there is no compiler, and for a dtype that
+    has no native step."""
+    compiler = _compiler()
+    if dtype not in ELEMENTS:
+        raise BuildError(f"the native step knows bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
+    digest = hashlib.sha256()
+    for part in (_version(compiler), *FLAGS, ELEMENTS[dtype], _cpu_features()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return cache_folder() / "native" / f"{ELEMENTS[dtype]}-{digest.hexdigest()[:16]}.so"
+
+
+def build(dtype: torch.dtype) -> Path:
+    """The library for `dtype`, compiled unless it is there: some ten seconds on one core. Raises BuildError."""
+    path = library_path(dtype)
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            source = str(SOURCES / "decoder.cpp")
+            command = [_compiler(), *FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", source, "-o", str(made)]
+            # With low priority: the server answers from its slower path meanwhile, and needs the cores more.
+            run = subprocess.run(["nice", "-n", "10", *command], capture_output=True, text=True, check=False)
+            if run.returncode != 0:
+                complaints = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
+                raise BuildError(f"{_compiler()} failed: {(complaints or ['no message'])[0]}")
+            made.replace(path)
+    except OSError as error:
+        raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _compiler() -> str:
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+        if found := shutil.which(name):
+            return found
+    raise BuildError(
+        f"the compiler {asked} that CXX names was not found" if asked else "no C++ compiler was found (install g++)"
+    )
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _cpu_features() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
+
+
+def load(dtype: torch.dtype) -> ctypes.CDLL:
+    """Raises BuildError."""
+    path = build(dtype)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error

@@ -1,0 +1,89 @@
+"""The C interface of the native step, with its types: the twin of src/decoder.cpp."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_bool, c_float, c_int, c_int64, c_long, c_void_p
+from typing import Any
+
+import torch
+
+from oaiserve.engine.model.cpu import build
+
+# In the order of `enum class Activation`.
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+class Normalize(Structure):
+    """A norm over `width` numbers. No weight: it does nothing where it is optional."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("width", c_long),
+        ("epsilon", c_float),
+        ("subtracts_mean", c_bool),
+    )
+
+
+class Rotary(Structure):
+    """No cosines: positions do not enter."""
+
+    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("dim", c_long), ("interleaved", c_bool))
+
+
+class StepInput(Structure):
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_sequences", c_int64),
+        ("table_width", c_int64),
+        ("num_logits", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logits_rows", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+_POINTER, _INDEX, _DECODER = c_void_p, c_long, c_void_p
+# What each function takes, and what it returns.
+_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "pool": ((c_int,), _POINTER),
+    "free_pool": ((_POINTER,), None),
+    "decoder": ((), _DECODER),
+    "free_decoder": ((_DECODER,), None),
+    "add_floats": ((_DECODER, c_long), _INDEX),
+    "add_elements": ((_DECODER, c_long), _INDEX),
+    "add_weights": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long), _INDEX),
+    "add_cache": ((_DECODER, _POINTER, _POINTER, c_long, c_long, c_long, c_long), _INDEX),
+    "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), None),
+    "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), None),
+    "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float), None),
+    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, c_bool, c_float), None),
+    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), None),
+    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), None),
+    "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), None),
+    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), None),
+    "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), None),
+    "durations": ((_DECODER, _POINTER), None),
+    "step": ((_DECODER, _POINTER, POINTER(StepInput)), c_int),
+}
+
+
+class Library:
+    """Its functions by their names without the prefix. A call releases the GIL."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Compiles it where need be. Raises BuildError."""
+        loaded = build.load(dtype)
+        for name, (arguments, result) in _FUNCTIONS.items():
+            function = getattr(loaded, f"oaiserve_{name}")
+            function.argtypes, function.restype = arguments, result
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
+        raise AttributeError(name)

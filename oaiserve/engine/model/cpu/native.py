@@ -1,0 +1,227 @@
+"""Runs a decoder's step as one native call: every layer, over all tokens of the batch, without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
+from oaiserve.engine.model.kv_cache import zeroed
+
+LANES = 16  # numbers the native code works on at a time: rows of activations are made of so many
+
+
+class NativeDecoder:
+    """One decoder and its KV cache, in the layout that its attention reads in place: within a block, sixteen keys of a
+    head side by side, and pairs of neighbours together, as a dot product of bfloat16 takes them."""
+
+    def __init__(
+        self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
+    ) -> None:
+        """Copies the weights, but not the embeddings. Raises NotKnown for sizes that the native code does not have."""
+        self._library = library
+        self._kept: list[Tensor] = []  # what the native side points to
+        self.caches: list[tuple[Tensor, Tensor]] = []
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._vocab = decoder.head.weight.shape[0]
+        self._logits = torch.empty(0, self._vocab)
+        self._operations: list[str] = []  # their kinds, in order
+        self._pool = library.pool(num_threads)
+        self._handle = library.decoder()
+        self._build(decoder)
+
+    def __del__(self) -> None:
+        self._library.free_decoder(self._handle)
+        self._library.free_pool(self._pool)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float32 [R, vocab] of `batch.logits_rows`; overwritten by the next call."""
+        num_logits = len(batch.logits_rows)
+        if len(self._logits) < num_logits:
+            self._logits = torch.empty(num_logits, self._vocab)
+        logits = self._logits[:num_logits]
+        arrays = [
+            tensor.numpy().astype(np.int32)
+            for tensor in (
+                batch.input_ids,
+                batch.positions,
+                batch.slots,
+                batch.query_start,
+                batch.seq_lens,
+                batch.block_tables,
+                batch.logits_rows,
+            )
+        ]
+        step = StepInput(
+            len(batch.input_ids),
+            len(batch.seq_lens),
+            batch.block_tables.shape[1],
+            num_logits,
+            *(array.ctypes.data for array in arrays),
+            logits.data_ptr(),
+        )
+        if self._library.step(self._handle, self._pool, ctypes.byref(step)):
+            raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
+        return logits
+
+    def durations_seconds(self) -> dict[str, float]:
+        """How long the operations of each kind took, over all steps so far."""
+        durations_ns = np.zeros(len(self._operations), np.int64)
+        self._library.durations(self._handle, durations_ns.ctypes.data)
+        totals = dict.fromkeys(self._operations, 0.0)
+        for name, duration_ns in zip(self._operations, durations_ns.tolist(), strict=True):
+            totals[name] += duration_ns / 1e9
+        return totals
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        source, target = torch.tensor(copies).T
+        for cache in self.caches:
+            for blocks in cache:
+                blocks.index_copy_(0, target, blocks.index_select(0, source))
+
+    def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
+        """Takes over the first blocks of another executor's cache, by layer; their keys and values get this layout."""
+        size = self._block_size
+        for (keys, values), (their_keys, their_values) in zip(self.caches, caches, strict=True):
+            _, kv_heads, groups, key_packs, _, pack = keys.shape
+            grouped = their_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)
+            keys[:num_blocks] = grouped.permute(0, 3, 1, 4, 2, 5)
+            paired = their_values[:num_blocks].view(num_blocks, size // pack, pack, kv_heads, values.shape[3])
+            values[:num_blocks] = paired.permute(0, 3, 1, 4, 2)
+
+    def _build(self, decoder: Decoder) -> None:
+        add = self._library
+        width = decoder.embedding.shape[1]
+        attention = [layer.attention for layer in decoder.layers]
+        self._hidden = self._floats(width)
+        self._branch = self._floats(width)
+        self._qkv = self._floats(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        self._normed = self._elements(width)
+        self._queries = self._elements(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
+        self._mlp = self._elements(max(len(layer.mlp.up.weight) for layer in decoder.layers))
+        position = decoder.position_embedding
+        self._operation(
+            "embed",
+            add.embed,
+            self._hidden,
+            self._keep(decoder.embedding),
+            None if position is None else self._keep(position),
+            width,
+            decoder.embedding_scale,
+        )
+        for layer in decoder.layers:
+            self._layer(layer, decoder.residual_scale)
+        last = self._elements(width)
+        self._operation("norm", add.norm, self._hidden, last, self._normalize(decoder.final_norm), True)
+        head = self._weights([decoder.head])
+        self._operation("logits", add.logits, last, head, decoder.logits_scale, decoder.logits_softcap)
+
+    def _layer(self, layer: Layer, residual_scale: float) -> None:
+        add = self._library
+        self._operation("norm", add.norm, self._hidden, self._normed, self._normalize(layer.attention_norm), False)
+        self._attention(layer.attention)
+        self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
+        if layer.mlp_norm is not None:
+            self._operation("norm", add.norm, self._hidden, self._normed, self._normalize(layer.mlp_norm), False)
+        activation = ACTIVATIONS.index(layer.mlp.activation)
+        if layer.mlp.gate is None:
+            weights = self._weights([layer.mlp.up])
+            self._operation("up", add.activate, self._normed, self._mlp, weights, activation)
+        else:
+            weights = self._gated_weights(layer.mlp.gate, layer.mlp.up)
+            self._operation("gate and up", add.gate, self._normed, self._mlp, weights, activation)
+        self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
+
+    def _attention(self, attention: Attention) -> None:
+        add, options = self._library, attention.options
+        cache = self._cache(attention)
+        self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
+        rotary = Rotary()
+        if attention.cosines is not None and attention.sines is not None:
+            pairs = attention.cosines.shape[1]
+            rotary = Rotary(self._keep(attention.cosines), self._keep(attention.sines), 2 * pairs, False)
+        norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
+        self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
+        window, softcap = options.sliding_window or 0, options.softcap or 0.0
+        arguments = (self._queries, self._attended, cache, attention.heads, options.scaling, window, softcap)
+        self._operation("attention", add.attend, *arguments)
+
+    def _cache(self, attention: Attention) -> int:
+        shape = attention.shape
+        pack = 2 if attention.out.weight.dtype == torch.bfloat16 else 1
+        per_block = (self._num_blocks, shape.kv_heads)
+        size = self._block_size
+        keys = zeroed((*per_block, size // LANES, shape.key_dim // pack, LANES, pack), attention.out.weight.dtype)
+        values = zeroed((*per_block, size // pack, shape.value_dim, pack), attention.out.weight.dtype)
+        self.caches.append((keys, values))
+        pointers = (keys.data_ptr(), values.data_ptr())
+        return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
+
+    def _operation(self, name: str, add: Callable[..., None], *arguments: Any) -> None:
+        add(self._handle, *arguments)
+        self._operations.append(name)
+
+    def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
+        """To the hidden state."""
+        weights = self._weights([matrix])
+        if norm is None:
+            self._operation(name, self._library.project, x, self._hidden, weights, True, scale)
+        else:
+            self._operation(name, self._library.project, x, self._branch, weights, False, 1.0)
+            arguments = (self._branch, self._hidden, self._normalize(norm), scale)
+            self._operation("norm", self._library.add_norm, *arguments)
+
+    def _weights(self, matrices: list[Matrix]) -> int:
+        """Of matrices that lie below each other."""
+        weight = torch.cat([m.weight for m in matrices]) if len(matrices) > 1 else matrices[0].weight.contiguous()
+        bias = None
+        if any(m.bias is not None for m in matrices):
+            biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
+            bias = torch.cat(biases).contiguous()
+        n, k = weight.shape
+        index: int = self._library.add_weights(
+            self._handle, weight.data_ptr(), n, k, None if bias is None else bias.data_ptr()
+        )
+        if index < 0:
+            raise MemoryError(f"No memory for weights of {n} x {k}.")
+        return index
+
+    def _gated_weights(self, gate: Matrix, up: Matrix) -> int:
+        if gate.bias is not None or up.bias is not None:
+            raise NotKnown("its gated MLP has biases")
+        n, k = gate.weight.shape
+        both = [matrix.weight.contiguous() for matrix in (gate, up)]
+        index: int = self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)
+        if index < 0:
+            raise MemoryError(f"No memory for weights of {2 * n} x {k}.")
+        return index
+
+    def _normalize(self, norm: Norm) -> Normalize:
+        bias = None if norm.bias is None else self._keep(norm.bias)
+        return Normalize(self._keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+
+    def _floats(self, width: int) -> int:
+        return self._library.add_floats(self._handle, _whole(width))  # type: ignore[no-any-return]
+
+    def _elements(self, width: int) -> int:
+        return self._library.add_elements(self._handle, _whole(width))  # type: ignore[no-any-return]
+
+    def _keep(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _whole(width: int) -> int:
+    if width % LANES:
+        raise NotKnown(f"a row of {width} numbers is no multiple of {LANES}")
+    return width

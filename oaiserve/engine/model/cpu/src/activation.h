@@ -1,0 +1,43 @@
+// The activation functions of transformers' ACT2FN that decoders use, sixteen values at a time, in float32.
+#pragma once
+
+#include "simd.h"
+
+namespace oaiserve {
+
+// Same order as ACTIVATIONS in program.py.
+enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2 };
+
+inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (1.0f + exp(2.0f * x)); }
+
+// Abramowitz and Stegun 7.1.26: wrong by at most 1.5e-7.
+inline f32x16 erf(f32x16 x) {
+  f32x16 magnitude = x < 0.0f ? -x : x;
+  f32x16 t = 1.0f / (1.0f + 0.3275911f * magnitude);
+  f32x16 p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  f32x16 out = 1.0f - p * exp(-magnitude * magnitude);
+  return x < 0.0f ? -out : out;
+}
+
+inline f32x16 activate(Activation activation, f32x16 x) {
+  switch (activation) {
+    case Activation::none:
+      return x;
+    case Activation::silu:
+      return x * sigmoid(x);
+    case Activation::gelu:
+      return 0.5f * x * (1.0f + erf(x * 0.70710678f));
+    case Activation::gelu_tanh:
+      return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));  // 0.5 (1 + tanh(y)) is sigmoid(2 y)
+    case Activation::relu:
+      return max(x, splat(0.0f));
+    case Activation::relu2: {
+      f32x16 positive = max(x, splat(0.0f));
+      return positive * positive;
+    }
+  }
+  return x;
+}
+
+}  // namespace oaiserve

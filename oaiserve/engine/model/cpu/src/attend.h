@@ -1,0 +1,112 @@
+// Attention as operations of a step: prepare queries, keys and values; attend.
+#pragma once
+
+#define PANEL ATTENTION_PANEL
+#include "attention.h"
+#undef PANEL
+#include "operations.h"
+
+namespace oaiserve {
+
+// How the positions enter queries and keys: pairs of numbers are turned by an angle that grows with the position.
+struct Rotary {
+  const float *cosines, *sines;  // [positions][dim / 2], null: not at all
+  long dim;                      // of each head, the first ones; the others stay as they are
+  bool interleaved;              // pairs are neighbours; otherwise number i goes with number i + dim / 2
+
+  void operator()(float* head, long position) const {
+    if (!cosines) return;
+    const float *cos = cosines + position * (dim / 2), *sin = sines + position * (dim / 2);
+    for (long i = 0; i < dim / 2; i++) {
+      float& a = head[interleaved ? 2 * i : i];
+      float& b = head[interleaved ? 2 * i + 1 : i + dim / 2];
+      float turned = a * cos[i] - b * sin[i];
+      b = b * cos[i] + a * sin[i];
+      a = turned;
+    }
+  }
+};
+
+// Queries, keys and values side by side -> turned queries; keys and values go into the cache.
+template <class T>
+class Prepare : public Operation {
+ public:
+  Prepare(Buffer<float>& qkv, Buffer<T>& queries, PagedCache<T>& cache, long heads, Rotary rotary, Normalize query_norm,
+          Normalize key_norm)
+      : qkv_(qkv), queries_(queries), cache_(cache), heads_(heads), rotary_(rotary), query_norm_(query_norm),
+        key_norm_(key_norm) {}
+  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, qkv_.stride()); }
+  void run(const StepInput& step, int, long item, int) override {
+    RowRange rows(item, step.num_tokens, qkv_.stride());
+    for (long row = rows.first; row < rows.last; row++) {
+      float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
+      float* value = key + cache_.kv_heads * cache_.key_dim;
+      alignas(64) T packed[MAX_HEAD_DIM];
+      for (long head = 0; head < heads_; head++, query += cache_.key_dim) {
+        turn(query, query_norm_, step.positions[row]);
+        convert(query, queries_.row(row) + head * cache_.key_dim, cache_.key_dim);
+      }
+      for (long head = 0; head < cache_.kv_heads; head++, key += cache_.key_dim, value += cache_.value_dim) {
+        turn(key, key_norm_, step.positions[row]);
+        convert(key, packed, cache_.key_dim);
+        write_key(cache_, step.slots[row], head, packed);
+        convert(value, packed, cache_.value_dim);
+        write_value(cache_, step.slots[row], head, packed);
+      }
+    }
+  }
+
+ private:
+  void turn(float* head, const Normalize& norm, long position) const {
+    if (norm.weight) norm(head, head);
+    rotary_(head, position);
+  }
+  static void convert(const float* from, T* to, long n) {
+    for (long i = 0; i < n; i += LANES) store(to + i, load(from + i));
+  }
+
+  Buffer<float>& qkv_;
+  Buffer<T>& queries_;
+  PagedCache<T>& cache_;
+  long heads_;
+  Rotary rotary_;
+  Normalize query_norm_, key_norm_;
+};
+
+// The division of a step's attention into items, which is the same in all layers that look equally far back.
+class SharedPlan {
+ public:
+  SharedPlan(long heads, long kv_heads, long value_dim, long window)
+      : heads_(heads), kv_heads_(kv_heads), value_dim_(value_dim), window_(window) {}
+  bool serves(long heads, long kv_heads, long value_dim, long window) const {
+    return heads == heads_ && kv_heads == kv_heads_ && value_dim == value_dim_ && window == window_;
+  }
+  void make(const StepInput& step, int threads) {
+    AttentionBatch batch{step.num_sequences, step.query_start, step.seq_lens, step.block_tables, step.table_width};
+    make_plan(plan, batch, {heads_, 1.0f, window_, 0.0f}, kv_heads_, value_dim_, threads);
+  }
+
+  AttentionPlan plan;
+
+ private:
+  long heads_, kv_heads_, value_dim_, window_;
+};
+
+template <class T>
+class Attend : public Operation {
+ public:
+  Attend(Buffer<T>& queries, Buffer<T>& out, PagedCache<T>& cache, SharedPlan& shared, AttentionOptions options)
+      : queries_(queries), out_(out), cache_(cache), shared_(shared), options_(options) {}
+  long items(const StepInput&, int) const override { return long(shared_.plan.items.size()); }
+  void run(const StepInput&, int, long item, int) override {
+    attend_item(shared_.plan, item, options_, cache_, queries_.row(0), queries_.stride(), out_.row(0), out_.stride());
+  }
+
+ private:
+  Buffer<T>&queries_, &out_;
+  PagedCache<T>& cache_;
+  SharedPlan& shared_;
+  AttentionOptions options_;
+};
+
+}  // namespace oaiserve

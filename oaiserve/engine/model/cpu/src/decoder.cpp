@@ -1,0 +1,206 @@
+// The C interface of the library: build a decoder operation by operation, then run steps on it. library.py is its twin.
+//
+// Compiled for one element type, bf16 or float: that of weights, activations between operations, keys and values. Sums and
+// the hidden state are float32. Nothing throws across the interface: what can fail returns null or a negative number.
+
+#include <chrono>
+#include <deque>
+#include <new>
+
+#include "attend.h"
+#include "pool.h"
+
+namespace oaiserve {
+
+using Element = ELEMENT;
+
+class Decoder : public Work {
+ public:
+  std::deque<Buffer<float>> floats;
+  std::deque<Buffer<Element>> elements;
+  std::deque<Linear<Element>> weights;
+  std::deque<PagedCache<Element>> caches;
+  std::deque<SharedPlan> plans;
+  std::vector<std::unique_ptr<Operation>> operations;
+  std::vector<int64_t> durations_ns;  // of each operation, over all steps so far
+
+  template <class E>
+  E* allocate(size_t count) {
+    void* data = std::aligned_alloc(64, (count * sizeof(E) + 63) / 64 * 64);
+    if (!data) throw std::bad_alloc();
+    owned_.emplace_back(data, std::free);
+    return static_cast<E*>(data);
+  }
+
+  template <class Op, class... Arguments>
+  void add(Arguments&&... arguments) {
+    operations.push_back(std::make_unique<Op>(std::forward<Arguments>(arguments)...));
+  }
+
+  SharedPlan& plan(long heads, long kv_heads, long value_dim, long window) {
+    for (SharedPlan& plan : plans)
+      if (plan.serves(heads, kv_heads, value_dim, window)) return plan;
+    return plans.emplace_back(heads, kv_heads, value_dim, window);
+  }
+
+  void run(Pool& pool, const StepInput& step) {
+    for (auto& buffer : floats) buffer.reserve(step.num_tokens);
+    for (auto& buffer : elements) buffer.reserve(step.num_tokens);
+    for (SharedPlan& plan : plans) plan.make(step, pool.threads());
+    step_ = &step;
+    threads_ = pool.threads();
+    items_.clear();
+    for (auto& operation : operations) items_.push_back(operation->items(step, threads_));
+    durations_ns.resize(items_.size());
+    last_end_ns_ = now_ns();
+    pool.run(*this);
+  }
+
+  long phases() const override { return long(items_.size()); }
+  long items(long phase) const override { return items_[size_t(phase)]; }
+  void run(long phase, long item, int thread) override {
+    operations[size_t(phase)]->run(*step_, threads_, item, thread);
+  }
+  void ended(long phase) override {
+    int64_t now = now_ns();
+    durations_ns[size_t(phase)] += now - last_end_ns_;
+    last_end_ns_ = now;
+  }
+
+ private:
+  static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
+  std::vector<long> items_;
+  const StepInput* step_ = nullptr;
+  int64_t last_end_ns_ = 0;
+  int threads_ = 1;
+};
+
+}  // namespace oaiserve
+
+using namespace oaiserve;
+
+extern "C" {
+
+Pool* oaiserve_pool(int threads) {
+  try {
+    return new Pool(threads);
+  } catch (...) {
+    return nullptr;  // the system gave no threads
+  }
+}
+
+void oaiserve_free_pool(Pool* pool) { delete pool; }
+
+Decoder* oaiserve_decoder() { return new (std::nothrow) Decoder; }
+
+void oaiserve_free_decoder(Decoder* decoder) { delete decoder; }
+
+long oaiserve_add_floats(Decoder* decoder, long width) {
+  decoder->floats.emplace_back(width);
+  return long(decoder->floats.size()) - 1;
+}
+
+long oaiserve_add_elements(Decoder* decoder, long width) {
+  decoder->elements.emplace_back(width);
+  return long(decoder->elements.size()) - 1;
+}
+
+// Copies `weight` [n, k] into panels; `bias` [n] or null is copied, too. -1: no memory.
+long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
+  try {
+    Element* panels = decoder->allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
+    pack_panels(weight, n, k, k, panels);
+    float* own_bias = bias ? decoder->allocate<float>(size_t(n)) : nullptr;
+    if (bias) std::copy(bias, bias + n, own_bias);
+    decoder->weights.push_back({n, k, panels, own_bias});
+    return long(decoder->weights.size()) - 1;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// `gate` and `up`, both [n, k]. -1: no memory.
+long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k) {
+  try {
+    long columns = gated_columns(n);
+    Element* panels = decoder->allocate<Element>(size_t(panels_of(columns) * panel_size<Element>(k)));
+    pack_gated(gate, up, n, k, k, panels);
+    decoder->weights.push_back({columns, k, panels, nullptr});
+    return long(decoder->weights.size()) - 1;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+long oaiserve_add_cache(Decoder* decoder, Element* keys, Element* values, long kv_heads, long key_dim, long value_dim,
+                        long block_size) {
+  decoder->caches.push_back({keys, values, kv_heads, key_dim, value_dim, block_size});
+  return long(decoder->caches.size()) - 1;
+}
+
+void oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
+                    float scale) {
+  decoder->add<Embed<Element>>(decoder->floats[out], table, position_table, width, scale);
+}
+
+void oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool of_logits_rows) {
+  decoder->add<Norm<Element>>(decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
+}
+
+void oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale) {
+  decoder->add<AddNorm>(decoder->floats[x], decoder->floats[hidden], normalize, scale);
+}
+
+void oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
+  decoder->add<Project<Element, Linear<Element>>>(decoder->elements[x], decoder->floats[out], decoder->weights[weights],
+                                                  adds, scale);
+}
+
+void oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+  decoder->add<Activate<Element, Linear<Element>>>(decoder->elements[x], decoder->elements[out],
+                                                   decoder->weights[weights], activation);
+}
+
+void oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+  decoder->add<Gate<Element, Linear<Element>>>(decoder->elements[x], decoder->elements[out], decoder->weights[weights],
+                                               activation);
+}
+
+void oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
+                      Normalize query_norm, Normalize key_norm) {
+  decoder->add<Prepare<Element>>(decoder->floats[qkv], decoder->elements[queries], decoder->caches[cache], heads, rotary,
+                                 query_norm, key_norm);
+}
+
+void oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
+                     float softcap) {
+  PagedCache<Element>& paged = decoder->caches[cache];
+  SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
+  AttentionOptions options{heads, scaling, window, softcap};
+  decoder->add<Attend<Element>>(decoder->elements[queries], decoder->elements[out], paged, plan, options);
+}
+
+void oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
+  decoder->add<Logits<Element, Linear<Element>>>(decoder->elements[x], decoder->weights[weights], scale, softcap);
+}
+
+// 0, or -1: no memory for a step of so many tokens.
+int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
+  try {
+    decoder->run(*pool, *step);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// Copies the nanoseconds that each operation took, over all steps so far, in the order in which they were added.
+void oaiserve_durations(const Decoder* decoder, int64_t* durations_ns) {
+  std::copy(decoder->durations_ns.begin(), decoder->durations_ns.end(), durations_ns);
+}
+
+}  // extern "C"

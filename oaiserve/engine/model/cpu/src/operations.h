@@ -1,0 +1,226 @@
+// The operations that a decoder's step is made of. Each is a phase: some items for the threads to share.
+#pragma once
+
+#include <vector>
+
+#include "activation.h"
+#include "gemm.h"
+#include "step.h"
+
+namespace oaiserve {
+
+constexpr long ITEM_VALUES = 16384;  // of an operation that goes through rows of numbers: some microseconds of work
+
+inline long rows_per_item(long width) { return width >= ITEM_VALUES ? 1 : ITEM_VALUES / width; }
+inline long row_items(long rows, long width) { return (rows + rows_per_item(width) - 1) / rows_per_item(width); }
+
+// The rows of one item: from `first` to before `last`.
+struct RowRange {
+  long first, last;
+  RowRange(long item, long rows, long width)
+      : first(item * rows_per_item(width)), last(first + rows_per_item(width) < rows ? first + rows_per_item(width) : rows) {}
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual long items(const StepInput& step, int threads) const = 0;
+  virtual void run(const StepInput& step, int threads, long item, int thread) = 0;
+};
+
+// hidden = table[token] * scale (+ position_table[position])
+template <class T>
+class Embed : public Operation {
+ public:
+  Embed(Buffer<float>& out, const T* table, const T* position_table, long width, float scale)
+      : out_(out), table_(table), position_table_(position_table), width_(width), scale_(scale) {}
+  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, width_); }
+  void run(const StepInput& step, int, long item, int) override {
+    RowRange rows(item, step.num_tokens, width_);
+    for (long row = rows.first; row < rows.last; row++) {
+      const T* from = table_ + step.token_ids[row] * width_;
+      float* out = out_.row(row);
+      for (long i = 0; i < width_; i += LANES) store(out + i, load(from + i) * scale_);
+      if (position_table_) {
+        const T* position = position_table_ + step.positions[row] * width_;
+        for (long i = 0; i < width_; i += LANES) store(out + i, load(out + i) + load(position + i));
+      }
+    }
+  }
+
+ private:
+  Buffer<float>& out_;
+  const T *table_, *position_table_;
+  long width_;
+  float scale_;
+};
+
+// x / sqrt(mean(x^2) + epsilon) * weight; as LayerNorm: of x - mean(x), plus bias.
+struct Normalize {
+  const float *weight, *bias;  // [width] or null
+  long width;
+  float epsilon;
+  bool subtracts_mean;
+
+  template <class Out>
+  void operator()(const float* x, Out* out) const {
+    f32x16 total = splat(0), squares = splat(0);
+    float mean = 0;
+    if (subtracts_mean) {
+      for (long i = 0; i < width; i += LANES) total += load(x + i);
+      mean = sum(total) / float(width);
+    }
+    for (long i = 0; i < width; i += LANES) {
+      f32x16 v = load(x + i) - mean;
+      squares += v * v;
+    }
+    float scale = 1.0f / std::sqrt(sum(squares) / float(width) + epsilon);
+    for (long i = 0; i < width; i += LANES) {
+      f32x16 v = (load(x + i) - mean) * scale;
+      if (weight) v *= load(weight + i);
+      if (bias) v += load(bias + i);
+      store(out + i, v);
+    }
+  }
+};
+
+template <class T>
+class Norm : public Operation {
+ public:
+  Norm(Buffer<float>& x, Buffer<T>& out, Normalize normalize, bool of_logits_rows)
+      : x_(x), out_(out), normalize_(normalize), of_logits_rows_(of_logits_rows) {}
+  long items(const StepInput& step, int) const override { return row_items(rows(step), normalize_.width); }
+  void run(const StepInput& step, int, long item, int) override {
+    RowRange range(item, rows(step), normalize_.width);
+    for (long row = range.first; row < range.last; row++)
+      normalize_(x_.row(of_logits_rows_ ? step.logits_rows[row] : row), out_.row(row));
+  }
+
+ private:
+  long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens; }
+  Buffer<float>& x_;
+  Buffer<T>& out_;
+  Normalize normalize_;
+  bool of_logits_rows_;
+};
+
+// hidden += norm(x) * scale: what some families do with the output of attention and MLP.
+class AddNorm : public Operation {
+ public:
+  AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale)
+      : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale) {}
+  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, normalize_.width); }
+  void run(const StepInput& step, int, long item, int) override {
+    RowRange rows(item, step.num_tokens, normalize_.width);
+    for (long row = rows.first; row < rows.last; row++) {
+      float *x = x_.row(row), *hidden = hidden_.row(row);
+      normalize_(x, x);
+      for (long i = 0; i < normalize_.width; i += LANES) store(hidden + i, load(hidden + i) + load(x + i) * scale_);
+    }
+  }
+
+ private:
+  Buffer<float>&x_, &hidden_;
+  Normalize normalize_;
+  float scale_;
+};
+
+// out = x Wt + bias, or out += (x Wt + bias) * scale
+template <class T, class Weights>
+class Project : public Operation {
+ public:
+  Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, bool adds, float scale)
+      : x_(x), out_(out), weights_(weights), adds_(adds), scale_(scale) {}
+  long items(const StepInput& step, int threads) const override {
+    return linear_items(weights_, step.num_tokens, threads);
+  }
+  void run(const StepInput& step, int threads, long item, int) override {
+    linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+                [this](long row, long column, f32x16 values) {
+                  float* out = out_.row(row) + column;
+                  store(out, adds_ ? load(out) + values * scale_ : values);
+                });
+  }
+
+ private:
+  Buffer<T>& x_;
+  Buffer<float>& out_;
+  const Weights& weights_;
+  bool adds_;
+  float scale_;
+};
+
+// out = activation(x Wt + bias)
+template <class T, class Weights>
+class Activate : public Operation {
+ public:
+  Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
+      : x_(x), out_(out), weights_(weights), activation_(activation) {}
+  long items(const StepInput& step, int threads) const override {
+    return linear_items(weights_, step.num_tokens, threads);
+  }
+  void run(const StepInput& step, int threads, long item, int) override {
+    linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+                [this](long row, long column, f32x16 values) {
+                  store(out_.row(row) + column, activate(activation_, values));
+                });
+  }
+
+ private:
+  Buffer<T>&x_, &out_;
+  const Weights& weights_;
+  Activation activation_;
+};
+
+// out = activation(x Gt) * (x Ut), with both matrices in one.
+template <class T, class Weights>
+class Gate : public Operation {
+ public:
+  Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
+      : x_(x), out_(out), weights_(weights), activation_(activation) {}
+  long items(const StepInput& step, int threads) const override {
+    return linear_items(weights_, step.num_tokens, threads);
+  }
+  void run(const StepInput& step, int threads, long item, int) override {
+    gated_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
+               [this](long row, long column, f32x16 gate, f32x16 up) {
+                 store(out_.row(row) + column, activate(activation_, gate) * up);
+               });
+  }
+
+ private:
+  Buffer<T>&x_, &out_;
+  const Weights& weights_;
+  Activation activation_;
+};
+
+// logits = x Wt * scale, squashed to (-softcap, softcap) where there is one.
+template <class T, class Weights>
+class Logits : public Operation {
+ public:
+  Logits(Buffer<T>& x, const Weights& weights, float scale, float softcap)
+      : x_(x), weights_(weights), scale_(scale), softcap_(softcap) {}
+  long items(const StepInput& step, int threads) const override {
+    return linear_items(weights_, step.num_logits, threads);
+  }
+  void run(const StepInput& step, int threads, long item, int) override {
+    long vocab = weights_.n;
+    linear_item(weights_, x_.row(0), x_.stride(), step.num_logits, threads, item,
+                [&](long row, long column, f32x16 values) {
+                  values *= scale_;
+                  if (softcap_ > 0) values = tanh(values / softcap_) * softcap_;
+                  float* out = step.logits + row * vocab + column;
+                  if (column + LANES <= vocab)
+                    store(out, values);
+                  else
+                    memcpy(out, &values, size_t(vocab - column) * sizeof(float));
+                });
+  }
+
+ private:
+  Buffer<T>& x_;
+  const Weights& weights_;
+  float scale_, softcap_;
+};
+
+}  // namespace oaiserve

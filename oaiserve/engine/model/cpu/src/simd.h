@@ -1,0 +1,144 @@
+// Sixteen lanes, on any CPU: GCC's vector extensions, and intrinsics where they say more than the compiler can see.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace oaiserve {
+
+constexpr int LANES = 16;
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+
+inline f32x16 splat(float x) { return x - f32x16{}; }
+inline f32x16 load(const float* p) {
+  f32x16 v;
+  memcpy(&v, p, 64);
+  return v;
+}
+inline void store(float* p, f32x16 v) { memcpy(p, &v, 64); }
+
+inline f32x16 load(const bf16* p) {
+  u16x16 v;
+  memcpy(&v, p, 32);
+  return (f32x16)(__builtin_convertvector(v, u32x16) << 16);
+}
+// Rounds to nearest even. NaN stays NaN.
+inline void store(bf16* p, f32x16 v) {
+#if defined(__AVX512BF16__)
+  __m256bh out = _mm512_cvtneps_pbh((__m512)v);
+  memcpy(p, &out, 32);
+#else
+  u32x16 bits = (u32x16)v;
+  u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  u32x16 is_nan = (u32x16)(v != v);
+  u16x16 out = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), u16x16);
+  memcpy(p, &out, 32);
+#endif
+}
+
+inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+inline f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
+
+inline float sum(f32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += v[i];
+  return total;
+#endif
+}
+inline float max(f32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float most = v[0];
+  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+// e^x to about 1e-7 relative: 2^round(t) times a polynomial in the rest, t = x log2(e). 0 below -87, infinity above 88.7.
+inline f32x16 exp(f32x16 x) {
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
+  f32x16 clamped = min(max(x, splat(-87.3f)), splat(88.8f));
+  f32x16 whole = (clamped * 1.44269504f + magic) - magic;
+  f32x16 rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * rest + 1.3981999507e-3f;
+  p = p * rest + 8.3334519073e-3f;
+  p = p * rest + 4.1665795894e-2f;
+  p = p * rest + 1.6666665459e-1f;
+  p = p * rest + 5.0000001201e-1f;
+  p = p * rest * rest + rest + 1.0f;
+  f32x16 scale = (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23);
+  f32x16 out = p * scale;
+  out = x > 88.72f ? splat(INFINITY) : out;
+  out = x < -87.3f ? splat(0.0f) : out;
+  return x == x ? out : x;
+}
+
+// A dot product takes this many neighbours at once: pairs of bfloat16, single floats.
+template <class T>
+constexpr int PACK = 1;
+template <>
+constexpr int PACK<bf16> = 2;
+
+// What 16 columns of a packed matrix hold for one step along k: T[16][PACK].
+template <class T>
+struct Packed;
+
+template <>
+struct Packed<float> {
+  f32x16 v;
+  static Packed load(const float* p) { return {oaiserve::load(p)}; }
+  static Packed splat(const float* p) { return {oaiserve::splat(*p)}; }
+};
+
+template <>
+struct Packed<bf16> {
+  u32x16 v;
+  static Packed load(const bf16* p) {
+    Packed out;
+    memcpy(&out.v, p, 64);
+    return out;
+  }
+  static Packed splat(const bf16* p) {  // one pair into every lane
+    uint32_t pair;
+    memcpy(&pair, p, 4);
+    return {pair - u32x16{}};
+  }
+};
+
+// sum + a * b, products and sum in float32.
+inline f32x16 dot(f32x16 sum, Packed<float> a, Packed<float> b) { return sum + a.v * b.v; }
+inline f32x16 dot(f32x16 sum, Packed<bf16> a, Packed<bf16> b) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.v, (__m512bh)b.v);
+#else
+  sum = sum + (f32x16)(a.v << 16) * (f32x16)(b.v << 16);
+  return sum + (f32x16)(a.v & 0xffff0000u) * (f32x16)(b.v & 0xffff0000u);
+#endif
+}
+
+}  // namespace oaiserve

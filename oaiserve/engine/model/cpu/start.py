@@ -1,0 +1,107 @@
+"""From a loaded model to its native step, which is known to compute what the model does."""
+
+from __future__ import annotations
+
+import logging
+from threading import Thread
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.attention import Backend, LayerCache, reference
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.build import BuildError, library_path
+from oaiserve.engine.model.cpu.describe import AttentionOptions, NotKnown, describe
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.native import LANES, NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.times import monotonic_ns
+
+log = logging.getLogger(__name__)
+
+_NUM_TOKENS = 9
+
+
+def start_native(runner: ModelRunner, loaded: LoadedModel, **sizes: int) -> None:
+    """Lets `runner` use the native step: at once where its library is on disk, else when a thread has compiled it.
+    Where that cannot be, the log says why. Takes the sizes that `native_decoder` takes."""
+    try:
+        is_built = library_path(loaded.dtype).exists()
+    except BuildError as error:
+        log.warning("The model runs without its native step, which is slower: %s", error)
+        return
+    started_ns = monotonic_ns()
+
+    def prepare() -> None:
+        try:
+            runner.use(native_decoder(loaded, **sizes))
+        except (BuildError, NotKnown) as error:
+            log.warning("The model runs without its native step, which is slower: %s", error)
+        else:
+            log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+
+    thread = Thread(target=prepare, name="compile", daemon=True)
+    thread.start()
+    if is_built:
+        thread.join()
+
+
+@torch.inference_mode()
+def native_decoder(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeDecoder:
+    """Compiles the library where that has not been done. Raises BuildError, and NotKnown for a model that the native
+    step does not cover, or computes otherwise."""
+    if block_size % LANES:
+        raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
+    library = Library(loaded.dtype)
+    batches = _batches(loaded, block_size)
+    options: dict[int, AttentionOptions] = {}
+    eager = EagerExecutor(loaded, num_blocks=1, block_size=block_size)
+    eager.backend = _recording(eager.caches, options)
+    expected = [eager.forward(batch) for batch in batches]
+    native = NativeDecoder(
+        library, describe(loaded, options), num_threads=num_threads, num_blocks=num_blocks, block_size=block_size
+    )
+    limit = 1e-3 if loaded.dtype == torch.float32 else 0.1
+    for batch, logits in zip(batches, expected, strict=True):
+        difference = float((native.forward(batch) - logits).norm() / logits.norm())
+        if not difference <= limit:
+            raise NotKnown(f"its outputs differ by {difference:.1%} from those of transformers' code")
+    return native
+
+
+def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:
+    """A prompt, and the token after it."""
+    ids = [(7 * i + 3) % loaded.vocab_size for i in range(_NUM_TOKENS)]
+    batches = []
+    for start, end in ((0, _NUM_TOKENS - 1), (_NUM_TOKENS - 1, _NUM_TOKENS)):
+        sequence = Sequence("check", 0, ids[:end], SamplingParams(), max_len=_NUM_TOKENS)
+        sequence.blocks = [0]
+        batches.append(build_batch(Step([Chunk(sequence, start, end - start)]), block_size, loaded.device))
+    return batches
+
+
+def _recording(caches: dict[int, LayerCache], options: dict[int, AttentionOptions]) -> Backend:
+    """The reference backend, which notes what each layer is called with."""
+    layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        batch: Batch,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        options[layers[cache.keys.data_ptr()]] = AttentionOptions(scaling, sliding_window, softcap)
+        return reference.attend(
+            query, key, value, cache, batch, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+        )
+
+    return attend
