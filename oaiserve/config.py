@@ -161,7 +161,8 @@ class EngineOptions:
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Give only one of the two."""
 
     kv_cache_memory: Bytes | None = None
-    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: from the memory that is free."""
+    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU most of what is free; on a CPU room
+    for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
 
     max_running: int = 256
     """Most sequences that are computed together."""

@@ -13,7 +13,10 @@ from oaiserve.errors import StartupError
 
 CUDA_SHARE = 0.8  # of the memory that is free once the weights are loaded; the rest is for activations
 CPU_SHARE = 0.25
-CPU_MOST_BYTES = 4 * 2**30
+# On a CPU, others need memory, too. More than so many tokens would be there for the prefix cache alone: they compute too
+# slowly to have more in use.
+CPU_TOKENS = 65_536
+CPU_LONGEST_REQUESTS = 8
 
 
 def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -> int:
@@ -31,14 +34,13 @@ def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -
             raise StartupError(f"{asked}, but one block of the KV cache takes {block_bytes} bytes.")
     else:
         most = options.max_running * -(-max_model_len // options.block_size)
-        return max(1, min(most, _default_bytes(loaded.device, free) // block_bytes))
+        if loaded.device.type == "cpu":
+            most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
+        share = CUDA_SHARE if loaded.device.type == "cuda" else CPU_SHARE
+        return max(1, min(most, int(free * share) // block_bytes))
     if num_blocks * block_bytes > free:
         raise StartupError(f"{asked}, but only {free / 2**30:.1f} GiB are free on {loaded.device}.")
     return num_blocks
-
-
-def _default_bytes(device: torch.device, free: int) -> int:
-    return int(free * CUDA_SHARE) if device.type == "cuda" else min(int(free * CPU_SHARE), CPU_MOST_BYTES)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -92,8 +92,10 @@ def _way(params: SamplingParams, vocab: int) -> Callable[[torch.Tensor, list[Seq
 def _take_best(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         # NumPy looks for the largest with vector instructions: eleven times as fast as torch.
-        token_ids = torch.from_numpy(logits.numpy().argmax(axis=-1))
-        return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).isfinite()
+        rows = logits.numpy()
+        best_ids = rows.argmax(axis=-1)
+        are_finite = np.isfinite(rows[np.arange(len(rows)), best_ids])
+        return torch.from_numpy(best_ids), torch.from_numpy(are_finite)
     best, token_ids = logits.max(dim=-1)
     return token_ids, best.isfinite()
 
@@ -181,7 +183,9 @@ def _logprobs(num_top: list[int], ids: np.ndarray, values: np.ndarray) -> list[L
 
 
 def _read_back(tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """The tensors on the host, float32 or int32. They travel as one, since each copy waits for the device."""
+    """The tensors on the host. They travel as one, since each copy waits for the device."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
     words = [t if t.dtype == torch.float32 else t.to(torch.int32) for t in tensors]
     packed = torch.cat([t.view(torch.int32).flatten() for t in words]).cpu().numpy()
     arrays, start = [], 0
