@@ -33,6 +33,9 @@ class Arrivals:
     rate: float | None = None
     """Requests per second; with onoff, within a burst."""
 
+    sweep: str | None = None
+    """Several values, one point each, as in 1,2,4: of --rate, or in a closed loop of --concurrency."""
+
     burstiness: float = 1.0
     """Shape of gamma's gaps: 1 is poisson, less comes in clumps, more is more even."""
 
@@ -61,8 +64,8 @@ class Arrivals:
     """Hold back what exceeds it; the wait counts as latency. Default: no limit."""
 
     def __post_init__(self) -> None:
-        if self.arrival in NEEDS_RATE and self.rate is None:
-            raise UsageError(f"--arrival {self.arrival} needs a --rate in requests per second.")
+        if self.arrival in NEEDS_RATE and self.rate is None and self.sweep is None:
+            raise UsageError(f"--arrival {self.arrival} needs a --rate in requests per second, or a --sweep.")
         if self.rate is not None and self.arrival not in NEEDS_RATE:
             raise UsageError(
                 f"--rate has no meaning with --arrival {self.arrival}. Use --arrival poisson, for example."
@@ -92,6 +95,13 @@ class Arrivals:
         if not self.is_open:
             return f"{self.concurrency} user" + "s" * (self.concurrency > 1)
         return self.arrival if self.rate is None else f"{self.arrival}, {self.rate:g} requests/s"
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """So that the number of requests follows from the schedule."""
+        if self.arrival in ("closed", "at-once"):
+            return False
+        return self.arrival in ("steps", "times") or self.duration_seconds is not None
 
     @property
     def is_open(self) -> bool:

@@ -6,24 +6,24 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
-from loadtest.arrivals import Arrivals
+from loadtest.arrivals import NEEDS_RATE, Arrivals
 from loadtest.compare import compare, load_report
 from loadtest.engine_target import EngineRun, run_engine
 from loadtest.errors import UsageError
 from loadtest.experiment import OnSamples, make_report, open_experiment
-from loadtest.find_max import Trial, find_max, render_search
+from loadtest.find_max import Step, Trial, find_max, render_search, render_step
 from loadtest.html import render_html
 from loadtest.http_target import HttpOptions
 from loadtest.measure import parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
-from loadtest.prompts import Workload
+from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
 from loadtest.report import render
 from loadtest.sample import Sample
 from loadtest.workers import loop_factory
@@ -41,9 +41,6 @@ class RunOptions:
 
     warmup: int = 4
     """Requests before each run that do not count."""
-
-    sweep: str | None = None
-    """Several values, one point each, as in 1,2,4: of --rate, or in a closed loop of --concurrency."""
 
     slo: str | None = None
     """What a good request keeps, as in ttft:300ms,tpot:30ms. Of ttft, tpot, latency."""
@@ -148,6 +145,7 @@ def _command_line(name: str) -> App:
         engine: Annotated[EngineRun, _flags("Engine in process", 5)] = EngineRun(),  # noqa: B008 - frozen
     ) -> int:
         """Send requests to a server, and report how it answered and how good the client was."""
+        _refuse_flags_of_the_other(run, arrivals, http, engine)
         if run.target == "engine":
             return _run_engine(run, workload, arrivals, http.model, engine)
         return _run_http(run, workload, arrivals, http)
@@ -207,7 +205,7 @@ async def _serve(host: str, port: int, options: NullOptions) -> None:
 
 
 def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: HttpOptions) -> int:
-    sweep, slos, line = sweep_points(arrivals, run.sweep), parse_slos(run.slo), ProgressLine()
+    sweep, slos, line = sweep_points(arrivals), parse_slos(run.slo), ProgressLine()
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
     with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
         on_samples = _sample_writer(run.samples)
@@ -224,16 +222,19 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
     with open_experiment(workload, http, parse_slos(search.slo), search.warmup, search.calibrate) as experiment:
 
         def measure(rate: float, number: int) -> Trial:
-            num_requests = max(workload.num_requests, round(rate * search.trial_seconds))
-            experiment.workload = replace(
-                experiment.workload, seed=workload.seed + 10_000 * number, num_requests=num_requests
-            )
-            point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, f"{rate:.4g} requests/s", line.show)
+            num_requests = max(workload.num_requests or DEFAULT_NUM_REQUESTS, round(rate * search.trial_seconds))
+            experiment.workload = replace(experiment.workload, num_requests=num_requests)
+            title = f"trial {number + 1}, {rate:.4g} requests/s"
+            point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, title, line.show)
             run = point["runs"][0]
             metrics = run["metrics"]
             # Without a good answer there is nothing that the client could have falsified.
             is_valid = run["client"]["verdict"] != "invalid" or metrics["num_ok"] == 0
             return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, is_valid)
+
+        def show(step: Step) -> None:
+            line.clear()
+            print(render_step(step), flush=True)
 
         bracket = find_max(
             measure,
@@ -241,16 +242,43 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
             attainment=search.attainment,
             precision=search.precision,
             most_trials=search.most_trials,
+            on_step=show,
         )
-    line.clear()
     print(render_search(bracket, search.slo, search.attainment), end="")
     _write("--json", search.json, lambda: json.dumps(asdict(bracket) | {"search": _plain(search)}, indent=1) + "\n")
     return 1 if bracket.problem else 0
 
 
+def _refuse_flags_of_the_other(run: RunOptions, arrivals: Arrivals, http: HttpOptions, engine: EngineRun) -> None:
+    """Rather than to ignore them."""
+    if run.target == "http":
+        if given := _given(engine):
+            raise UsageError(f"{', '.join(given)} {_need(given)} --target engine.")
+        return
+    in_loop = _given(arrivals, ("concurrency", "sweep", "max_in_flight"))
+    if given := [*_given(run, ("repeats", "warmup")), *in_loop, *_given(http, but="model")]:
+        hint = " In process these are --repeat-runs and --warmup-runs." if {"--repeats", "--warmup"} & {*given} else ""
+        raise UsageError(f"{', '.join(given)} {_need(given)} --target http.{hint}")
+    decides = "--mode offline" if engine.mode == "offline" else "--submit-interval-ms"
+    if (engine.mode == "offline" or engine.submit_interval_ms > 0) and (given := _given(arrivals)):
+        raise UsageError(f"{', '.join(given)}: {decides} says already when requests are submitted.")
+
+
+def _need(flags: Sequence[str]) -> str:
+    return "needs" if len(flags) == 1 else "need"
+
+
+def _given(options: Any, only: Sequence[str] | None = None, but: str = "") -> list[str]:
+    """The flags of these that have not their default."""
+    return [
+        "--" + field.name.replace("_", "-")
+        for field in fields(options)
+        if (only is None or field.name in only) and field.name != but
+        if getattr(options, field.name) != field.default
+    ]
+
+
 def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: str | None, engine: EngineRun) -> int:
-    if run.sweep is not None:
-        raise UsageError("--sweep needs --target http.")
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
     line, on_samples = ProgressLine(), _sample_writer(run.samples)
     point = run_engine(model, workload, arrivals, engine, parse_slos(run.slo), line.show, on_samples)
@@ -262,19 +290,21 @@ def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: 
     return publish(report, run)
 
 
-def sweep_points(arrivals: Arrivals, sweep: str | None) -> list[Arrivals]:
+def sweep_points(arrivals: Arrivals) -> list[Arrivals]:
     """The points of a sweep; one point where there is none."""
+    sweep = arrivals.sweep
     if sweep is None:
         return [arrivals]
-    if arrivals.is_open and arrivals.rate is None:
+    if arrivals.is_open and arrivals.arrival not in NEEDS_RATE:
         raise UsageError(f"--sweep has no meaning with --arrival {arrivals.arrival}.")
     try:
-        values = [float(value) for value in sweep.split(",")]
+        if arrivals.is_open:
+            return [replace(arrivals, rate=rate, sweep=None) for rate in map(float, sweep.split(","))]
+        return [replace(arrivals, concurrency=users, sweep=None) for users in map(int, sweep.split(","))]
+    except UsageError:
+        raise
     except ValueError:
-        raise UsageError(f"--sweep is '{sweep}', but must be numbers, as in 1,2,4.") from None
-    if arrivals.is_open:
-        return [replace(arrivals, rate=value) for value in values]
-    return [replace(arrivals, concurrency=int(value)) for value in values]
+        raise UsageError(f"--sweep is '{sweep}', but must be numbers, as in 1,2,4 (of users: whole ones).") from None
 
 
 def publish(report: dict[str, Any], run: RunOptions) -> int:

@@ -113,15 +113,25 @@ def client_facts(
     }
 
 
-def verdict(metrics: dict[str, Any], facts: dict[str, Any], processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """valid, suspect or invalid, and why. Each rule: the value, above what it is suspect, above what invalid."""
+def verdict(
+    metrics: dict[str, Any], facts: dict[str, Any], processes: Sequence[dict[str, Any]], *, holds_back: bool = False
+) -> dict[str, Any]:
+    """valid, suspect or invalid, and why. Each rule: the value, above what it is suspect, above what invalid.
+
+    `holds_back`: the client was told to send late rather than too much, so that it did is no fault.
+    """
     distributions = metrics["distributions"]
     shortest = min((d["p50"] for d in (distributions["ttft"], distributions["tpot"]) if d is not None), default=0.0)
     lag = max((p["loop_lag_seconds"]["p99"] for p in processes if p["loop_lag_seconds"]), default=0.0)
     # Without a loop to watch, the engine is in the same process, and busy on purpose.
     cpu = max((p["cpu_share"] for p in processes if p["loop_lag_seconds"]), default=0.0)
     rules: list[tuple[float, float, float, str]] = [
-        (facts["late_share"], 0.01, 0.1, "{:.1%} of the requests were sent late (by over 5 % of their TTFT)"),
+        (
+            0.0 if holds_back else facts["late_share"],
+            0.01,
+            0.1,
+            "{:.1%} of the requests were sent late (by over 5 % of their TTFT)",
+        ),
         (cpu, 0.7, 0.95, "a client process used {:.0%} of a core; use more --processes"),
         (
             lag if lag > 0.002 else 0.0,
@@ -136,7 +146,7 @@ def verdict(metrics: dict[str, Any], facts: dict[str, Any], processes: Sequence[
             "requests and events were {:.0%} of what this client can do at all",
         ),
     ]
-    if facts["offered_requests_per_second"] is not None:
+    if facts["offered_requests_per_second"] is not None and not holds_back:
         missing = 1 - facts["achieved_requests_per_second"] / facts["offered_requests_per_second"]
         rules.append((missing, 0.02, 0.1, "requests were sent {:.1%} slower than scheduled"))
     levels, reasons = [0], []

@@ -13,7 +13,8 @@ from loadtest.intervals import ratio_interval
 from loadtest.report import ms, number, table
 
 SHOWN = (
-    *("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second"),
+    *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
+    *("total_tokens_per_second", "goodput_per_second"),
     *("submit_p50", "submit_p99", "phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
     *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth, ProcessWatch
 from loadtest.drive import Progress
 from loadtest.errors import UsageError
-from loadtest.experiment import OnProgress, OnSamples, describe_run, make_point, plan
+from loadtest.experiment import MOST_REQUESTS, OnProgress, OnSamples, describe_run, make_point, plan
 from loadtest.measure import Slos
 from loadtest.prompts import Call, Workload
 from loadtest.sample import Sample
@@ -91,7 +92,7 @@ class EngineRun:
         return [flag for flag, is_set in (("--cuda-graph", self.cuda_graph), ("--nvtx", self.nvtx)) if is_set]
 
 
-def load_engine(model: str, options: EngineRun, num_requests: int) -> Engine:
+def load_engine(model: str, options: EngineRun) -> Engine:
     """Not started. Raises UsageError for what the engine refuses."""
     from oaiserve.config import EngineOptions, OptionError
     from oaiserve.engine.engine import Engine
@@ -107,7 +108,7 @@ def load_engine(model: str, options: EngineRun, num_requests: int) -> Engine:
                 prefill_max_tokens=options.prefill_max_tokens,
                 prefix_cache=options.prefix_cache,
                 tokenize_workers=options.tokenize_workers,
-                max_waiting=max(1024, num_requests),
+                max_waiting=MOST_REQUESTS,
             ),
         )
     except (OptionError, StartupError) as error:
@@ -136,18 +137,20 @@ def run_engine(
     arrivals = submit_arrivals(arrivals, options)
     label = f"{options.mode}, {arrivals.arrival}"
     runs, all_samples = [], []
-    with load_engine(model or "demo", options, workload.num_requests) as engine:
+    with load_engine(model or "demo", options) as engine:
         target = EngineTarget(engine, workload, options)
         for number in range(-options.warmup_runs, options.repeat_runs):
             title = f"{label}, " + ("warm-up" if number < 0 else f"{number + 1} of {options.repeat_runs}")
             samples, offsets, health = target.run(
                 arrivals,
                 workload.seed + 1000 * number,
-                lambda progress, title=title: on_progress(title, progress, workload.num_requests),  # type: ignore[misc]
+                partial(on_progress, title),
             )
             if number < 0:
                 continue
-            run = describe_run(samples, [health], arrivals, offsets, slos, None)
+            # Relative times move with each submit, so there is no rate that could have been missed.
+            promised = None if options.submit_schedule == "relative" else offsets
+            run = describe_run(samples, [health], arrivals, promised, slos, None)
             submits = [(sample.sent_ns, sample.sent_ns + (sample.submit_ns or 0)) for sample in samples]
             run["submit_wall_seconds"] = (submits[-1][1] - submits[0][0]) / 1e9
             runs.append(run)
@@ -167,12 +170,14 @@ class EngineTarget:
         self._options = options
 
     def run(
-        self, arrivals: Arrivals, seed: int, on_progress: Callable[[Progress], None] = lambda progress: None
+        self, arrivals: Arrivals, seed: int, on_progress: Callable[[Progress, int], None] = lambda progress, total: None
     ) -> tuple[list[Sample], list[float], ProcessHealth]:
         """Submits all requests, waits for their ends; samples, schedule (seconds) and this process's health."""
         from oaiserve.engine.request import TERMINAL
 
         calls, offsets = plan(self._workload, arrivals, seed)
+        if own := sorted({key for call in calls for key in call.body} - {"messages"}):
+            raise UsageError(f"--requests has {', '.join(own)}, which need --target http.")
         assert offsets is not None  # submit_arrivals makes open ones only
         requests = [self._request(f"{seed}-{index}", call) for index, call in enumerate(calls)]
         samples = [Sample(i, 0, requested_tokens=call.max_tokens) for i, call in enumerate(calls)]
@@ -199,7 +204,7 @@ class EngineTarget:
                 ended.get(timeout=0.5)
                 progress.num_ended += 1
             except Empty:
-                on_progress(progress)
+                on_progress(progress, len(calls))
         health = watch.stop()
         for sample, request, steps in zip(samples, requests, events, strict=True):
             self._fill(sample, request, steps)

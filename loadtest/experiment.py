@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,14 +20,16 @@ from loadtest.ceiling import measure_ceiling
 from loadtest.client_health import ProcessHealth, client_facts, verdict
 from loadtest.drive import Progress
 from loadtest.errors import UsageError
+from loadtest.gauges import GaugeWatch
 from loadtest.http_target import HttpOptions
 from loadtest.intervals import bootstrap_intervals, mean_interval
-from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series
+from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series, steady_state
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
 
 SCHEMA = "oaiserve-loadtest/1"
+MOST_REQUESTS = 1_000_000
 OnProgress = Callable[[str, Progress, int], None]  # which run, how far, of how many requests
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
@@ -40,7 +42,8 @@ def open_experiment(
     workload: Workload, http: HttpOptions, slos: Slos, num_warmup: int, calibrate: bool
 ) -> Iterator[HttpExperiment]:
     """With its processes and its connection to the server. Raises UsageError where nobody answers."""
-    http = replace(http, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
+    url = http.url.rstrip("/").removesuffix("/v1")
+    http = replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
     client = httpx.Client(base_url=http.url, headers=http.headers(), trust_env=False, timeout=30)
     with client, Workers(http.processes) as workers:
         experiment = HttpExperiment(client, workload, http, workers, slos, num_warmup)
@@ -75,15 +78,15 @@ class HttpExperiment:
         self.http = http if http.model is not None else replace(http, model=self._first_model())
         self._workers, self._slos, self._num_warmup = workers, slos, num_warmup
         self.ceiling: dict[str, float] | None = None
+        self._num_runs = 0
 
     def _first_model(self) -> str:
         response = self._client.get("/v1/models")
         try:
             return str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            raise UsageError(
-                f"/v1/models answers {response.status_code} and lists no model. Name one with --model."
-            ) from None
+            advice = "Give an --api-key" if response.status_code in (401, 403) else "Name one with --model"
+            raise UsageError(f"/v1/models answers {response.status_code} and lists no model. {advice}.") from None
 
     def run_point(
         self,
@@ -97,16 +100,15 @@ class HttpExperiment:
         runs, all_samples = [], []
         for repeat in range(num_repeats):
             title = f"{label}, {repeat + 1} of {num_repeats}" if num_repeats > 1 else label
-            run, samples = self._run(arrivals, repeat, title, on_progress)
+            run, samples = self._run(arrivals, title, on_progress)
             on_samples(title, samples)
             runs.append(run)
             all_samples.append(samples)
         return make_point(label, arrivals, runs, all_samples)
 
-    def _run(
-        self, arrivals: Arrivals, repeat: int, title: str, on_progress: OnProgress
-    ) -> tuple[dict[str, Any], list[Sample]]:
-        seed = self.workload.seed + 1000 * repeat
+    def _run(self, arrivals: Arrivals, title: str, on_progress: OnProgress) -> tuple[dict[str, Any], list[Sample]]:
+        seed = self.workload.seed + 1000 * self._num_runs
+        self._num_runs += 1
         calls, offsets = plan(self.workload, arrivals, seed)
         if self.http.endpoint == "completions" and any("messages" in call.body for call in calls):
             raise UsageError('--requests has "messages", which need --endpoint chat.')
@@ -127,24 +129,46 @@ class HttpExperiment:
         )
         at_rest, before = self.side.scrape(), {}
 
-        def scrape() -> None:
-            before.update(join.scrape_settled(self.side, at_rest, len(job.warmup) * self.workload.turns))
+        watch = None
+        if self.side.dialect is not None and self.http.scrape_seconds > 0:
+            watch = GaugeWatch(self._client, self.side.dialect.gauges, self.http.scrape_seconds)
+        with ExitStack() as until_end:
 
-        samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
+            def scrape() -> None:
+                before.update(join.scrape_settled(self.side, at_rest, len(job.warmup) * self.workload.turns))
+                if watch is not None:
+                    until_end.enter_context(watch)
+
+            samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
         after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples))
         run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling)
         lag = run["client"]["processes"][0]["loop_lag_seconds"]
         run["server"] = join.join(samples, self.side, before, after, lag["p99"] if lag else 0.0)
-        stopped = arrivals.duration_seconds
-        if offsets is None and stopped is not None and run["metrics"]["window_seconds"] < stopped:
-            run["client"]["reasons"].append(
-                f"all {len(calls)} requests were sent before {stopped:g} s; raise --num-requests"
-            )
+        if watch is not None:
+            run["server"]["gauges"] = watch.report(min(sample.intended_ns for sample in samples))
+        _doubt(run, self.workload, arrivals, len(calls))
         return run, samples
+
+
+def _doubt(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
+    """What makes a run another one than was asked for, though the client did well."""
+    client, metrics, reasons = run["client"], run["metrics"], []
+    stopped = arrivals.duration_seconds
+    if not arrivals.is_open and stopped is not None and metrics["window_seconds"] < stopped:
+        reasons.append(f"all {num_calls} requests were sent before {stopped:g} s; raise --num-requests")
+    are_random = workload.prompt is None and workload.requests is None and not workload.prefix_len
+    cached = metrics["cached_tokens"] / max(1, metrics["prompt_tokens"])
+    if are_random and workload.turns == 1 and cached > 0.25:
+        reasons.append(f"the server knew {cached:.0%} of the prompt tokens from an earlier run; take another --seed")
+    client["reasons"] += reasons
+    if reasons and client["verdict"] == "valid":
+        client["verdict"] = "suspect"
 
 
 def plan(workload: Workload, arrivals: Arrivals, seed: int) -> tuple[list[Call], list[float] | None]:
     """What one run sends, and when (seconds); no times for a closed loop."""
+    if workload.num_requests is None and workload.requests is None and arrivals.ends_by_itself:
+        workload = replace(workload, num_requests=len(schedule(arrivals, MOST_REQUESTS, seed)))
     calls = make_calls(workload, seed)
     if not arrivals.is_open:
         return calls, None
@@ -166,13 +190,16 @@ def describe_run(
 ) -> dict[str, Any]:
     """Everything about one run but the server's view."""
     metrics = measure(samples, slos)
+    has_steady_load = arrivals.arrival in STEADY or (not arrivals.is_open and not arrivals.ramp_seconds)
+    metrics["steady"] = steady_state(samples) if has_steady_load else None
     facts = client_facts(samples, offsets, limits)
     processes = [process.summary() for process in health]
+    judged = verdict(metrics, facts, processes, holds_back=arrivals.max_in_flight is not None)
     start_ns = min((sample.intended_ns for sample in samples), default=0)
     return {
         "metrics": metrics,
         "oversaturated": oversaturation(samples) if arrivals.arrival in STEADY else None,
-        "client": facts | {"processes": processes} | verdict(metrics, facts, processes),
+        "client": facts | {"processes": processes} | judged,
         "requests": [
             {
                 "intended": (sample.intended_ns - start_ns) / 1e9,
@@ -183,6 +210,7 @@ def describe_run(
                 "completion_tokens": sample.num_tokens,
                 "error": sample.error,
                 "trace_id": sample.trace_id,
+                "is_traced": sample.is_traced,
                 "phases": {name: phase_ns / 1e9 for name, phase_ns in sample.phases_ns.items()},
             }
             for sample in samples
@@ -208,6 +236,9 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
     summary: dict[str, Any] = {}
     for name in _RATES:
         summary[name] = _entry([run["metrics"][name] for run in runs])
+    if all(run["metrics"]["steady"] for run in runs):
+        steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]
+        summary["steady_completion_tokens_per_second"] = _entry(steady)
     summary["slo_attainment"] = _entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
     within = series(samples[0]) if len(runs) == 1 else {}
     for name in _TIMES:
@@ -236,7 +267,7 @@ def _entry(values: list[float]) -> dict[str, Any]:
     entry: dict[str, Any] = {"mean": sum(values) / len(values), "values": values, "low": None, "high": None}
     entry["interval_over"] = None
     if interval is not None:
-        entry |= {"low": interval[0], "high": interval[1], "interval_over": "repeats"}
+        entry |= {"low": max(0.0, interval[0]), "high": interval[1], "interval_over": "repeats"}
     return entry
 
 
@@ -287,10 +318,13 @@ DEFINITIONS = {
     "send_lag": "sent - intended",
     "submit": "duration of the call that hands a request to the engine",
     "ttft": "first event with output - intended",
-    "tpot": "(last output - first output) / (n - 1), of requests with two tokens or more",
-    "itl": "gaps between events with output, of all requests together",
+    "tpot": "(last output - first output) / (n - 1), of requests with two tokens or more; of several choices, the sum "
+    "of all (last - first) / the sum of all (n - 1)",
+    "itl": "gaps between a choice's events with output, of all requests together",
     "latency": "last event with output - intended",
     "window": "first intended send to last end, failed and abandoned requests included",
+    "steady": "from the end of the first answer to the last send; its latencies are of the requests that were sent in "
+    "it before any that had not ended at its end",
     "tokens": "as the server's usage counts them; events where it sends none",
     "goodput": "requests that meet all SLOs / window",
     "slo_attainment": "requests that meet it / all but abandoned ones; failed ones do not meet it",

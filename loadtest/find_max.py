@@ -55,6 +55,7 @@ def find_max(
     attainment: float = 0.95,
     precision: float = 0.1,
     most_trials: int = 3,
+    on_step: Callable[[Step], None] = lambda step: None,
 ) -> Bracket:
     """`measure(rate, number)` tries a rate; `number` counts the trials of all rates. Ends when the bracket's ends are
     within `precision` (as a share) of each other."""
@@ -78,6 +79,7 @@ def find_max(
             reason = "undecided"
         holds = reason == "holds"
         bracket.steps.append(Step(rate, holds, good, judged, low, high, reason))
+        on_step(bracket.steps[-1])
         if holds:
             bracket.holds = rate
         else:
@@ -100,13 +102,17 @@ def find_max(
     return bracket
 
 
-def render_search(bracket: Bracket, slo: str, attainment: float) -> str:
-    """For people."""
-    lines = [
+def render_step(step: Step) -> str:
+    """One line."""
+    return (
         f"{step.rate:9.4g} requests/s: {step.reason:9} {step.num_good} of {step.num_judged} good "
         f"({step.low:.1%} .. {step.high:.1%})"
-        for step in bracket.steps
-    ]
+    )
+
+
+def render_search(bracket: Bracket, slo: str, attainment: float) -> str:
+    """The answer."""
+    lines = []
     if bracket.problem:
         lines.append(f"Ended early: {bracket.problem}.")
     holds = f"{bracket.holds:.4g}" if bracket.holds is not None else "no rate that was tried"

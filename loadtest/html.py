@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from loadtest.report import render
+from loadtest.report import ms, render, subject, sweep_rows
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 280, 64, 44
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 280, 64, 16, 44
 _COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")
+# Waiting is warm, work is cold, and what no phase accounts for is grey; other phases take the colors in turn.
+_PHASE_COLORS = {
+    "receive": "#c9a227",
+    "tokenize_wait": "#c43b58",
+    "tokenize": "#b04fc4",
+    "queue": "#d8733b",
+    "prefill": "#3b7dd8",
+    "decode": "#3ba55d",
+    "network + client": "#8a949e",
+}
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --paper: #fff; --line: #c8ced4; }
@@ -17,10 +28,15 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2em auto;
   max-width: 1340px; padding: 0 1em; }
 pre { overflow-x: auto; font-size: 13px; }
-figure { display: inline-block; margin: 0 1em 1em 0; } figcaption { font-weight: 600; }
-svg { max-width: 100%; } svg text { fill: var(--ink); font-size: 11px; }
+table { border-collapse: collapse; margin: 1em 0 2em; display: block; overflow-x: auto; }
+th, td { text-align: right; padding: .2em .8em; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 0 1em 1.5em 0; }
+figcaption { font-weight: 600; }
+svg { max-width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 11px; }
+.legend { font-size: 13px; max-width: 640px; } .legend span { margin-right: .8em; white-space: nowrap; }
 .axis { stroke: var(--ink); } .grid { stroke: var(--line); stroke-width: .5; }
-.valid { color: #2f8f4e; } .suspect { color: #b8860b; } .invalid { color: #c43b3b; }
+.valid { color: #2f8f4e; } .suspect { color: #b8860b; } .invalid { color: #d24545; }
 """
 
 Series = tuple[str, list[tuple[float, float]]]  # label, points
@@ -29,10 +45,8 @@ Series = tuple[str, list[tuple[float, float]]]  # label, points
 def render_html(report: dict[str, Any]) -> str:
     """The whole page."""
     points = report["points"]
-    verdicts = ", ".join(f'{escape(p["label"])}: <b class="{p["verdict"]}">{p["verdict"]}</b>' for p in points)
     cdf = [(p["label"], _cdf([r["ttft"] for run in p["runs"] for r in run["requests"]])) for p in points]
     figures = [plot("TTFT: share of requests within", "seconds", "share", cdf)]
-    figures += [phases_plot(p) for p in points]
     if len(points) > 1:
         curves = [(name, _curve(points, f"latency_{name}")) for name in ("p50", "p99")]
         figures.append(plot("Latency against throughput", "completion tokens/s", "seconds", curves, dots=True))
@@ -42,18 +56,39 @@ def render_html(report: dict[str, Any]) -> str:
         figures.append(plot("Throughput over time", "seconds", "completion tokens/s", over_time))
         dots = [(f"run {i + 1}", _latencies(run["requests"])) for i, run in enumerate(runs)]
         figures.append(plot("Latency of each request", "sent at, seconds", "seconds", dots, dots=True, lines=False))
+    for point in points:
+        figures += [phases_plot(point), gauges_plot(point)]
+    usage = [(p["label"], _gauge(p, "kv_cache_usage")) for p in points]
+    figures.append(plot("KV cache in use at the server", "seconds", "share", usage, dots=True))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Load test</h1><p>{verdicts}</p>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>Load test</h1>"
+        f"<p>{escape(subject(report))}, {escape(report['created'])}</p>{_table(points)}"
         f"{''.join(figures)}<pre>{escape(render(report))}</pre><h2>Definitions</h2><dl>"
         + "".join(f"<dt><b>{escape(k)}</b></dt><dd>{escape(v)}</dd>" for k, v in report["definitions"].items())
         + "</dl></body></html>\n"
     )
 
 
+def _table(points: Sequence[dict[str, Any]]) -> str:
+    """One row per point, with the verdict in its color and what server and client say of each other."""
+    head, *rows = sweep_rows(points)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in [*head, "server and client"])
+    for point, row in zip(points, rows, strict=True):
+        *plain, verdict = map(escape, row)
+        checks = {run["server"]["check"]["status"] for run in point["runs"] if "server" in run}
+        check = "DISAGREE" if "disagree" in checks else ", ".join(sorted(checks))
+        cells += "</tr><tr>" + "".join(f"<td>{cell}</td>" for cell in plain)
+        cells += f'<td><b class="{verdict}">{verdict}</b></td>'
+        cells += f'<td class="{"invalid" if check == "DISAGREE" else ""}">{check}</td>'
+    return f"<table><tr>{cells}</tr></table>"
+
+
 def _cdf(values: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Steps, from 0 at the least value."""
     found = sorted(value for value in values if value is not None)
-    return [(value, (i + 1) / len(found)) for i, value in enumerate(found)]
+    return [(value, (i + up) / len(found)) for i, value in enumerate(found) for up in (0, 1)]
 
 
 def _curve(points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
@@ -90,7 +125,8 @@ def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
     requests = [r for run in point["runs"] for r in run["requests"] if r["latency"] is not None]
     if not requests:
         return ""
-    rows = [(r["intended"], r["phases"] if len(r["phases"]) > 1 else _client_phases(r)) for r in requests]
+    over_network = "server" in point["runs"][0]
+    rows = [(r["intended"], _phases(r, over_network)) for r in requests]
     names = list(dict.fromkeys(name for _, phases in rows for name in phases))
     width = max(t for t, _ in rows) / num_bins or 1.0
     bins: list[list[dict[str, float]]] = [[] for _ in range(num_bins)]
@@ -98,22 +134,41 @@ def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
         bins[min(num_bins - 1, int(t / width))].append(phases)
     stacks = [[sum(p.get(n, 0.0) for p in b) / len(b) if b else 0.0 for n in names] for b in bins]
     x, y, frame = _axes(width * num_bins, max(map(sum, stacks)), "sent at, seconds", "seconds")
+    colors = [_PHASE_COLORS.get(name, _COLORS[j % len(_COLORS)]) for j, name in enumerate(names)]
     shapes = []
     for i, stack in enumerate(stacks):
         base = 0.0
-        for j, value in enumerate(stack):
+        for name, color, value in zip(names, colors, stack, strict=True):
             left, right, top = x(i * width), x((i + 1) * width), y(base + value)
-            color = _COLORS[j % len(_COLORS)]
-            shapes.append(
-                f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{y(base) - top:.1f}" '
-                f'fill="{color}"><title>{escape(names[j])}: {value:.4g} s</title></rect>'
-            )
+            if value > 0:
+                shapes.append(
+                    f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{y(base) - top:.1f}" '
+                    f'fill="{color}"><title>{escape(name)}: {value:.4g} s</title></rect>'
+                )
             base += value
-    return _figure(f"Phases, {point['label']}", frame + "".join(shapes), names)
+    means = [sum(phases.get(name, 0.0) for _, phases in rows) / len(rows) for name in names]
+    labels = [f"{name} {ms(mean)} ms" for name, mean in zip(names, means, strict=True)]
+    return _figure(f"Where the time goes: {point['label']}", frame + "".join(shapes), labels, colors)
 
 
-def _client_phases(request: dict[str, Any]) -> dict[str, float]:
+def _phases(request: dict[str, Any], over_network: bool) -> dict[str, float]:
+    """The server's and, up to the latency, the rest; of a server that tells none, what the client sees."""
+    phases: dict[str, float] = request["phases"]
+    if len(phases) > 1:
+        rest = {"network + client": max(0.0, request["latency"] - sum(phases.values()))}
+        return phases | rest if over_network else phases
     return {"to first token": request["ttft"], "after it": request["latency"] - request["ttft"]}
+
+
+def gauges_plot(point: dict[str, Any]) -> str:
+    """What the server said during the last run; empty where it was not asked."""
+    series = [(name, _gauge(point, name)) for name in ("running", "waiting")]
+    return plot(f"Requests at the server: {point['label']}", "seconds", "requests", series, dots=True)
+
+
+def _gauge(point: dict[str, Any], name: str) -> list[tuple[float, float]]:
+    rows = point["runs"][-1].get("server", {}).get("gauges", {}).get("series", [])
+    return [(row["at"], row[name]) for row in rows if row[name] is not None]
 
 
 def plot(
@@ -139,28 +194,32 @@ def plot(
                 f"<title>{escape(label)}: {px:.4g}, {py:.4g}</title></circle>"
                 for px, py in points
             ]
-    return _figure(title, frame + "".join(shapes), [label for label, _ in drawn])
+    return _figure(title, frame + "".join(shapes), [label for label, _ in drawn], _COLORS)
 
 
 def _axes(
     x_max: float, y_max: float, x_title: str, y_title: str
 ) -> tuple[Callable[[float], float], Callable[[float], float], str]:
-    """Functions from values to pixels, and the frame. Both axes begin at 0."""
+    """Functions from values to pixels, and the frame. Both axes begin at 0; the vertical one ends at a round number."""
     x_max, y_max = x_max or 1.0, y_max or 1.0
+    x_step, y_step = _round_step(x_max), _round_step(y_max)
+    y_max = y_step * math.ceil(y_max / y_step - 1e-9)
 
     def x(value: float) -> float:
-        return _LEFT + value / x_max * (_WIDTH - _LEFT - 10)
+        return _LEFT + value / x_max * (_WIDTH - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
         return _HEIGHT - _BOTTOM - value / y_max * (_HEIGHT - _BOTTOM - 10)
 
     parts = []
-    for i in range(5):
-        px, py = x(x_max * i / 4), y(y_max * i / 4)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{py:.1f}" y2="{py:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{y_max * i / 4:.3g}</text>')
-        parts.append(f'<text x="{px:.1f}" y="{_HEIGHT - 28}" text-anchor="middle">{x_max * i / 4:.3g}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y(0):.1f}" y2="{y(0):.1f}"/>')
+    for i in range(int(y_max / y_step + 1e-9) + 1):
+        value, py = i * y_step, y(i * y_step)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{value:,.10g}</text>')
+    for i in range(int(x_max / x_step + 1e-9) + 1):
+        value = i * x_step
+        parts.append(f'<text x="{x(value):.1f}" y="{_HEIGHT - 28}" text-anchor="middle">{value:,.10g}</text>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(0):.1f}" y2="{y(0):.1f}"/>')
     parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_title)}</text>')
     parts.append(
         f'<text transform="translate(12 {_HEIGHT / 2}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>'
@@ -168,11 +227,17 @@ def _axes(
     return x, y, "".join(parts)
 
 
-def _figure(title: str, content: str, labels: Sequence[str]) -> str:
+def _round_step(most: float) -> float:
+    """Between the marks of an axis that goes to `most`: 1, 2 or 5 of a power of ten, three to seven of them."""
+    power: float = 10.0 ** math.floor(math.log10(most / 3))
+    return power * max(factor for factor in (1, 2, 5) if factor == 1 or power * factor <= most / 3)
+
+
+def _figure(title: str, content: str, labels: Sequence[str], colors: Sequence[str]) -> str:
     legend = " ".join(
-        f'<span><b style="color:{_COLORS[i % len(_COLORS)]}">&#9632;</b> {escape(label)}</span>'
+        f'<span><b style="color:{colors[i % len(colors)]}">&#9632;</b> {escape(label)}</span>'
         for i, label in enumerate(labels)
     )
     box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{escape(title)}"'
     svg = f"<svg {box}>{content}</svg>"
-    return f"<figure><figcaption>{escape(title)}</figcaption>{svg}<div>{legend}</div></figure>"
+    return f'<figure><figcaption>{escape(title)}</figcaption>{svg}<div class="legend">{legend}</div></figure>'

@@ -31,7 +31,7 @@ class HttpOptions:
     """Which server is asked, and how."""
 
     url: str = "http://127.0.0.1:8000"
-    """Where the server is, without /v1."""
+    """Where the server is, with or without /v1."""
 
     model: str | None = None
     """Name of the model. Default: the first that /v1/models lists."""
@@ -60,6 +60,12 @@ class HttpOptions:
     connect_timeout_seconds: float = 10.0
     """The same for its connection."""
 
+    trace_share: float = 0.01
+    """Share of the requests whose traceparent has the sampled flag, 0 to 1: those that a server is to trace."""
+
+    scrape_seconds: float = 1.0
+    """Read the server's gauges that often during a run. 0: /metrics is read before and after it only."""
+
     processes: int = 1
     """Processes that send. One is enough for some thousand tokens per second; the report says how busy they were."""
 
@@ -68,6 +74,10 @@ class HttpOptions:
             raise UsageError(f"--url is '{self.url}', but must be like http://127.0.0.1:8000.")
         if self.processes < 1:
             raise UsageError(f"--processes is {self.processes}, but must be at least 1.")
+        if not 0 <= self.trace_share <= 1:
+            raise UsageError(f"--trace-share is {self.trace_share:g}, but must be between 0 and 1.")
+        if self.scrape_seconds < 0:
+            raise UsageError(f"--scrape-seconds is {self.scrape_seconds:g}, but must be at least 0.")
         for header in self.header:
             if ":" not in header:
                 raise UsageError(f"--header is '{header}', but must be like 'name: value'.")
@@ -95,6 +105,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     text: str | None = None
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -137,6 +148,8 @@ class Prepared:
     call: Call
     request: httpx.Request
     trace_id: str
+    is_traced: bool
+    num_choices: int
 
 
 class HttpTarget:
@@ -196,9 +209,11 @@ class HttpTarget:
         own = {key: value for key, value in call.body.items() if key != "messages"}
         body |= own | json.loads(options.extra_body or "{}")
         trace_id = secrets.token_hex(16)
-        headers = self._headers | {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
-        content = msgspec.json.encode(body)
-        return Prepared(index, call, httpx.Request("POST", self._url, headers=headers, content=content), trace_id)
+        # As OpenTelemetry's ratio sampler decides: by the lower half of the id, so that others come to the same.
+        is_traced = int(trace_id[16:], 16) < options.trace_share * 2**64
+        headers = self._headers | {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-{is_traced:02x}"}
+        request = httpx.Request("POST", self._url, headers=headers, content=msgspec.json.encode(body))
+        return Prepared(index, call, request, trace_id, is_traced, _num_choices(body))
 
     async def run(self, prepared: Prepared, intended_ns: int) -> list[Sample]:
         """One sample, or one for each turn of a conversation. Errors of server and network end up in the samples."""
@@ -222,9 +237,11 @@ class HttpTarget:
             prepared.index,
             intended_ns,
             is_stream=self._options.stream,
+            num_choices=prepared.num_choices,
             requested_tokens=prepared.call.max_tokens,
             must_fill=self._must_fill,
             trace_id=prepared.trace_id,
+            is_traced=prepared.is_traced,
         )
         messages: list[tuple[int, bytes]] = []
         client = self._take_client()
@@ -264,7 +281,7 @@ class HttpTarget:
         sample.phases_ns = _server_timing(response.headers.get("server-timing", ""))
         if response.status_code != 200:
             sample.error = f"http_{response.status_code}"
-            await response.aread()
+            sample.error_message = _error_message(await response.aread())
         elif not self._options.stream:
             content = b"".join([part async for part in response.aiter_raw()])
             messages.append((stream.read_ns, content))
@@ -295,6 +312,25 @@ _KINDS: dict[type[Exception], str] = {
 }
 
 
+def _num_choices(body: dict[str, Any]) -> int:
+    """`n` for each prompt, of which there may be several."""
+    prompt, n = body.get("prompt"), body.get("n")
+    num_prompts = len(prompt) if isinstance(prompt, list) and not any(isinstance(part, int) for part in prompt) else 1
+    return max(1, num_prompts) * (n if isinstance(n, int) else 1)
+
+
+def _error_message(content: bytes) -> str:
+    """What is in it for people, in one line."""
+    try:
+        message = json.loads(content)
+        while isinstance(message, dict) and ("error" in message or "message" in message):
+            message = message.get("error") or message.get("message")
+    except ValueError:
+        message = content.decode(errors="replace")
+    text = " ".join(str(message or "").split())
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
 def _first_messages(call: Call) -> list[dict[str, Any]]:
     return list(call.body.get("messages", ())) or [{"role": "user", "content": call.prompt}]
 
@@ -305,8 +341,9 @@ def _server_timing(header: str) -> dict[str, int]:
 
 
 def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
-    """Fills in what the messages say, and gives the answer's text."""
+    """Fills in what the messages say, and gives the answer's text: the first choice's."""
     texts: list[str] = []
+    finished: set[int] = set()
     is_complete = not sample.is_stream
     for read_ns, data in messages:
         if data == DONE:
@@ -318,18 +355,25 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             sample.error = sample.error or "malformed"
             break
         if message.error is not None:
-            sample.error = "error_event"
+            sample.error, sample.error_message = "error_event", _error_message(data)
             break
-        if output := "".join(choice.output() for choice in message.choices):
-            texts.append(output)
-            sample.event_ns.append(read_ns)
-        is_complete = is_complete or any(choice.finish_reason for choice in message.choices)
+        for choice in message.choices:
+            if output := choice.output():
+                sample.event_ns.append(read_ns)
+                sample.event_choices.append(choice.index)
+                if choice.index == 0:
+                    texts.append(output)
+            if choice.finish_reason:
+                finished.add(choice.index)
         if message.usage is not None:
             details = message.usage.prompt_tokens_details
             sample.prompt_tokens = message.usage.prompt_tokens
             sample.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
             sample.completion_tokens = message.usage.completion_tokens
         sample.phases_ns |= _timings_ns(message.timings)
+    if not any(sample.event_choices):
+        sample.event_choices = []
+    is_complete = is_complete or len(finished) >= sample.num_choices
     if sample.error is None and not is_complete and not sample.is_abandoned:
         sample.error = "truncated"
     return "".join(texts)

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.gauges import Gauges
 from loadtest.measure import distribution
 from loadtest.sample import Sample
 
@@ -30,6 +31,7 @@ class Dialect:
     ttft: str
     duration: str
     phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]
+    gauges: Gauges
     only: tuple[tuple[str, str], ...] = ()
     has_timings: bool = False  # knows stream_options.include_timings
 
@@ -41,6 +43,7 @@ DIALECTS = (
         "oaiserve_time_to_first_token_seconds",
         "oaiserve_request_duration_seconds",
         {phase: ("oaiserve_request_phase_seconds", (("phase", phase),)) for phase in _OUR_PHASES},
+        Gauges("oaiserve_requests_running", "oaiserve_requests_waiting", "oaiserve_kv_cache_usage_ratio"),
         only=(("outcome", "finished"),),
         has_timings=True,
     ),
@@ -49,6 +52,7 @@ DIALECTS = (
         "vllm:time_to_first_token_seconds",
         "vllm:e2e_request_latency_seconds",
         {phase: (f"vllm:request_{phase}_time_seconds", ()) for phase in ("queue", "prefill", "decode")},
+        Gauges("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     ),
 )
 
@@ -73,10 +77,14 @@ class ServerSide:
 
 
 def look_at_server(client: httpx.Client) -> ServerSide:
-    """`client` has the server's base URL. A server without /metrics is fine: then there is less to tell."""
+    """`client` has the server's base URL. A server without /metrics is fine: then there is less to tell. So is one that
+    has died under the load: its report must not be lost. Raises httpx.HTTPError where nobody answers now."""
 
     def scrape() -> Metrics:
-        response = client.get("/metrics")
+        try:
+            response = client.get("/metrics")
+        except httpx.HTTPError:
+            return {}
         return parse_metrics(response.text) if response.status_code == 200 else {}
 
     round_trips = []
@@ -124,6 +132,8 @@ def join(
     joined: dict[str, Any] = {"dialect": None, "round_trip_seconds": side.round_trip_seconds, "rest": rest(ok)}
     if side.dialect is None:
         return joined | {"check": _check("not checked", "the server has no /metrics that is known here")}
+    if not before or not after:
+        return joined | {"check": _check("not checked", "the server did not answer /metrics before and after the run")}
     dialect = side.dialect
     changes = {
         name: histogram_change(before, after, metric, (*labels, *dialect.only))
@@ -139,8 +149,8 @@ def join(
 
 
 def rest(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What neither phase accounts for: network and client, up to the first token and for the whole request. Only for
-    requests whose phases the server told."""
+    """What no phase accounts for: network and client, up to the first token; for the whole request also the server's
+    way from the last token to the last byte. Only for requests whose phases the server told."""
     first, whole = [], []
     for sample in samples:
         phases = sample.phases_ns
@@ -148,7 +158,7 @@ def rest(samples: Sequence[Sample]) -> dict[str, Any]:
             known_ns = sum(phases.get(name, 0) for name in UNTIL_FIRST_TOKEN)
             first.append((sample.ttft_ns - sample.send_lag_ns - known_ns) / 1e9)
             if "decode" in phases:
-                whole.append((sample.last_ns - sample.sent_ns - known_ns - phases["decode"]) / 1e9)
+                whole.append((sample.end_ns - sample.sent_ns - known_ns - phases["decode"]) / 1e9)
     return {"first_token": distribution(first), "last_token": distribution(whole)}
 
 

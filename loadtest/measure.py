@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from loadtest.intervals import percentile
 from loadtest.sample import Sample
 
 QUANTILES = (50, 90, 95, 99)
+LEAST_STEADY = 10  # answers in a steady state; fewer are chance
 
 Slos = dict[str, float]  # metric: seconds
 _SLO_METRICS = ("ttft", "tpot", "latency")
@@ -52,17 +54,19 @@ def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, An
     all_good = sum(_meets(sample, slos or {}) for sample in judged)
     streamed = [sample for sample in ok if sample.is_stream and sample.event_ns]
     num_events = sum(len(sample.event_ns) for sample in streamed)
+    num_reads = sum(len(set(stream)) for sample in streamed for stream in sample.streams)
     return {
         "num_requests": len(samples),
         "num_ok": len(ok),
         "num_abandoned": sum(sample.is_abandoned for sample in samples),
-        "errors": dict(Counter(f"{s.error}, {s.failed_phase}" for s in samples if s.error is not None)),
+        "errors": dict(Counter(s.failure for s in samples if s.error is not None)),
+        "error_messages": {s.failure: s.error_message for s in reversed(samples) if s.error_message},  # the first
         "window_seconds": seconds,
         "prompt_tokens": prompt,
         "cached_tokens": sum(sample.cached_tokens for sample in ok),
         "completion_tokens": completion,
         "token_counts_from": "usage" if all(s.completion_tokens is not None for s in ok) else "events",
-        "num_wrong_length": sum(s.must_fill and s.num_tokens != s.requested_tokens for s in ok),
+        "num_wrong_length": sum(s.must_fill and s.num_tokens != s.requested_tokens * s.num_choices for s in ok),
         "requests_per_second": len(ok) / seconds,
         "completion_tokens_per_second": completion / seconds,
         "total_tokens_per_second": (completion + prompt) / seconds,
@@ -72,7 +76,7 @@ def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, An
         "num_judged": len(judged),
         "num_good": all_good,
         "tokens_per_event": sum(sample.num_tokens for sample in streamed) / num_events if num_events else None,
-        "events_per_read": num_events / sum(len(set(s.event_ns)) for s in streamed) if num_events else None,
+        "events_per_read": num_events / num_reads if num_events else None,
         "distributions": {name: distribution(values) for name, values in series(samples).items()},
         "phases": {name: distribution(values) for name, values in phase_series(ok).items()},
     }
@@ -91,12 +95,44 @@ def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
         "itl": (
             later - earlier
             for sample in ok
-            for earlier, later in zip(sample.event_ns, sample.event_ns[1:], strict=False)
+            for stream in sample.streams
+            for earlier, later in itertools.pairwise(stream)
         ),
         "latency": (sample.latency_ns for sample in ok),
         "latency_from_send": (sample.latency_ns - sample.send_lag_ns for sample in ok),
     }
     return {name: [value / 1e9 for value in values] for name, values in nanoseconds.items()}
+
+
+def steady_state(samples: Sequence[Sample]) -> dict[str, Any] | None:
+    """From the end of the first answer to the last send, when the load is neither growing nor running out: what came
+    in that time, and the latencies of requests that were in it from their send to their end. Times in seconds; None
+    where fewer than ten answers ended in it.
+
+    Requests are cut off by when they were sent, never by how long they took, so that long ones are not left out.
+    """
+    ok = [sample for sample in samples if sample.is_ok]
+    start_ns = min((sample.end_ns for sample in ok), default=0)
+    end_ns = max((sample.sent_ns for sample in samples), default=0)
+    num_ended = sum(start_ns < sample.end_ns <= end_ns for sample in ok)
+    if num_ended < LEAST_STEADY:
+        return None
+    cut_ns = min((sample.intended_ns for sample in samples if sample.end_ns > end_ns), default=end_ns)
+    tokens = sum(
+        sum(start_ns < event_ns <= end_ns for event_ns in s.event_ns) * s.num_tokens / len(s.event_ns)
+        for s in ok
+        if s.event_ns
+    )
+    within = [sample for sample in samples if start_ns <= sample.intended_ns < cut_ns]
+    first_ns, seconds = min(sample.intended_ns for sample in samples), (end_ns - start_ns) / 1e9
+    return {
+        "from_seconds": (start_ns - first_ns) / 1e9,
+        "to_seconds": (end_ns - first_ns) / 1e9,
+        "requests_per_second": num_ended / seconds,
+        "completion_tokens_per_second": tokens / seconds,
+        "num_requests": len(within),
+        "distributions": {name: distribution(values) for name, values in series(within).items()},
+    }
 
 
 def phase_series(samples: Iterable[Sample]) -> dict[str, list[float]]:

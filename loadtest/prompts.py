@@ -23,6 +23,7 @@ interest death experience effect use class control care field development role e
 leader light voice wife police mind price report decision son view relationship town road arm difference value
 building
 """.split()  # noqa: SIM905 - shorter to read
+DEFAULT_NUM_REQUESTS = 100
 FIRST_ID, LAST_ID = 100, 10_000  # ids that every vocabulary has, and that are no special tokens
 
 
@@ -30,8 +31,9 @@ FIRST_ID, LAST_ID = 100, 10_000  # ids that every vocabulary has, and that are n
 class Workload:
     """What is sent."""
 
-    num_requests: int = 100
-    """Requests of a run (conversations, with --turns)."""
+    num_requests: int | None = None
+    """Requests of a run (conversations, with --turns). Default: as many as --requests, --steps, --times or, in an open
+    loop, --duration-seconds make; else 100."""
 
     max_new_tokens: str = "64"
     """Tokens of an answer: a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, choice:A:B:..."""
@@ -85,7 +87,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         for flag, value, least in (
-            ("--num-requests", self.num_requests, 1),
+            ("--num-requests", DEFAULT_NUM_REQUESTS if self.num_requests is None else self.num_requests, 1),
             ("--prompt-repeats", self.prompt_repeats, 1),
             ("--prefix-len", self.prefix_len, 0),
             ("--prefix-groups", self.prefix_groups, 1),
@@ -148,7 +150,7 @@ def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Pro
         return
     input_len = length_sampler("--input-len", workload.input_len)
     prefixes = [_tokens(workload, rng, workload.prefix_len) for _ in range(workload.prefix_groups)]
-    for index in range(workload.num_requests):
+    for index in range(workload.num_requests or DEFAULT_NUM_REQUESTS):
         if workload.prompt is not None:
             start = f"{seed}-{index}: " if workload.unique_prompts else ""
             yield start + workload.prompt * workload.prompt_repeats, None, None, {}
@@ -157,12 +159,12 @@ def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Pro
             yield prefix + _tokens(workload, rng, input_len(rng)), None, None, {}  # type: ignore[operator]
 
 
-def _rows(path: Path, limit: int) -> list[dict[str, Any]]:
+def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip() and len(rows) < limit:
+                if line.strip() and (limit is None or len(rows) < limit):
                     rows.append(json.loads(line))
                     if not isinstance(rows[-1], dict):
                         raise UsageError(f"--requests: line {number} of '{path}' is no JSON object.")

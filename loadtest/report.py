@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from loadtest.measure import distribution
+from loadtest.measure import LEAST_STEADY, distribution
 
 _TIMES = {
     "send_lag": "Send lag",
@@ -26,7 +27,8 @@ def render(report: dict[str, Any]) -> str:
         else:
             blocks += [_metrics(point), _client(point), _server(point)]
     if len(report["points"]) > 1:
-        blocks.append(sweep_table(report["points"]))
+        head, *rows = sweep_rows(report["points"])
+        blocks.append(table(head, rows))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -54,11 +56,18 @@ def number(value: float | None) -> str:
 
 def _heading(report: dict[str, Any]) -> str:
     machine = report["environment"]
-    what = report["http"]["url"] if report["target"] == "http" else "the engine in process"
     heading = (
-        f"Load test of {what}, {report['created']}, {machine['cpus']} CPUs, load average {machine['load_average']:.1f}"
+        f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
+        f"load average {machine['load_average']:.1f}"
     )
     return "\n".join([heading, *report.get("notes", ())])
+
+
+def subject(report: dict[str, Any]) -> str:
+    """What was measured."""
+    if report["target"] == "http":
+        return f"{report['http'].get('model')} at {report['http']['url']}"
+    return f"{report['model']}, the engine in process"
 
 
 def _interval(entry: dict[str, Any], form: Callable[[float | None], str]) -> str:
@@ -78,28 +87,51 @@ def _metrics(point: dict[str, Any]) -> str:
         f"completion tokens {first['completion_tokens']:,} (from {first['token_counts_from']})"
         + (" in the first run" if len(runs) > 1 else "")
     )
-    errors: dict[str, int] = {}
-    for run in runs:
-        for kind, count in run["metrics"]["errors"].items():
-            errors[kind] = errors.get(kind, 0) + count
-    lines += [f"ERROR {kind}: {count}" for kind, count in sorted(errors.items())]
+    lines += _errors(runs)
     lines += [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
-    over = {"repeats": "95 % over repeats", "requests": "95 % within the run", None: ""}
     rates = (
         ("requests/s", "requests_per_second"),
         ("completion tokens/s", "completion_tokens_per_second"),
+        ("completion tokens/s, steady", "steady_completion_tokens_per_second"),
         ("total tokens/s", "total_tokens_per_second"),
         ("goodput, requests/s", "goodput_per_second"),
         ("SLO attainment", "slo_attainment"),
     )
     rows = [
-        [title, number(summary[name]["mean"]), _interval(summary[name], number), over[summary[name]["interval_over"]]]
+        [title, number(summary[name]["mean"]), _interval(summary[name], number)]
         for title, name in rates
-        if first["slo_attainment"].keys() != {"all"} or name not in ("goodput_per_second", "slo_attainment")
+        if name in summary
+        and (first["slo_attainment"].keys() != {"all"} or name not in ("goodput_per_second", "slo_attainment"))
     ]
-    lines += ["", table(("", "mean", "interval", ""), rows), ""]
-    lines.append(_times(summary))
+    head = ("", "mean", "95 %" if len(runs) > 1 else "")
+    lines += ["", table(head, rows), "", _times(summary), *_steady(first["steady"])]
+    lines.append("95 %: over the repeats" if len(runs) > 1 else "95 %: by chance within this run; --repeats tells more")
     return "\n".join(lines)
+
+
+def _errors(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each kind of error in any of the runs, with what the server said to the first."""
+    counts: Counter[str] = Counter()
+    messages: dict[str, str] = {}
+    for run in runs:
+        counts.update(run["metrics"]["errors"])
+        messages = run["metrics"]["error_messages"] | messages
+    return [
+        f"ERROR {kind}: {count}" + (f" (the first: {messages[kind]})" if kind in messages else "")
+        for kind, count in sorted(counts.items())
+    ]
+
+
+def _steady(steady: dict[str, Any] | None) -> list[str]:
+    """A line for the first run, where enough requests were wholly in it."""
+    if steady is None or steady["num_requests"] < LEAST_STEADY:
+        return []
+    ttft, tpot, latency = (steady["distributions"][name] or {} for name in ("ttft", "tpot", "latency"))
+    return [
+        f"steady, {steady['from_seconds']:.1f} to {steady['to_seconds']:.1f} s ({steady['num_requests']} requests): "
+        f"TTFT p50 {ms(ttft.get('p50'))}, p99 {ms(ttft.get('p99'))}, TPOT p50 {ms(tpot.get('p50'))}, "
+        f"latency p50 {ms(latency.get('p50'))}, p99 {ms(latency.get('p99'))}"
+    ]
 
 
 def _times(summary: dict[str, Any]) -> str:
@@ -109,7 +141,7 @@ def _times(summary: dict[str, Any]) -> str:
             keys = ("mean", "p50", "p95", "p99", "max")
             cells = [ms(summary[f"{name}_{key}"]["mean"]) for key in keys]
             rows.append([title, *cells, *(_interval(summary[f"{name}_{key}"], ms) for key in ("p50", "p99"))])
-    return table(("ms", "mean", "p50", "p95", "p99", "max", "p50 interval", "p99 interval"), rows)
+    return table(("ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"), rows)
 
 
 def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
@@ -144,7 +176,7 @@ def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
         f"Completion tokens: {metrics['completion_tokens']:,}",
         f"Submit wall: {ms(wall)} ms",
         f"Submit interval/schedule: {interval} / {options['submit_schedule']}",
-        *(f"ERROR {kind}: {count}" for kind, count in metrics["errors"].items()),
+        *_errors(runs),
         "",
         table(("ms", "p50", "p95", "p99", "mean", "max"), rows),
         "",
@@ -179,13 +211,15 @@ def _client(point: dict[str, Any]) -> str:
         lines.append(
             f"  process: CPU {process['cpu_share']:.0%} of a core, "
             + (f"loop lag p99 {ms(loop['p99'])} ms, max {ms(loop['max'])} ms, " if loop else "")
-            + f"gc {ms(process['gc_seconds'])} ms, {process['peak_memory_bytes'] / 2**20:.0f} MiB, "
-            f"{process['num_connections']} connections"
+            + f"gc {ms(process['gc_seconds'])} ms, {process['peak_memory_bytes'] / 2**20:.0f} MiB"
+            + (f", {process['num_connections']} connections" if loop else "")
         )
     if metrics["tokens_per_event"] is not None:
         lines.append(
             f"  tokens per event {metrics['tokens_per_event']:.2f}, events per read {metrics['events_per_read']:.2f}"
         )
+    if gauges := run.get("server", {}).get("gauges"):
+        lines.append(_gauge_reads(gauges, metrics["window_seconds"]))
     if client["ceiling"] is not None:
         limits = client["ceiling"]
         lines.append(
@@ -194,6 +228,17 @@ def _client(point: dict[str, Any]) -> str:
             f"{limits['request_cpu_seconds'] * 1e6:.0f} us a request; used in this run: {client['load_of_ceiling']:.0%}"
         )
     return "\n".join(lines)
+
+
+def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
+    """What it cost to look at the server during the run."""
+    text = f"  server's gauges: read {gauges['num_reads']} times by a process that sends nothing"
+    if gauges["num_reads"]:
+        text += (
+            f" (CPU {gauges['cpu_seconds'] / seconds:.1%} of a core), "
+            f"each within {ms(gauges['mean_seconds'])} ms, max {ms(gauges['max_seconds'])} ms"
+        )
+    return text + (f"; {gauges['num_failed']} times nobody answered" if gauges["num_failed"] else "")
 
 
 def _server(point: dict[str, Any]) -> str:
@@ -229,8 +274,8 @@ def _server(point: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def sweep_table(points: Sequence[dict[str, Any]]) -> str:
-    """One line per point."""
+def sweep_rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """One row per point, and before them the head."""
     names = ("requests_per_second", "completion_tokens_per_second", "ttft_p50", "ttft_p99", "tpot_p50", "latency_p99")
     rows = []
     for point in points:
@@ -239,7 +284,8 @@ def sweep_table(points: Sequence[dict[str, Any]]) -> str:
             "-" if entry is None else (number if name.endswith("second") else ms)(entry["mean"])
             for name, entry in zip(names, entries, strict=True)
         ]
-        over = "yes" if any(run["oversaturated"] for run in point["runs"]) else ""
-        rows.append([point["label"], *cells, over, point["verdict"]])
-    head = ("", "requests/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "latency p99", "oversaturated", "client")
-    return table(head, rows)
+        over = "yes" if any(run["oversaturated"] for run in point["runs"]) else "no"
+        errors = sum(count for run in point["runs"] for count in run["metrics"]["errors"].values())
+        rows.append([point["label"], *cells, f"{errors:,}", over, point["verdict"]])
+    times = ("TTFT p50, ms", "p99", "TPOT p50", "latency p99")
+    return [["", "requests/s", "tokens/s", *times, "errors", "oversaturated", "client"], *rows]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.arrivals import Arrivals
-from loadtest.cli import RunOptions
+from loadtest.cli import RunOptions, Search
 from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
@@ -46,10 +46,10 @@ def test_make_targets_exist(page: Path) -> None:
 
 LOADTEST_FLAGS = {
     flag
-    for options in (RunOptions, Workload, Arrivals, HttpOptions, EngineRun)
+    for options in (RunOptions, Search, Workload, Arrivals, HttpOptions, EngineRun)
     for name in (field.name.replace("_", "-") for field in fields(options))
     for flag in (f"--{name}", f"--no-{name}")
-} | {"--precision", "--attainment", "--most-trials", "--trial-seconds"}  # find-max has these
+}
 
 
 @pytest.mark.parametrize(

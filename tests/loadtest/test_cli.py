@@ -26,12 +26,21 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["run", "--arrival", "poisson"], "--arrival poisson needs a --rate in requests per second."),
+        (["run", "--arrival", "poisson"], "--arrival poisson needs a --rate in requests per second, or a --sweep."),
         (["run", "--slo", "x:1ms"], "--slo has 'x:1ms'"),
         (["run", "--repeats", "0"], "--repeats is 0, but must be at least 1."),
         (["run", "--urll", "x"], "--urll"),
         (["run", "--sweep", "1,x"], "--sweep is '1,x'"),
-        (["run", "--target", "engine", "--sweep", "1,2"], "--sweep needs --target http."),
+        (["run", "--sweep", "1.5"], "whole ones"),
+        (["run", "--target", "engine", "--concurrency", "2"], "--concurrency needs --target http."),
+        (
+            ["run", "--target", "engine", "--repeats", "2", "--url", "http://x"],
+            "--repeats, --url need --target http. In",
+        ),
+        (["run", "--target", "engine", "--mode", "offline", "--arrival", "at-once"], "--arrival: --mode offline says"),
+        (["run", "--pretok"], "--pretok needs --target engine."),
+        (["run", "--trace-share", "2"], "--trace-share is 2"),
+        (["run", "--scrape-seconds", "-1"], "--scrape-seconds is -1"),
         (["run", "--target", "engine", "--warmup-runs", "-1"], "--warmup-runs is -1"),
         (["run", "--target", "engine", "--model", "/nowhere"], "'/nowhere'"),
         (["run", "--samples", "/nowhere/x"], "--samples is '/nowhere/x', which cannot be written"),
@@ -69,14 +78,13 @@ def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_sweep_is_over_rates_or_users() -> None:
-    assert [point.label for point in sweep_points(Arrivals(), "1,8")] == ["1 user", "8 users"]
-    open_loop = Arrivals(arrival="poisson", rate=1)
-    labels = [point.label for point in sweep_points(open_loop, "0.5,2")]
+    assert [point.label for point in sweep_points(Arrivals(sweep="1,8"))] == ["1 user", "8 users"]
+    labels = [point.label for point in sweep_points(Arrivals(arrival="poisson", sweep="0.5,2"))]
     assert labels == ["poisson, 0.5 requests/s", "poisson, 2 requests/s"]
-    assert sweep_points(open_loop, None) == [open_loop]
+    assert sweep_points(Arrivals(arrival="poisson", rate=1)) == [Arrivals(arrival="poisson", rate=1)]
     assert Arrivals(arrival="at-once").label == "at-once"
     with pytest.raises(UsageError, match="has no meaning"):
-        sweep_points(Arrivals(arrival="at-once"), "1,2")
+        sweep_points(Arrivals(arrival="at-once", sweep="1,2"))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,13 @@ def test_requests_sent_late_make_it_suspect_and_then_invalid(num_late: int, expe
     assert judge(samples)["verdict"] == expected
 
 
+def test_a_client_that_was_told_to_hold_back_is_not_blamed_for_it() -> None:
+    samples = [sample([100], at=10 * i, lag=50) for i in range(20)]
+    metrics, facts = measure(samples), client_facts(samples, [i / 1000 for i in range(20)], None)
+    assert verdict(metrics, facts, [])["verdict"] == "invalid"
+    assert verdict(metrics, facts, [], holds_back=True)["verdict"] == "valid"
+
+
 def test_a_lag_under_a_millisecond_is_never_late() -> None:
     assert judge([sample([5], lag=0.9)])["verdict"] == "valid"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.find_max import Trial, find_max, render_search
+from loadtest.find_max import Step, Trial, find_max, render_search, render_step
 
 
 def server(
@@ -56,6 +56,13 @@ def test_a_client_that_cannot_keep_up_ends_the_search() -> None:
     assert (bracket.holds, bracket.fails) == (2.0, None)
     assert "could not send 4 requests/s" in bracket.problem
     assert "no limit was found above" in render_search(bracket, "ttft:1s", 0.9)
+
+
+def test_each_step_is_told_when_it_has_been_decided() -> None:
+    told: list[Step] = []
+    bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 1), 1.0, on_step=told.append)
+    assert told == bracket.steps
+    assert render_step(told[0]) == "        1 requests/s: holds     100 of 100 good (96.3% .. 100.0%)"
 
 
 def test_a_server_without_a_limit_or_without_a_chance_ends_the_search_too() -> None:

@@ -149,6 +149,19 @@ def test_the_request_is_what_was_asked_for() -> None:
     assert f"traceparent: 00-{sample.trace_id}-".encode() in head
 
 
+def test_the_sampled_flag_is_set_for_a_share_of_the_requests() -> None:
+    def flags(share: float, count: int) -> list[str]:
+        target = HttpTarget(HttpOptions(model="m", trace_share=share))
+        prepared = [target.prepare(0, Call([1], 1)) for _ in range(count)]
+        found = [p.request.headers["traceparent"].rpartition("-")[2] for p in prepared]
+        assert [flag == "01" for flag in found] == [p.is_traced for p in prepared]
+        return found
+
+    assert set(flags(0, 50)) == {"00"}
+    assert set(flags(1, 50)) == {"01"}
+    assert 350 < flags(0.5, 1000).count("01") < 650  # not even once in 10 ** 20 outside of it
+
+
 def test_phases_come_from_the_header_and_then_from_the_last_chunk() -> None:
     timings = {"phases_ns": {"queue": 3_000_001, "decode": 9}, "trace_id": "x"}
     head = HEAD + b"server-timing: receive;dur=0.5, queue;dur=3.000\r\n\r\n"
@@ -184,6 +197,44 @@ def test_errors_have_a_kind_and_a_phase(script: list[Read], kind: str, phase: st
     assert (sample.error, sample.failed_phase) == (kind, phase)
     assert not sample.is_ok
     assert sample.end_ns >= sample.sent_ns
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"error": {"message": "too\n long", "code": 400}}, "too long"),
+        ({"message": "flat"}, "flat"),
+        ({"error": "plain"}, "plain"),
+        ({"error": {}}, ""),
+        (["other"], "['other']"),
+        ("x" * 300, "x" * 200 + "..."),
+    ],
+)
+def test_an_error_keeps_what_the_server_said(content: Any, message: str) -> None:
+    (sample,) = ask(Network([(5, whole(400, content))]))
+    assert (sample.error, sample.error_message) == ("http_400", message)
+
+
+def test_an_error_amid_the_stream_keeps_its_message_too() -> None:
+    failed = chunk(b'data: {"error": {"message": "gone"}}\n\n')
+    (sample,) = ask(Network([(5, HEAD + b"\r\n" + chunk(event()) + failed + END)]))
+    assert (sample.error, sample.error_message) == ("error_event", "gone")
+
+
+def test_choices_are_told_apart() -> None:
+    def of(index: int, **more: Any) -> bytes:
+        return chunk(b"data: " + json.dumps({"choices": [{"index": index, "text": "a"} | more]}).encode() + b"\n\n")
+
+    reads = [(10, HEAD + b"\r\n" + of(0) + of(1)), (20, of(1)), (30, of(0, finish_reason="length"))]
+    script: list[Read] = [*reads, (40, of(1, finish_reason="length")), (50, b"0\r\n\r\n")]
+    (sample,) = ask(Network(script), extra_body='{"n": 2}')
+    assert sample.is_ok
+    assert (sample.num_choices, sample.event_choices) == (2, [0, 1, 1, 0, 1])
+    assert sample.streams == [[ns(10), ns(30)], [ns(10), ns(20), ns(40)]]
+    (cut,) = ask(Network([*reads, (50, b"0\r\n\r\n")]), extra_body='{"n": 2}')
+    assert cut.error == "truncated"  # one of the two never ended
+    (three,) = ask(Network([*reads, (50, END)]), Call("", 5, body={"prompt": ["a", "b", "c"], "n": 2}))
+    assert three.num_choices == 6
 
 
 def test_a_refused_connection_is_an_error_of_its_own() -> None:

@@ -82,6 +82,7 @@ def test_what_cannot_be_compared_is_not() -> None:
     assert joined([sample([], error="connect")], plus_five(1, 9, 9))["check"]["status"] == "not checked"
     side = ServerSide(None, 0.001)
     assert join(run_of(2), side, {}, {}, 0.0)["check"]["status"] == "not checked"
+    assert joined(run_of(10), after="")["check"]["status"] == "not checked"  # the server has died
 
 
 def test_without_streaming_only_the_duration_is_compared() -> None:
@@ -113,6 +114,23 @@ def test_the_kind_of_server_is_seen_in_its_metrics(status: int, text: str, expec
     assert (side.dialect.name if side.dialect else None) == expected
 
 
+def test_a_server_that_has_died_has_no_metrics_rather_than_an_exception() -> None:
+    is_up = True
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not is_up:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, text=metrics_text(1, 1, 1))
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as client:
+        side = look_at_server(client)
+        assert side.scrape()
+        is_up = False
+        assert side.scrape() == {}
+        with pytest.raises(httpx.ConnectError):
+            look_at_server(client)
+
+
 def test_a_scrape_waits_for_telemetry_that_is_behind() -> None:
     texts = iter([metrics_text(5, 1, 1), metrics_text(6, 1, 1), metrics_text(7, 1, 1)])
     side = ServerSide(OURS, 0.001, scrape=lambda: parse_metrics(next(texts)))
@@ -128,3 +146,7 @@ def test_the_names_of_our_own_metrics_are_those_that_the_server_has() -> None:
     assert OURS.duration == names.DURATION_SECONDS.name
     assert list(OURS.phases) == list(SERVER_PHASES)
     assert {name for name, _ in OURS.phases.values()} == {names.PHASE_SECONDS.name}
+    gauges = (names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.KV_CACHE_USAGE)
+    assert (OURS.gauges.running, OURS.gauges.waiting, OURS.gauges.kv_cache_usage) == tuple(g.name for g in gauges)
+    compatible = (names.VLLM_REQUESTS_RUNNING, names.VLLM_REQUESTS_WAITING, names.VLLM_KV_CACHE_USAGE)
+    assert (VLLM.gauges.running, VLLM.gauges.waiting, VLLM.gauges.kv_cache_usage) == tuple(g.name for g in compatible)

@@ -60,7 +60,7 @@ def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
 def test_known_delays_are_measured_by_several_processes(tmp_path: Path, url: str) -> None:
     html, samples = tmp_path / "report.html", tmp_path / "samples.jsonl"
     report = run_load(
-        tmp_path, url, "--processes", "2", "--concurrency", "4", "--num-requests", "12", "--repeats", "2",
+        tmp_path, f"{url}/v1/", "--processes", "2", "--concurrency", "4", "--num-requests", "12", "--repeats", "2",
         "--max-new-tokens", "20", "--html", str(html), "--samples", str(samples),
     )  # fmt: skip
     for run in report["points"][0]["runs"]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.measure import measure, oversaturation, parse_slos, series
+from loadtest.measure import measure, oversaturation, parse_slos, series, steady_state
 from tests.loadtest.samples import sample
 
 
@@ -28,6 +28,20 @@ def test_several_tokens_in_an_event_count_by_usage_and_not_by_event() -> None:
     assert metrics["completion_tokens_per_second"] == pytest.approx(9 / 0.180)
     assert metrics["token_counts_from"] == "usage"
     assert measure([sample([100, 140], completion_tokens=None)])["token_counts_from"] == "events"
+
+
+def test_of_several_choices_each_has_gaps_of_its_own() -> None:
+    """Two answers of three tokens, one every 10 ms after 100 and one every 30 ms after 105."""
+    both = sample([100, 105, 110, 120, 135, 165], event_choices=[0, 1, 0, 0, 1, 1], num_choices=2, requested_tokens=3)
+    both.must_fill = True
+    values = series([both])
+    assert (values["ttft"], values["latency"]) == ([0.100], [0.165])
+    assert sorted(values["itl"]) == [pytest.approx(ms / 1e3) for ms in (10, 10, 30, 30)]
+    assert values["tpot"] == [pytest.approx((0.020 + 0.060) / 4)]
+    metrics = measure([both])
+    assert (metrics["completion_tokens"], metrics["num_wrong_length"], metrics["events_per_read"]) == (6, 0, 1)
+    step = sample([100, 100, 110, 110], event_choices=[0, 1, 0, 1], num_choices=2)  # both in each read: no bunch
+    assert measure([step])["events_per_read"] == 1
 
 
 def test_events_of_one_read_share_their_stamp_and_show_as_bunches() -> None:
@@ -63,7 +77,7 @@ def test_a_client_that_is_late_does_not_make_the_server_look_faster() -> None:
 def test_failed_requests_stay_in_all_denominators_and_out_of_the_times() -> None:
     good = sample([100, 200])
     cut = sample([100], at=0, error="disconnected", completion_tokens=None)
-    refused = sample([], at=0, error="http_503", end_ns=10**9 + 1_000_000_000)
+    refused = sample([], at=0, error="http_503", error_message="full", end_ns=10**9 + 1_000_000_000)
     unconnected = sample([], at=0, error="connect")
     unconnected.headers_ns = None
     left = sample([100], is_abandoned=True)
@@ -73,6 +87,7 @@ def test_failed_requests_stay_in_all_denominators_and_out_of_the_times() -> None
         "http_503, before_first_token": 1,
         "connect, connect": 1,
     }
+    assert metrics["error_messages"] == {"http_503, before_first_token": "full"}
     assert (metrics["num_ok"], metrics["num_abandoned"], metrics["num_judged"]) == (1, 1, 4)
     assert metrics["window_seconds"] == pytest.approx(1.0)
     assert metrics["slo_attainment"] == {"ttft": 0.25, "latency": 0.25, "all": 0.25}
@@ -115,3 +130,23 @@ def test_a_server_that_falls_behind_is_marked_and_one_that_does_not_is_not() -> 
     filling = [sample([6000], at=i * 50) for i in range(100)]  # the first has not ended when the last is sent
     assert oversaturation(filling) is None
     assert oversaturation(overloaded[:10]) is None
+
+
+def test_the_steady_state_has_neither_the_begin_nor_the_end() -> None:
+    """Requests of 20 tokens within 1 s, one each 0.1 s, so that ten are in flight but at the begin and the end."""
+    samples = [sample([100 * i + 50 for i in range(10)], at=100 * k, completion_tokens=20) for k in range(50)]
+    steady = steady_state(samples)
+    assert steady is not None
+    assert (steady["from_seconds"], steady["to_seconds"]) == (pytest.approx(0.95), pytest.approx(4.9))
+    assert steady["requests_per_second"] == pytest.approx(10, rel=0.03)
+    assert steady["completion_tokens_per_second"] == pytest.approx(200, rel=0.03)
+    assert measure(samples)["completion_tokens_per_second"] < 180  # the whole run, from empty to empty
+    # Sent from 1.0 s on, and before the first that still ran at 4.9 s, which was sent at 4.0.
+    assert steady["num_requests"] == 30
+    assert steady["distributions"]["ttft"]["n"] == 30
+
+
+def test_there_is_no_steady_state_without_enough_answers_in_it() -> None:
+    assert steady_state([sample([100]) for _ in range(50)]) is None  # all at once
+    assert steady_state([sample([100], at=100 * k) for k in range(9)]) is None
+    assert steady_state([sample([], error="connect") for _ in range(50)]) is None

@@ -82,6 +82,32 @@ def test_requests_of_a_file(tmp_path: Path) -> None:
     assert len(calls_of(requests=file, num_requests=2)) == 2
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "count"),
+    [
+        (Arrivals(), 100),
+        (Arrivals(arrival="constant", rate=30), 100),
+        (Arrivals(arrival="constant", rate=30, duration_seconds=10), 301),
+        (Arrivals(duration_seconds=10), 100),  # how many a user will send is not known before
+        (Arrivals(arrival="at-once", duration_seconds=10), 100),
+        (Arrivals(arrival="times", times="0,1,2"), 3),
+    ],
+)
+def test_the_number_of_requests_follows_from_the_schedule_where_it_can(arrivals: Arrivals, count: int) -> None:
+    calls, offsets = plan(Workload(input_len="1"), arrivals, 0)
+    assert len(calls) == count
+    assert offsets is None or len(offsets) == count
+    assert len(plan(Workload(input_len="1", num_requests=2), arrivals, 0)[0]) == 2
+
+
+def test_steps_are_sent_to_their_end_and_files_too(tmp_path: Path) -> None:
+    steps = Arrivals(arrival="steps", steps="50:2,100:2")
+    assert len(plan(Workload(input_len="1"), steps, 0)[0]) == pytest.approx(300, rel=0.2)
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"prompt": "a"}\n' * 130)
+    assert len(plan(Workload(requests=file), Arrivals(), 0)[0]) == 130
+
+
 def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
     file, trace = tmp_path / "r.jsonl", Arrivals(arrival="trace")
     file.write_text('{"timestamp": 9, "prompt": "b"}\n{"timestamp": 7.5, "prompt": "a"}\n')

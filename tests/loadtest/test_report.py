@@ -24,6 +24,15 @@ from tests.loadtest.samples import sample
 PHASES_NS = {"queue": 10_000_000, "prefill": 70_000_000, "decode": 40_000_000}
 
 
+GAUGES = {
+    "num_reads": 2, "num_failed": 1, "mean_seconds": 0.002, "max_seconds": 0.003, "cpu_seconds": 0.001,
+    "series": [
+        {"at": 1.0, "running": 4.0, "waiting": 0.0, "kv_cache_usage": 0.25},
+        {"at": 2.0, "running": 3.0, "waiting": 1.0, "kv_cache_usage": None},
+    ],
+}  # fmt: skip
+
+
 def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_runs: int = 2, **settings: Any) -> Any:
     points = []
     for label in labels:
@@ -32,7 +41,7 @@ def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_ru
             ttft = ttft_ms + run
             samples.append(
                 [sample([ttft, ttft + 20, ttft + 40], at=50 * i, phases_ns=dict(PHASES_NS)) for i in range(10)]
-                + [sample([], error="http_503")]
+                + [sample([], error="http_503", error_message="full")]
             )
             health = ProcessHealth(wall_ns=10**9, cpu_ns=10**7, loop_lag_ns=[10**5])
             runs.append(describe_run(samples[-1], [health], Arrivals(), None, parse_slos("ttft:1s"), None))
@@ -41,6 +50,7 @@ def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_ru
                 "means": {"queue": 0.01, "ttft": 0.08},
                 "rest": {"first_token": None, "last_token": None},
                 "check": {"status": "disagree", "reason": "the clock"},
+                "gauges": GAUGES,
             }
         points.append(make_point(label, Arrivals(), runs, samples))
     return make_report("http", points, http={"url": "http://test"}, workload={"seed": 0}, **settings)
@@ -82,7 +92,10 @@ def test_the_text_has_the_figures_the_client_and_what_went_wrong() -> None:
     text = render(make())
     assert re.search(r"^TTFT +100\.5 +100\.5 ", text, re.MULTILINE)
     assert re.search(r"^TPOT +20\.0 ", text, re.MULTILINE)
-    assert "ERROR http_503, before_first_token: 2" in text
+    assert "ERROR http_503, before_first_token: 2 (the first: full)" in text
+    assert "gauges: read 2 times by a process that sends nothing" in text
+    assert "max 3.000 ms; 1 times nobody answered" in text
+    assert "Load test of None at http://test" in text
     assert "SLO attainment" in text
     assert "client: valid" in text
     assert "server and client: DISAGREE (the clock)" in text
@@ -113,7 +126,10 @@ def test_the_page_stands_alone_and_is_well_formed(labels: tuple[str, ...]) -> No
     assert page.open == []
     assert page.addresses == []
     assert "script" not in page.tags
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == {1: 6, 2: 7}[len(labels)]
+    assert text.count("DISAGREE</td>") == len(labels)
+    assert text.count("Where the time goes: ") == 2 * len(labels)  # the title, and what screen readers say
+    assert "network + client 20.5 ms" in text
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
     assert "prefers-color-scheme: dark" in text

@@ -13,7 +13,7 @@ from oaiserve.errors import StartupError
 
 CUDA_SHARE = 0.8  # of the memory that is free once the weights are loaded; the rest is for activations
 CPU_SHARE = 0.25
-# On a CPU, others need memory, too. More than so many tokens would be there for the prefix cache alone: they compute too
+# On a CPU, others need memory, too. More than so many tokens would only be there for the prefix cache: it computes too
 # slowly to have more in use.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8

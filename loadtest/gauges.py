@@ -1,0 +1,89 @@
+"""The server's gauges while a run goes on: how many requests it works on, how many wait, how full its KV cache is.
+
+Read by a thread of the process that only waits for those that send. What that costs is in the report.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import threading
+from dataclasses import dataclass
+from time import monotonic_ns, thread_time_ns
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Their names in the server's /metrics. A server with several engines has one of each for every engine."""
+
+    running: str
+    waiting: str
+    kv_cache_usage: str  # 0 to 1
+
+    def read(self, text: str) -> dict[str, float | None]:
+        """Sums over the engines, and the mean usage; None for what is not there. Looks for these lines only: to parse
+        all of the text costs more than to fetch it."""
+        running, waiting, usage = (_values(text, name) for name in (self.running, self.waiting, self.kv_cache_usage))
+        return {
+            "running": sum(running) if running else None,
+            "waiting": sum(waiting) if waiting else None,
+            "kv_cache_usage": statistics.fmean(usage) if usage else None,
+        }
+
+
+def _values(text: str, name: str) -> list[float]:
+    return [float(value) for value in re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)", text, re.MULTILINE)]
+
+
+class GaugeWatch:
+    """Reads from entry to exit, once a period. `client` has the server's base URL."""
+
+    def __init__(self, client: httpx.Client, gauges: Gauges, period_seconds: float) -> None:
+        self._client, self._gauges, self._period_seconds = client, gauges, period_seconds
+        self._rows: list[tuple[int, dict[str, float | None]]] = []
+        self._reads_ns: list[int] = []
+        self._num_failed = 0
+        self._cpu_ns = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gauges", daemon=True)
+
+    def report(self, start_ns: int) -> dict[str, Any]:
+        """What was read since `start_ns`, and what the reading cost. After the exit."""
+        return {
+            "period_seconds": self._period_seconds,
+            "num_reads": len(self._reads_ns),
+            "num_failed": self._num_failed,
+            "mean_seconds": statistics.fmean(self._reads_ns) / 1e9 if self._reads_ns else None,
+            "max_seconds": max(self._reads_ns) / 1e9 if self._reads_ns else None,
+            "cpu_seconds": self._cpu_ns / 1e9,
+            "series": [{"at": (at_ns - start_ns) / 1e9} | row for at_ns, row in self._rows if at_ns >= start_ns],
+        }
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period_seconds):
+            asked_ns = monotonic_ns()
+            try:
+                text = self._client.get("/metrics", timeout=TIMEOUT_SECONDS).text
+            except httpx.HTTPError:
+                self._num_failed += 1
+                continue
+            now_ns = monotonic_ns()
+            self._reads_ns.append(now_ns - asked_ns)
+            self._rows.append((now_ns, self._gauges.read(text)))
+        self._cpu_ns = thread_time_ns()
+
+    def __enter__(self) -> GaugeWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import threading
+from time import monotonic_ns
+
+import httpx
+
+from loadtest.gauges import Gauges, GaugeWatch
+
+GAUGES = Gauges("x:running", "x:waiting", "x:usage")
+
+
+def test_gauges_are_found_among_other_metrics_and_put_together_over_engines() -> None:
+    text = (
+        "# HELP x:running of x:running\n# TYPE x:running gauge\n"
+        'x:running{engine="0",model="a} b"} 3.0\nx:running{engine="1",model="m"} 4.0\nx:running_total 99\n'
+        'x:usage{engine="0"} 0.5\nx:usage{engine="1"} 1e-1\nx:waiting 2\n'
+    )
+    assert GAUGES.read(text) == {"running": 7, "waiting": 2, "kv_cache_usage": 0.3}
+    assert GAUGES.read("") == {"running": None, "waiting": None, "kv_cache_usage": None}
+
+
+def test_a_watch_reads_until_its_end_and_says_what_that_cost() -> None:
+    enough, count = threading.Event(), 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal count
+        assert request.url.path == "/metrics"
+        count += 1
+        if count == 2:
+            raise httpx.ReadTimeout("slow")
+        if count == 4:
+            enough.set()
+        return httpx.Response(200, text=f"x:running {count}\n")
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as client:
+        start_ns = monotonic_ns()
+        with GaugeWatch(client, GAUGES, period_seconds=0.001) as watch:
+            assert enough.wait(10)
+    report = watch.report(start_ns)
+    assert (report["num_failed"], report["num_reads"]) == (1, count - 1)
+    assert [row["running"] for row in report["series"]] == [n for n in range(1, count + 1) if n != 2]
+    times = [row["at"] for row in report["series"]]
+    assert times[0] > 0
+    assert times == sorted(times)
+    assert 0 < report["mean_seconds"] <= report["max_seconds"]
+    assert report["cpu_seconds"] > 0
+    assert watch.report(monotonic_ns())["series"] == []
+
+
+def test_a_run_that_ends_before_the_first_read_has_none() -> None:
+    with httpx.Client(base_url="http://test") as client, GaugeWatch(client, GAUGES, period_seconds=60) as watch:
+        pass
+    report = watch.report(0)
+    assert (report["num_reads"], report["mean_seconds"], report["series"]) == (0, None, [])
