@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Quantize = Literal["none", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
@@ -141,6 +142,15 @@ class EngineOptions:
     """On a CPU, compile the model's step for this machine: in the background of the first start, with the system's C++
     compiler. Otherwise, and for models that it does not cover, transformers' code runs, which is slower."""
 
+    overlap: bool = True
+    """On a GPU, launch each step before the tokens of the one before are back, so that the GPU does not wait while they
+    are handed over. An answer that ends before its max_tokens takes part in one step too many, for nothing. Steps with
+    penalties, or with bad_words of several tokens, are waited for all the same."""
+
+    quantize: Quantize = "none"
+    """On a CPU, keep the weights in 8 bits: half the memory, and faster where few sequences run. Answers change a
+    little; docs/benchmarks.md says how much. Needs --compile, and a model that it covers."""
+
     cpu_threads: int | None = None
     """Threads that compute, on a CPU. Default: one for each core this process may use; with 4 or more, one is left to
     connections and tokenizing."""
@@ -161,8 +171,8 @@ class EngineOptions:
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Give only one of the two."""
 
     kv_cache_memory: Bytes | None = None
-    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU most of what is free; on a CPU room
-    for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
+    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU most of what is free; on a CPU
+    room for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
 
     max_running: int = 256
     """Most sequences that are computed together."""
@@ -210,6 +220,9 @@ class EngineOptions:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, Dtype)
         _check_choice("--policy", self.policy, SchedulingPolicy)
+        _check_choice("--quantize", self.quantize, Quantize)
+        if self.quantize != "none" and not self.compile:
+            raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code does not have it.")
         for name, least in (
             ("cpu_threads", 1),
             ("max_model_len", 1),

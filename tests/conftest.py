@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Triton's kernels run in its interpreter, on the CPU. It has to know before anybody imports it, and torch does.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # The first draw of a fresh checkout builds tables, and machines are shared: slowness is no failure.
 settings.register_profile("oaiserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +33,7 @@ class Group(NamedTuple):
 GROUPS = (
     Group("prometheus", "ask a real Prometheus", ("prometheus", "promtool"), "prometheus"),
     Group("browser", "open the live page in a browser", ("chromium",), "chromium"),
+    Group("compiler", "run the native step", ("g++",), "g++"),
 )
 _num_left_out = pytest.StashKey[dict[Group, int]]()
 

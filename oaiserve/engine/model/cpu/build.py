@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from oaiserve.cache import cache_folder
+from oaiserve.config import Quantize
 
 SOURCES = Path(__file__).parent / "src"
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
@@ -30,23 +31,24 @@ class BuildError(Exception):
     """In one sentence: what is missing, or the compiler's first complaint."""
 
 
-def library_path(dtype: torch.dtype) -> Path:
-    """Where the library for `dtype` is, or would be. Raises BuildError where there is no compiler, and for a dtype that
-    has no native step."""
+def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
+    """Where the library for `dtype` and quantized weights is, or would be. Raises BuildError where there is no
+    compiler, and for a dtype that has no native step."""
     compiler = _compiler()
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step knows bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
     digest = hashlib.sha256()
-    for part in (_version(compiler), *FLAGS, ELEMENTS[dtype], _cpu_features()):
+    for part in (_version(compiler), *_flags(dtype, quantize), _cpu_features()):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return cache_folder() / "native" / f"{ELEMENTS[dtype]}-{digest.hexdigest()[:16]}.so"
+    name = ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
+    return cache_folder() / "native" / f"{name}-{digest.hexdigest()[:16]}.so"
 
 
-def build(dtype: torch.dtype) -> Path:
+def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     """The library for `dtype`, compiled unless it is there: some ten seconds on one core. Raises BuildError."""
-    path = library_path(dtype)
+    path = library_path(dtype, quantize)
     if path.exists():
         return path
     try:
@@ -54,9 +56,10 @@ def build(dtype: torch.dtype) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             source = str(SOURCES / "decoder.cpp")
-            command = [_compiler(), *FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", source, "-o", str(made)]
+            command = [_compiler(), *_flags(dtype, quantize), source, "-o", str(made)]
             # With low priority: the server answers from its slower path meanwhile, and needs the cores more.
-            run = subprocess.run(["nice", "-n", "10", *command], capture_output=True, text=True, check=False)
+            priority = ["nice", "-n", "10"] if shutil.which("nice") else []
+            run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
             if run.returncode != 0:
                 complaints = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
                 raise BuildError(f"{_compiler()} failed: {(complaints or ['no message'])[0]}")
@@ -64,6 +67,10 @@ def build(dtype: torch.dtype) -> Path:
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
+
+
+def _flags(dtype: torch.dtype, quantize: Quantize) -> list[str]:
+    return [*FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", *(["-DINT8_WEIGHTS"] if quantize == "int8" else [])]
 
 
 def _compiler() -> str:
@@ -77,21 +84,24 @@ def _compiler() -> str:
 
 
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise BuildError(f"the compiler {compiler} cannot be run: {error.strerror}") from error
 
 
-def _cpu_features() -> str:
+def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What `-march=native` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
         return torch.backends.cpu.get_cpu_capability()
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
 
 
-def load(dtype: torch.dtype) -> ctypes.CDLL:
+def load(dtype: torch.dtype, quantize: Quantize = "none") -> ctypes.CDLL:
     """Raises BuildError."""
-    path = build(dtype)
+    path = build(dtype, quantize)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -6,8 +6,10 @@ has found its place, and (by whoever builds on it) that the outputs are the mode
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# In these families only the layers with a window turn queries and keys by position.
+_TURN_IN_WINDOWS = {"cohere2", "exaone4"}
+
+
 class NotKnown(Exception):
     """In one sentence: what of the model the native step has no operation for."""
 
@@ -36,11 +42,24 @@ class Norm:
     epsilon: float
     subtracts_mean: bool
 
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.subtracts_mean:
+            x = x - x.mean()
+        x = x / (x.square().mean() + self.epsilon).sqrt() * self.weight
+        return x if self.bias is None else x + self.bias
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     weight: Tensor  # [n, k], in the model's dtype
     bias: Tensor | None  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    cosines: Tensor  # float32 [positions, dim / 2]
+    sines: Tensor
+    is_interleaved: bool  # pairs are neighbours; otherwise number i goes with number i + dim / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +77,9 @@ class Attention:
     out: Matrix
     heads: int
     shape: KVShape
-    query_norm: Norm | None  # of each head
+    query_norm: Norm | None  # of each head, or as wide as all of them together
     key_norm: Norm | None
-    cosines: Tensor | None  # float32 [positions, dim / 2]; None: positions do not enter here
-    sines: Tensor | None
+    rotary: RotaryTable | None  # None: positions do not enter here
     options: AttentionOptions
 
 
@@ -75,12 +93,13 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention
     attention_out_norm: Norm | None
-    mlp_norm: Norm | None  # None: attention and MLP read the same normed state, side by side
+    mlp_norm: Norm | None
     mlp: MLP
     mlp_out_norm: Norm | None
+    is_parallel: bool  # the MLP reads the state that attention reads, not the one that it has added to
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,7 @@ class Decoder:
     logits_softcap: float
 
 
+@torch.inference_mode()
 def describe(loaded: LoadedModel, options: dict[int, AttentionOptions]) -> Decoder:
     """`options` by layer index. Raises NotKnown."""
     return _Reader(loaded, options).decoder()
@@ -109,112 +129,133 @@ class _Reader:
         self._base = loaded.model.base_model
         self._options = options
         self._read: set[int] = set()  # ids of the parameters that have found their place
+        self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type, where these differ
 
     def decoder(self) -> Decoder:
-        embedding = self._child(self._base, "embed_tokens", "wte")
+        embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
         position = self._child(self._base, "wpe", optional=True)
-        head = self._model.get_output_embeddings()
         config = self._config
         layers = enumerate(self._child(self._base, "layers", "h"))
         decoder = Decoder(
-            embedding=self._parameter(embedding, "weight"),
+            embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
-            position_embedding=None if position is None else self._parameter(position, "weight"),
+            position_embedding=None if position is None else self._weights(position),
             layers=[self._layer(index, layer) for index, layer in layers],
             residual_scale=getattr(config, "residual_multiplier", 1.0),
-            final_norm=self._norm(self._child(self._base, "norm", "ln_f")),
-            head=self._matrix(head),
+            final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
+            head=self._matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
         )
         for name, parameter in self._model.named_parameters():
             if id(parameter) not in self._read:
                 raise NotKnown(f"it has a parameter '{name}'")
+        if not all(_fits(layer, decoder.embedding.shape[1]) for layer in decoder.layers):
+            raise NotKnown("the sizes of its matrices do not fit together")
         return decoder
 
     def _layer(self, index: int, layer: Module) -> Layer:
-        after_attention = self._child(layer, "post_attention_layernorm", "ln_2", optional=True)
-        before_mlp = self._child(layer, "pre_feedforward_layernorm", optional=True)
-        after_mlp = self._child(layer, "post_feedforward_layernorm", optional=True)
-        if before_mlp is None:  # what bears attention's name comes before the MLP, unless that has one of its own
-            before_mlp, after_attention = after_attention, None
+        attention_norm = self._norm_of(layer, "input_layernorm", "ln_1")
+        after_attention = self._norm_of(layer, "post_self_attn_layernorm")
+        between = self._norm_of(layer, "post_attention_layernorm", "ln_2")
+        before_mlp = self._norm_of(layer, "pre_feedforward_layernorm")
+        # What bears attention's name comes before the MLP, unless that has one of its own, or nothing is normed before.
+        if before_mlp is None and attention_norm is not None:
+            before_mlp = between
+        else:
+            after_attention = between
+        is_parallel = getattr(layer, "use_parallel_residual", before_mlp is None and attention_norm is not None)
         return Layer(
-            attention_norm=self._norm(self._child(layer, "input_layernorm", "ln_1")),
-            attention=self._attention(index, self._child(layer, "self_attn", "attn")),
-            attention_out_norm=None if after_attention is None else self._norm(after_attention),
-            mlp_norm=None if before_mlp is None else self._norm(before_mlp),
+            attention_norm=attention_norm,
+            attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
+            attention_out_norm=after_attention,
+            mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp(self._child(layer, "mlp")),
-            mlp_out_norm=None if after_mlp is None else self._norm(after_mlp),
+            mlp_out_norm=self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm"),
+            is_parallel=is_parallel,
         )
 
     def _attention(self, index: int, attention: Module) -> Attention:
         shape = self._loaded.kv_shapes[index]
-        together = self._child(attention, "qkv_proj", "c_attn", optional=True)
-        apart = ("q_proj", "k_proj", "v_proj")
-        qkv = [self._child(attention, name) for name in apart] if together is None else [together]
-        matrices = [self._matrix(matrix) for matrix in qkv]
-        rows = sum(len(matrix.weight) for matrix in matrices)
+        qkv = self._qkv(attention, shape)
+        rows = sum(len(matrix.weight) for matrix in qkv)
         heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
-        if rest or heads < 1:
+        if rest or heads < 1 or heads % shape.kv_heads:
             raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
-        query_norm = self._child(attention, "q_norm", optional=True)
-        key_norm = self._child(attention, "k_norm", optional=True)
-        cosines, sines = self._rotary(attention)
         return Attention(
-            qkv=matrices,
+            qkv=qkv,
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
             heads=heads,
             shape=shape,
-            query_norm=None if query_norm is None else self._norm(query_norm, shape.key_dim),
-            key_norm=None if key_norm is None else self._norm(key_norm, shape.key_dim),
-            cosines=cosines,
-            sines=sines,
+            query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
+            key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
+            rotary=self._rotary(index, attention),
             options=self._options[index],
         )
 
-    def _rotary(self, attention: Module) -> tuple[Tensor | None, Tensor | None]:
+    def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
+        if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
+            matrix, heads = self._matrix(by_head), shape.kv_heads
+            bias = None if matrix.bias is None else _by_kind(matrix.bias, heads)
+            return [Matrix(_by_kind(matrix.weight, heads), bias)]
+        if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
+            return [self._matrix(together)]
+        return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+
+    def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
-        if rotary is None or not getattr(attention, "use_rope", True):
-            return None, None
-        positions = torch.arange(self._loaded.max_model_len)[None]
-        arguments: list[Any] = [torch.zeros(1), positions]
-        if (layer_type := getattr(attention, "layer_type", None)) is not None:
-            arguments.append(layer_type)
-        try:
-            cosines, sines = rotary(*arguments)
-        except TypeError as error:
-            raise NotKnown("its rotary embedding takes other arguments") from error
-        half = cosines.shape[-1] // 2  # both halves are the same
-        return cosines[0, :, :half].float().contiguous(), sines[0, :, :half].float().contiguous()
+        is_left_out = self._config.model_type in _TURN_IN_WINDOWS and self._options[index].sliding_window is None
+        if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
+            return None
+        if "llama_4_scaling_beta" in (getattr(self._config, "rope_parameters", None) or {}):
+            raise NotKnown("it scales queries by their positions")
+        layer_type = None
+        if "layer_type" in inspect.signature(rotary.forward).parameters:
+            layer_type = self._config.layer_types[index]
+        if layer_type not in self._rotary_tables:
+            positions = torch.arange(self._loaded.max_model_len)[None]
+            tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
+            cosines, sines = (_of_pairs(table[0]) for table in tables)
+            # What the family's code does to 0, 1, 2, 3 tells whether pairs are neighbours.
+            rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
+            is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
+            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
+        return self._rotary_tables[layer_type]
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2"))
+        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h"))
         activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act"))
         if (together := self._child(mlp, "gate_up_proj", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             return MLP(Matrix(gate, biases[0]), Matrix(up, biases[1]), down, activation)
         gate_proj = self._child(mlp, "gate_proj", optional=True)
-        up_proj = self._child(mlp, "up_proj", "c_fc", "fc1")
+        up_proj = self._child(mlp, "up_proj", "c_fc", "fc1", "dense_h_to_4h")
         return MLP(None if gate_proj is None else self._matrix(gate_proj), self._matrix(up_proj), down, activation)
 
-    def _norm(self, norm: Module, width: int | None = None) -> Norm:
-        weight = self._parameter(norm, "weight").float()
-        if width is not None and weight.shape != (width,):
-            raise NotKnown("it norms queries and keys across heads")
-        if isinstance(norm, torch.nn.LayerNorm):
+    def _norm_of(self, module: Module, *names: str) -> Norm | None:
+        norm = self._child(module, *names, optional=True)
+        return None if norm is None else self._norm(norm)
+
+    def _norm(self, norm: Module) -> Norm:
+        if isinstance(norm, torch.nn.LayerNorm) and norm.weight is not None:
             bias = None if norm.bias is None else self._parameter(norm, "bias").float()
-            return Norm(weight, bias, norm.eps, subtracts_mean=True)
+            return Norm(self._parameter(norm, "weight").float(), bias, norm.eps, subtracts_mean=True)
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-        if "RMSNorm" not in type(norm).__name__ or not isinstance(epsilon, float):
-            raise NotKnown(f"it has norms of type {type(norm).__name__}")
-        # Some families store how much the weight differs from 1: the norm of ones tells.
-        ones = norm(torch.ones(len(weight), dtype=self._loaded.dtype)).float() * (1 + epsilon) ** 0.5
-        weight = min((weight, weight + 1), key=lambda candidate: float((candidate - ones).abs().max()))
-        return Norm(weight, None, epsilon, subtracts_mean=False)
+        if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
+            weight = self._parameter(norm, "weight").float()
+            # Some families store how much the weight differs from 1, some subtract the mean: the outputs tell.
+            plain = Norm(weight, None, epsilon, subtracts_mean=False)
+            x = torch.linspace(-1, 2, weight.shape[-1])
+            outputs = norm(x.to(self._loaded.dtype)).float()
+            kinds = (plain, replace(plain, weight=weight + 1), replace(plain, subtracts_mean=True))
+            difference, kind = min((float((kind(x) - outputs).norm()), i) for i, kind in enumerate(kinds))
+            if weight.dim() == 1 and difference <= 0.02 * float(outputs.norm()):
+                return kinds[kind]
+        raise NotKnown(f"it has norms of type {type(norm).__name__}")
 
     def _matrix(self, module: Module) -> Matrix:
-        weight = self._parameter(module, "weight")
+        weight = self._weights(module)
         bias = None if getattr(module, "bias", None) is None else self._parameter(module, "bias")
         if type(module).__name__ == "Conv1D":  # GPT-2's linear layers, with their weights the other way round
             return Matrix(weight.T.contiguous(), bias)
@@ -222,10 +263,18 @@ class _Reader:
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias)
 
+    def _weights(self, module: Module) -> Tensor:
+        weight = self._parameter(module, "weight")
+        if weight.dtype != self._loaded.dtype:
+            raise NotKnown(f"it has weights in {weight.dtype} beside those in {self._loaded.dtype}")
+        return weight
+
     def _parameter(self, module: Module, name: str) -> Tensor:
-        parameter = getattr(module, name)
+        parameter = getattr(module, name, None)
+        if not isinstance(parameter, Tensor):
+            raise NotKnown(f"its {type(module).__name__} has no {name}")
         self._read.add(id(parameter))
-        return parameter.detach()  # type: ignore[no-any-return]
+        return parameter.detach()
 
     def _child(self, module: Module, *names: str, optional: bool = False) -> Any:
         for name in names:
@@ -233,7 +282,41 @@ class _Reader:
                 return child
         if optional:
             return None
-        raise NotKnown(f"{type(module).__name__} has no {' or '.join(names)}")
+        raise NotKnown(f"its {type(module).__name__} has no {names[0]}")
+
+
+def _fits(layer: Layer, width: int) -> bool:
+    """Whether each operation gets as many numbers as it takes: native code reads on where they end."""
+    attention, mlp, inner = layer.attention, layer.mlp, len(layer.mlp.up.weight)
+    shape = attention.shape
+    norms = [
+        *((norm, {width}) for norm in (layer.attention_norm, layer.attention_out_norm)),
+        *((norm, {width}) for norm in (layer.mlp_norm, layer.mlp_out_norm)),
+        (attention.query_norm, {shape.key_dim, attention.heads * shape.key_dim}),
+        (attention.key_norm, {shape.key_dim, shape.kv_heads * shape.key_dim}),
+    ]
+    return (
+        all(norm is None or len(norm.weight) in widths for norm, widths in norms)
+        and all(matrix.weight.shape[1] == width for matrix in attention.qkv)
+        and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
+        and all(matrix is None or matrix.weight.shape == (inner, width) for matrix in (mlp.gate, mlp.up))
+        and mlp.down.weight.shape == (width, inner)
+    )
+
+
+def _by_kind(rows: Tensor, heads: int) -> Tensor:
+    """Query, key and value of one head after the other -> all queries, all keys, all values."""
+    kinds: Tensor = rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return kinds
+
+
+def _of_pairs(table: Tensor) -> Tensor:
+    """Cosines or sines [positions, dim], in which each pair has its value twice -> [positions, dim / 2]."""
+    halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
+    for first, second in (halves, neighbours):
+        if torch.equal(first, second):
+            return first.contiguous()
+    raise NotKnown("its rotary embedding has other pairs than halves and neighbours")
 
 
 def _activation(function: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from oaiserve.config import Quantize
 from oaiserve.engine.model.cpu import build
 
 # In the order of `enum class Activation`.
@@ -14,7 +15,7 @@ ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 class Normalize(Structure):
-    """A norm over `width` numbers. No weight: it does nothing where it is optional."""
+    """A norm over `width` numbers. No weight: it changes nothing."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -77,9 +78,9 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 class Library:
     """Its functions by their names without the prefix. A call releases the GIL."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, quantize: Quantize = "none") -> None:
         """Compiles it where need be. Raises BuildError."""
-        loaded = build.load(dtype)
+        loaded = build.load(dtype, quantize)
         for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes, function.restype = arguments, result

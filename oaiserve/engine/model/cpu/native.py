@@ -17,6 +17,7 @@ from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, R
 from oaiserve.engine.model.kv_cache import zeroed
 
 LANES = 16  # numbers the native code works on at a time: rows of activations are made of so many
+MAX_HEAD_DIM = 256
 
 
 class NativeDecoder:
@@ -34,8 +35,10 @@ class NativeDecoder:
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # their kinds, in order
-        self._pool = library.pool(num_threads)
         self._handle = library.decoder()
+        self._pool = library.pool(num_threads)
+        if self._pool is None:
+            raise MemoryError(f"The system gives no {num_threads} threads.")
         self._build(decoder)
 
     def __del__(self) -> None:
@@ -99,7 +102,7 @@ class NativeDecoder:
 
     def _build(self, decoder: Decoder) -> None:
         add = self._library
-        width = decoder.embedding.shape[1]
+        width = self._width = decoder.embedding.shape[1]
         attention = [layer.attention for layer in decoder.layers]
         self._hidden = self._floats(width)
         self._branch = self._floats(width)
@@ -127,11 +130,13 @@ class NativeDecoder:
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
         add = self._library
-        self._operation("norm", add.norm, self._hidden, self._normed, self._normalize(layer.attention_norm), False)
+        self._norm(layer.attention_norm)
         self._attention(layer.attention)
+        if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
+            self._norm(layer.mlp_norm)
         self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
-        if layer.mlp_norm is not None:
-            self._operation("norm", add.norm, self._hidden, self._normed, self._normalize(layer.mlp_norm), False)
+        if not layer.is_parallel:
+            self._norm(layer.mlp_norm)
         activation = ACTIVATIONS.index(layer.mlp.activation)
         if layer.mlp.gate is None:
             weights = self._weights([layer.mlp.up])
@@ -141,14 +146,19 @@ class NativeDecoder:
             self._operation("gate and up", add.gate, self._normed, self._mlp, weights, activation)
         self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
 
+    def _norm(self, norm: Norm | None) -> None:
+        """Of the hidden state, as matrices read it; None: as it is."""
+        normalize = Normalize(width=self._width) if norm is None else self._normalize(norm)
+        self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
+
     def _attention(self, attention: Attention) -> None:
         add, options = self._library, attention.options
         cache = self._cache(attention)
         self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
         rotary = Rotary()
-        if attention.cosines is not None and attention.sines is not None:
-            pairs = attention.cosines.shape[1]
-            rotary = Rotary(self._keep(attention.cosines), self._keep(attention.sines), 2 * pairs, False)
+        if (table := attention.rotary) is not None:
+            pairs = table.cosines.shape[1]
+            rotary = Rotary(self._keep(table.cosines), self._keep(table.sines), 2 * pairs, table.is_interleaved)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
         window, softcap = options.sliding_window or 0, options.softcap or 0.0
@@ -157,6 +167,9 @@ class NativeDecoder:
 
     def _cache(self, attention: Attention) -> int:
         shape = attention.shape
+        for dim in (shape.key_dim, shape.value_dim):
+            if dim % LANES or dim > MAX_HEAD_DIM:
+                raise NotKnown(f"its heads have {dim} numbers, which is no multiple of {LANES} up to {MAX_HEAD_DIM}")
         pack = 2 if attention.out.weight.dtype == torch.bfloat16 else 1
         per_block = (self._num_blocks, shape.kv_heads)
         size = self._block_size

@@ -5,7 +5,7 @@
 
 namespace oaiserve {
 
-// Same order as ACTIVATIONS in program.py.
+// Same order as ACTIVATIONS in library.py.
 enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
 inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
@@ -31,9 +31,9 @@ inline f32x16 activate(Activation activation, f32x16 x) {
     case Activation::gelu_tanh:
       return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));  // 0.5 (1 + tanh(y)) is sigmoid(2 y)
     case Activation::relu:
-      return max(x, splat(0.0f));
+      return max(splat(0.0f), x);  // NaN stays NaN
     case Activation::relu2: {
-      f32x16 positive = max(x, splat(0.0f));
+      f32x16 positive = max(splat(0.0f), x);
       return positive * positive;
     }
   }

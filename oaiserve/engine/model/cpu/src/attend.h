@@ -1,9 +1,7 @@
 // Attention as operations of a step: prepare queries, keys and values; attend.
 #pragma once
 
-#define PANEL ATTENTION_PANEL
 #include "attention.h"
-#undef PANEL
 #include "operations.h"
 
 namespace oaiserve {
@@ -17,7 +15,13 @@ struct Rotary {
   void operator()(float* head, long position) const {
     if (!cosines) return;
     const float *cos = cosines + position * (dim / 2), *sin = sines + position * (dim / 2);
-    for (long i = 0; i < dim / 2; i++) {
+    long i = 0;
+    for (; !interleaved && i + LANES <= dim / 2; i += LANES) {
+      f32x16 a = load(head + i), b = load(head + i + dim / 2), c = load(cos + i), s = load(sin + i);
+      store(head + i, a * c - b * s);
+      store(head + i + dim / 2, b * c + a * s);
+    }
+    for (; i < dim / 2; i++) {
       float& a = head[interleaved ? 2 * i : i];
       float& b = head[interleaved ? 2 * i + 1 : i + dim / 2];
       float turned = a * cos[i] - b * sin[i];
@@ -42,12 +46,14 @@ class Prepare : public Operation {
       float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
       float* value = key + cache_.kv_heads * cache_.key_dim;
       alignas(64) T packed[MAX_HEAD_DIM];
+      norm(query, heads_, query_norm_);
+      norm(key, cache_.kv_heads, key_norm_);
       for (long head = 0; head < heads_; head++, query += cache_.key_dim) {
-        turn(query, query_norm_, step.positions[row]);
+        rotary_(query, step.positions[row]);
         convert(query, queries_.row(row) + head * cache_.key_dim, cache_.key_dim);
       }
       for (long head = 0; head < cache_.kv_heads; head++, key += cache_.key_dim, value += cache_.value_dim) {
-        turn(key, key_norm_, step.positions[row]);
+        rotary_(key, step.positions[row]);
         convert(key, packed, cache_.key_dim);
         write_key(cache_, step.slots[row], head, packed);
         convert(value, packed, cache_.value_dim);
@@ -57,9 +63,10 @@ class Prepare : public Operation {
   }
 
  private:
-  void turn(float* head, const Normalize& norm, long position) const {
-    if (norm.weight) norm(head, head);
-    rotary_(head, position);
+  // Each head for itself, or all as one: the norm's width tells.
+  void norm(float* x, long heads, const Normalize& normalize) const {
+    if (!normalize.weight) return;
+    for (long i = 0; i < heads * cache_.key_dim; i += normalize.width) normalize(x + i, x + i);
   }
   static void convert(const float* from, T* to, long n) {
     for (long i = 0; i < n; i += LANES) store(to + i, load(from + i));

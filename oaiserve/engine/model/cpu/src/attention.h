@@ -1,68 +1,61 @@
-// Attention over the paged key and value cache, in place.
+// Attention over the paged cache of keys and values, in place.
 //
-// Sixteen keys lie side by side (a panel), so that one `dot` adds to sixteen scores; values lie so that one `dot` adds
-// `PACK` weighted values to sixteen outputs. Both are panels of a packed matrix, so a decode step and a prompt go the
-// same way: a few rows (queries times heads of one key-value head) times a few panels, sums in registers. A unit of work
-// walks its keys chunk by chunk, with the softmax's maximum and sum kept per row.
+// Sixteen keys lie side by side, so that one `dot` adds to sixteen scores; values lie so that one `dot` adds PACK
+// weighted values to sixteen outputs. Both are panels of a packed matrix. So decode steps and prompts go the same way:
+// a few rows (queries times the heads that share a key-value head) times a few panels, with the sums in registers.
+// A unit of work walks along its keys chunk by chunk and keeps each row's maximum and sum, as an online softmax does.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "simd.h"
 
 namespace oaiserve {
 
-constexpr long PANEL = LANES;         // keys side by side
+constexpr long PANEL_KEYS = LANES;  // keys side by side
 constexpr long MAX_HEAD_DIM = 256;
-constexpr long CHUNK_PANELS = 16;     // a chunk's keys and values stay in L2 while all rows of a unit pass over them
-constexpr long CHUNK = CHUNK_PANELS * PANEL;
-constexpr long UNIT_ROWS = 96;
 #if defined(__AVX512F__)
-constexpr int ROWS = 6, PANELS = 4;   // 24 of the 32 registers hold sums
+constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;  // multiplied at once: 24 of the 32 registers hold sums
 #else
-constexpr int ROWS = 2, PANELS = 2;   // 8 of 16, two for a vector
+constexpr int REGISTER_ROWS = 2, REGISTER_PANELS = 2;
 #endif
-constexpr long QUERY_STRIDE = MAX_HEAD_DIM + 32;
-constexpr float NEVER = -1e30f;       // the score of a key that a row does not see
+constexpr long UNIT_ROWS = 96;              // rows that go along the keys together
+constexpr long CHUNK_PANELS = 64;           // the most that a chunk has
+constexpr long CHUNK_NUMBERS = 128 * 1024;  // in its keys and values: they stay in L2 while all rows pass
+// The rows of scores and queries lie apart by no power of two, or they would be in each other's way in the cache.
+constexpr long SCORE_STRIDE = (CHUNK_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
+constexpr float NEVER = -1e30f;  // the score of a key that a row does not see
 
-// One layer's cache. Keys T[num_blocks][kv_heads][block_size/16][key_dim/P][16][P], values
-// T[num_blocks][kv_heads][block_size/P][value_dim][P], P = PACK<T>. block_size, key_dim and value_dim are multiples of 16,
-// dims at most 256.
+// One layer's cache. P = PACK<T>. Keys T[num_blocks][kv_heads][block_size/16][key_dim/P][16][P], values
+// T[num_blocks][kv_heads][block_size/P][value_dim][P]. block_size and both dims are multiples of 16, no dim is
+// over 256. Where no token is, there may be anything, NaN too.
 template <class T>
 struct PagedCache {
   T* keys;
   T* values;
   long kv_heads, key_dim, value_dim, block_size;
-
-  // The first of 16 keys or values that begin at `offset` in a block.
-  const T* key_panel(long block, long kv_head, long offset) const {
-    return keys + ((block * kv_heads + kv_head) * block_size + offset) * key_dim;
-  }
-  const T* value_panel(long block, long kv_head, long offset) const {
-    return values + ((block * kv_heads + kv_head) * block_size + offset) * value_dim;
-  }
 };
 
-// slot = block * block_size + offset. Neighbouring slots may be written at the same time by different threads.
+// slot = block * block_size + offset. Different slots may be written by different threads at the same time.
 template <class T>
 void write_key(const PagedCache<T>& cache, long slot, long kv_head, const T* key) {
-  constexpr int P = PACK<T>;
-  long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL;
+  constexpr long P = PACK<T>;
+  long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL_KEYS;
   T* panel = cache.keys + ((block * cache.kv_heads + kv_head) * cache.block_size + offset - lane) * cache.key_dim;
-  for (long d = 0; d < cache.key_dim; d += P) memcpy(panel + d * PANEL + lane * P, key + d, sizeof(T) * P);
+  for (long d = 0; d < cache.key_dim; d += P) memcpy(panel + d * PANEL_KEYS + lane * P, key + d, sizeof(T) * P);
 }
-
 template <class T>
 void write_value(const PagedCache<T>& cache, long slot, long kv_head, const T* value) {
-  constexpr int P = PACK<T>;
+  constexpr long P = PACK<T>;
   long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % P;
-  T* step = cache.values + ((block * cache.kv_heads + kv_head) * cache.block_size + offset - lane) * cache.value_dim;
-  for (long d = 0; d < cache.value_dim; d++) step[d * P + lane] = value[d];
+  T* pack = cache.values + ((block * cache.kv_heads + kv_head) * cache.block_size + offset - lane) * cache.value_dim;
+  for (long d = 0; d < cache.value_dim; d++) pack[d * P + lane] = value[d];
 }
 
-// The sequences of a step. Sequence b's queries are the last query_start[b + 1] - query_start[b] of its seq_lens[b] tokens.
+// A step's sequences. The queries of sequence b are query_start[b] .. query_start[b + 1] - 1, and its last tokens.
 struct AttentionBatch {
   long sequences;
   const int32_t* query_start;   // [sequences + 1]
@@ -74,169 +67,191 @@ struct AttentionBatch {
 struct AttentionOptions {
   long heads;
   float scaling;
-  long window;    // a query sees this many tokens, itself included; 0: all before it
-  float softcap;  // scores = softcap * tanh(scores * scaling / softcap); 0: none
+  long window;    // a query sees this many tokens, itself included; 0: all up to itself
+  float softcap;  // scores = softcap * tanh(scores * scaling / softcap); 0: scores * scaling
 };
 
-// Rows of one sequence and key-value head (row r: query r / group, head r % group of its group) over a range of keys.
+// Rows of one sequence and key-value head over a range of keys. Row r is query r / group, head r % group of the group.
 struct AttentionUnit {
   int32_t sequence, kv_head;
   int32_t first_row, rows;
-  int32_t first_key, end_key;
-  int32_t split, part;  // split: index into AttentionPlan::splits, -1 if the unit sees all its keys
+  int32_t first_key, end_key;  // first_key is a multiple of 16
+  int32_t split, part;         // split: index into AttentionPlan::splits; -1: the unit has all keys of its rows
 };
 
-// Rows whose keys are divided among several units. Each leaves its share in `partials`; the last one merges them.
+// Rows whose keys are divided among several units. Each leaves its part in `partials`, and the last to end merges them.
 struct AttentionSplit {
   int32_t parts, unfinished;
-  size_t offset;  // of [parts][rows][value_dim + 2] floats: sums of weighted values, maximum and sum of the weights
+  size_t offset;  // into partials: [parts][part_size(rows)]
 };
 
 struct AttentionItem {
   int32_t first_unit, end_unit;
-  long cost;
 };
 
-// What is worked out once per step for all layers with the same options and dims.
+// What is worked out once per step for all layers of the same options and dims. Keeps its memory from step to step.
 struct AttentionPlan {
   AttentionBatch batch;
   long group;  // heads per key-value head
+  long value_dim;
+  std::vector<AttentionUnit> tiles;  // units of key-value head 0, before any is split
   std::vector<AttentionUnit> units;
   std::vector<AttentionItem> items;
   std::vector<AttentionSplit> splits;
   std::vector<float> partials;
+
+  // A part has its rows' sums of weighted values [rows][value_dim], maxima [rows] and sums of weights [rows], and is a
+  // number of whole cache lines.
+  long part_size(long rows) const { return (rows * (value_dim + 2) + LANES - 1) / LANES * LANES; }
 };
 
-// The keys that row `row` sees are first_visible() .. position inclusive.
-inline long row_position(const AttentionBatch& batch, long group, long sequence, long row) {
-  long queries = batch.query_start[sequence + 1] - batch.query_start[sequence];
-  return batch.seq_lens[sequence] - queries + row / group;
-}
-inline long first_visible(long position, long window) {
-  return window > 0 ? std::max(0L, position - window + 1) : 0L;
+inline long divide_up(long a, long b) { return (a + b - 1) / b; }
+
+inline long first_visible_key(long position, const AttentionOptions& options) {
+  return options.window > 0 ? std::max(0L, position - options.window + 1) : 0L;
 }
 
-// A panel's cost: reading it from memory takes about as long as multiplying this many rows by it.
-constexpr long READ_COST = 10;
+inline long unit_panels(const AttentionUnit& unit) { return divide_up(unit.end_key - unit.first_key, PANEL_KEYS); }
 
-inline long unit_cost(const AttentionUnit& unit) {
-  long panels = (unit.end_key + PANEL - 1) / PANEL - unit.first_key / PANEL;
-  return (panels + 1) * (READ_COST + unit.rows);
-}
+// What a panel of keys and values costs, in the time that it takes for each row: 13 ns with 64 numbers in a head. To
+// read it from memory takes about as long as 8 rows.
+inline long panel_cost(const AttentionUnit& unit) { return 8 + unit.rows; }
+inline long unit_cost(const AttentionUnit& unit) { return (unit_panels(unit) + 1) * panel_cost(unit); }
 
+// Divides the step's work into items, long ones first and short ones last, so that all threads end at the same time.
 inline void make_plan(AttentionPlan& plan, const AttentionBatch& batch, const AttentionOptions& options, long kv_heads,
                       long value_dim, int threads) {
   plan.batch = batch;
   plan.group = options.heads / kv_heads;
+  plan.value_dim = value_dim;
+  plan.tiles.clear();
   plan.units.clear();
   plan.items.clear();
   plan.splits.clear();
 
-  long total = 0;
+  // The more rows, the fewer times keys are read; but with few units for each thread, there is little to share out.
+  long all_rows = batch.query_start[batch.sequences] * options.heads;
+  long most_rows = std::min(std::max(all_rows / (8 * threads), 4L * REGISTER_ROWS), UNIT_ROWS);
+  long remaining = 0;
   for (long b = 0; b < batch.sequences; b++) {
-    long rows = (batch.query_start[b + 1] - batch.query_start[b]) * plan.group;
+    long queries = batch.query_start[b + 1] - batch.query_start[b];
+    long rows = queries * plan.group;
     if (rows == 0) continue;
-    long tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
-    long tile = ((rows + tiles - 1) / tiles + ROWS - 1) / ROWS * ROWS;
-    for (long first = 0; first < rows; first += tile) {
-      long count = std::min(tile, rows - first);
-      long from = first_visible(row_position(batch, plan.group, b, first), options.window) / PANEL * PANEL;
-      long end = row_position(batch, plan.group, b, first + count - 1) + 1;
-      for (long h = 0; h < kv_heads; h++) {
-        plan.units.push_back({int32_t(b), int32_t(h), int32_t(first), int32_t(count), int32_t(from), int32_t(end), -1, 0});
-        total += unit_cost(plan.units.back());
-      }
+    long tile = divide_up(divide_up(rows, divide_up(rows, most_rows)), REGISTER_ROWS) * REGISTER_ROWS;
+    for (long row = 0; row < rows; row += tile) {
+      long count = std::min(tile, rows - row), position = batch.seq_lens[b] - queries + row / plan.group;
+      long from = first_visible_key(position, options) / PANEL_KEYS * PANEL_KEYS;
+      long end = batch.seq_lens[b] - queries + (row + count - 1) / plan.group + 1;
+      plan.tiles.push_back({int32_t(b), 0, int32_t(row), int32_t(count), int32_t(from), int32_t(end), -1, 0});
+      remaining += unit_cost(plan.tiles.back()) * kv_heads;
     }
   }
+  std::sort(plan.tiles.begin(), plan.tiles.end(), [](const AttentionUnit& a, const AttentionUnit& b) {
+    long cost_a = unit_cost(a), cost_b = unit_cost(b);
+    if (cost_a != cost_b) return cost_a > cost_b;
+    return a.sequence != b.sequence ? a.sequence < b.sequence : a.first_row < b.first_row;
+  });
 
-  // Split units that one thread would still be busy with when the others have nothing left to do.
+  // Each item is a share of what remains, so they grow shorter towards the end; but less than about 5 us are not worth
+  // handing out. Where an item would be much longer than its share, the unit is split.
   constexpr long MIN_PART_PANELS = 4;
-  long largest = total / (threads * 8) + 1;
-  if (threads > 1) {
-    size_t partials = 0;
-    std::vector<AttentionUnit> whole;
-    whole.swap(plan.units);
-    for (const AttentionUnit& unit : whole) {
-      long panels = (unit.end_key + PANEL - 1) / PANEL - unit.first_key / PANEL;
-      long parts = std::min((unit_cost(unit) + largest - 1) / largest, panels / MIN_PART_PANELS);
-      if (parts <= 1) {
+  long least = std::min(24 * 1024 / value_dim, divide_up(remaining, threads));
+  long wanted = threads == 1 ? remaining : std::max(least, remaining / (2 * threads));
+  long cost = 0;
+  size_t partials = 0;
+  auto end_item = [&] {
+    int32_t first_unit = plan.items.empty() ? 0 : plan.items.back().end_unit;
+    plan.items.push_back({first_unit, int32_t(plan.units.size())});
+    remaining -= cost;
+    wanted = std::max(least, remaining / (2 * threads));
+    cost = 0;
+  };
+  for (AttentionUnit unit : plan.tiles) {
+    long from = unit.first_key;
+    for (long head = 0; head < kv_heads; head++) {
+      unit.kv_head = int32_t(head);
+      unit.first_key = int32_t(from);
+      unit.split = -1;
+      unit.part = 0;
+      while (cost + unit_cost(unit) > wanted + wanted / 4) {
+        long fitting = std::min((wanted - cost) / panel_cost(unit) - 1, unit_panels(unit) - MIN_PART_PANELS);
+        if (fitting < MIN_PART_PANELS) {
+          if (cost == 0) break;
+          end_item();
+          continue;
+        }
+        if (unit.split < 0) {
+          unit.split = int32_t(plan.splits.size());
+          plan.splits.push_back({1, 1, partials});
+          partials += plan.part_size(unit.rows);
+        }
         plan.units.push_back(unit);
-        continue;
+        unit.first_key += int32_t(fitting * PANEL_KEYS);
+        plan.units.back().end_key = unit.first_key;
+        cost += unit_cost(plan.units.back());
+        end_item();
+        unit.part++;
+        plan.splits.back().parts++;
+        plan.splits.back().unfinished++;
+        partials += plan.part_size(unit.rows);
       }
-      for (long p = 0; p < parts; p++) {
-        AttentionUnit part = unit;
-        part.split = int32_t(plan.splits.size());
-        part.part = int32_t(p);
-        part.first_key = int32_t(unit.first_key + panels * p / parts * PANEL);
-        if (p + 1 < parts) part.end_key = int32_t(unit.first_key + panels * (p + 1) / parts * PANEL);
-        plan.units.push_back(part);
-      }
-      plan.splits.push_back({int32_t(parts), int32_t(parts), partials});
-      partials += size_t(parts * unit.rows * (value_dim + 2));
-    }
-    if (plan.partials.size() < partials) plan.partials.resize(partials);
-  }
-
-  // Small units go together: handing out an item costs time, and within one the next unit's keys are prefetched.
-  constexpr long MAX_ITEM_COST = 1200;
-  long wanted = std::min(total / (threads * 16), MAX_ITEM_COST);
-  AttentionItem item = {0, 0, 0};
-  for (long u = 0; u < long(plan.units.size()); u++) {
-    item.end_unit = int32_t(u + 1);
-    item.cost += unit_cost(plan.units[u]);
-    if (item.cost >= wanted || u + 1 == long(plan.units.size())) {
-      plan.items.push_back(item);
-      item = {int32_t(u + 1), 0, 0};
+      plan.units.push_back(unit);
+      cost += unit_cost(unit);
+      if (cost >= wanted) end_item();
     }
   }
-  // The long ones first, so that the short ones fill the end.
-  std::stable_sort(plan.items.begin(), plan.items.end(),
-                   [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+  if (cost > 0) end_item();
+  if (plan.partials.size() < partials) plan.partials.resize(partials);
 }
 
-// 2^x for x <= 0.
-inline f32x16 exp2_of_negative(f32x16 x) {
+// 2^x for x <= 0: to 1e-7 for float, to 8e-5 for what is rounded to bfloat16 anyway. NaN stays NaN.
+template <class T>
+f32x16 exp2_of_negative(f32x16 x) {
 #if defined(__AVX512DQ__)
-  f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)x, 0);
+  f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)x, 0);  // x minus the nearest integer
   f32x16 whole = x - rest;
 #else
-  x = max(x, splat(-126.0f));
-  const f32x16 magic = splat(12582912.0f);
-  f32x16 whole = (x + magic) - magic;
-  f32x16 rest = x - whole;
+  x = x < -125.0f ? splat(-125.0f) : x;
+  f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x is in the last bits
+  f32x16 rest = x - (shifted - 12582912.0f);
 #endif
-  f32x16 p = splat(1.339887440e-3f);
-  p = p * rest + 9.618437357e-3f;
-  p = p * rest + 5.550332549e-2f;
-  p = p * rest + 2.402264791e-1f;
-  p = p * rest + 6.931472028e-1f;
-  p = p * rest + 1.0f;
+  f32x16 p;
+  if constexpr (PACK<T> == 1) {
+    p = rest * 1.327647129e-3f + 9.675541893e-3f;
+    p = p * rest + 5.550713092e-2f;
+    p = p * rest + 2.402212024e-1f;
+    p = p * rest + 6.931469440e-1f;
+    p = p * rest + 1.0f;
+  } else {
+    p = rest * 5.517166853e-2f + 2.426111400e-1f;
+    p = p * rest + 6.932609677e-1f;
+    p = p * rest + 9.999280572e-1f;
+  }
 #if defined(__AVX512DQ__)
   return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
-  f32x16 scale = (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23);
-  return p * scale;
+  return (f32x16)((u32x16)p + ((u32x16)shifted << 23));
 #endif
 }
 
-// scores[r][16 c ..] = queries[r] . keys of panel c. Prefetches what is read later, `ahead`, on the way.
+// scores[r][16 c ..] = queries[r] . the keys of panel c. On the way, asks for the panels that are read `later`.
 template <class T, int R, int C>
-void score_panels(const T* queries, const T* const* panels, const T* const* ahead, long key_dim, float* scores) {
+void score_panels(const T* queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
   f32x16 sums[R][C];
+  const T *panel[C], *ahead[C];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
+  for (int c = 0; c < C; c++) {
+    panel[c] = panels[c], ahead[c] = later[c];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) sums[r][c] = f32x16{};
-  const T *panel[C], *later[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; c++) panel[c] = panels[c], later[c] = ahead[c];
+    for (int r = 0; r < R; r++) sums[r][c] = f32x16{};
+  }
 #pragma GCC unroll 1
   for (long d = 0; d < key_dim; d += PACK<T>) {
     Packed<T> keys[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
-      keys[c] = Packed<T>::load(panel[c] + d * PANEL);
-      __builtin_prefetch(later[c] + d * PANEL);
+      keys[c] = Packed<T>::load(panel[c] + d * PANEL_KEYS);
+      __builtin_prefetch(ahead[c] + d * PANEL_KEYS);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
@@ -248,34 +263,34 @@ void score_panels(const T* queries, const T* const* panels, const T* const* ahea
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) store(scores + r * CHUNK + c * PANEL, sums[r][c]);
+    for (int c = 0; c < C; c++) store(scores + r * SCORE_STRIDE + c * PANEL_KEYS, sums[r][c]);
 }
 
-// out[r][column + 16 c ..] = out[r][column + 16 c ..] * factors[r] + weights[r] . values[.., column + 16 c ..].
+// 16 C columns of out[r] = out[r] * factors[r] + weights[r] . the values of `count` panels.
 template <class T, int R, int C>
-void add_values(const T* weights, const float* factors, const T* const* panels, const T* const* ahead, long count,
-                long value_dim, long column, float* out) {
-  constexpr int P = PACK<T>;
+void add_columns(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
+                 long value_dim, long column, float* out) {
+  constexpr long P = PACK<T>;
   f32x16 sums[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) sums[r][c] = load(out + r * value_dim + column + c * LANES) * factors[r];
   for (long p = 0; p < count; p++) {
-    const T *values = panels[p] + column * P, *later = ahead[p] + column * P;
+    const T *panel = panels[p] + column * P, *ahead = later[p] + column * P;
 #pragma GCC unroll 1
-    for (long k = 0; k < PANEL; k += P) {
-      Packed<T> columns[C];
+    for (long k = 0; k < PANEL_KEYS; k += P) {
+      Packed<T> values[C];
 #pragma GCC unroll 8
       for (int c = 0; c < C; c++) {
-        columns[c] = Packed<T>::load(values + k * value_dim + c * LANES * P);
-        __builtin_prefetch(later + k * value_dim + c * LANES * P);
+        values[c] = Packed<T>::load(panel + k * value_dim + c * LANES * P);
+        __builtin_prefetch(ahead + k * value_dim + c * LANES * P);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        Packed<T> weight = Packed<T>::splat(weights + r * CHUNK + p * PANEL + k);
+        Packed<T> weight = Packed<T>::splat(weights + r * SCORE_STRIDE + p * PANEL_KEYS + k);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) sums[r][c] = dot(sums[r][c], weight, columns[c]);
+        for (int c = 0; c < C; c++) sums[r][c] = dot(sums[r][c], weight, values[c]);
       }
     }
   }
@@ -285,216 +300,269 @@ void add_values(const T* weights, const float* factors, const T* const* panels, 
     for (int c = 0; c < C; c++) store(out + r * value_dim + column + c * LANES, sums[r][c]);
 }
 
-// The same for `count` panels, and for all columns, with R rows in registers.
 template <class T, int R>
-struct RowBlock {
-  static void score(const T* queries, const T* const* panels, const T* const* ahead, long count, long key_dim,
-                    float* scores) {
-    long p = 0;
-    for (; p + PANELS <= count; p += PANELS)
-      score_panels<T, R, PANELS>(queries, panels + p, ahead + p, key_dim, scores + p * PANEL);
-    for (; p < count; p++) score_panels<T, R, 1>(queries, panels + p, ahead + p, key_dim, scores + p * PANEL);
-  }
-  static void add(const T* weights, const float* factors, const T* const* panels, const T* const* ahead, long count,
-                  long value_dim, float* out) {
-    long column = 0;
-    for (; column + PANELS * LANES <= value_dim; column += PANELS * LANES)
-      add_values<T, R, PANELS>(weights, factors, panels, ahead, count, value_dim, column, out);
-    for (; column < value_dim; column += LANES)
-      add_values<T, R, 1>(weights, factors, panels, ahead, count, value_dim, column, out);
-  }
-};
-
-// Calls `f` with RowBlock<T, rows>.
-template <class T, int R = ROWS, class F>
-void with_row_block(long rows, F f) {
-  if constexpr (R == 1)
-    f(RowBlock<T, 1>());
-  else if (rows == R)
-    f(RowBlock<T, R>());
-  else
-    with_row_block<T, R - 1>(rows, f);
+void score_rows(const T* queries, const T* const* panels, const T* const* later, long count, long key_dim,
+                float* scores) {
+  long p = 0;
+  for (; p + REGISTER_PANELS <= count; p += REGISTER_PANELS)
+    score_panels<T, R, REGISTER_PANELS>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
+  for (; p < count; p++) score_panels<T, R, 1>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
 }
 
-// What a unit remembers of its rows from chunk to chunk. Weights are 2^(score - maximum), with log2(e) in the score.
-struct AttentionRows {
-  alignas(64) float out[UNIT_ROWS * MAX_HEAD_DIM];  // [rows][value_dim], sums of weighted values
-  f32x16 sums[UNIT_ROWS];                           // of the weights, by lane
-  float maxima[UNIT_ROWS];
+template <class T, int R>
+void add_rows(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
+              long value_dim, float* out) {
+  long column = 0;
+  for (; column + REGISTER_PANELS * LANES <= value_dim; column += REGISTER_PANELS * LANES)
+    add_columns<T, R, REGISTER_PANELS>(weights, factors, panels, later, count, value_dim, column, out);
+  for (; column < value_dim; column += LANES)
+    add_columns<T, R, 1>(weights, factors, panels, later, count, value_dim, column, out);
+}
+
+// Both products for R + 1 rows.
+template <class T, class = std::make_integer_sequence<int, REGISTER_ROWS>>
+struct Products;
+template <class T, int... R>
+struct Products<T, std::integer_sequence<int, R...>> {
+  static constexpr decltype(&score_rows<T, 1>) SCORE[] = {score_rows<T, R + 1>...};
+  static constexpr decltype(&add_rows<T, 1>) ADD[] = {add_rows<T, R + 1>...};
 };
 
-// One row's scores to weights. It sees the keys from .. to - 1 of its `count` panels. Returns the factor for what was
-// summed up with the old maximum.
+// scores = softcap * tanh(scores * scaling / softcap)
+inline void cap_scores(float* scores, long count, const AttentionOptions& options) {
+  for (long k = 0; k < count; k += LANES) {
+    f32x16 e = exp(load(scores + k) * (2.0f * options.scaling / options.softcap));
+    store(scores + k, options.softcap - 2.0f * options.softcap / (e + 1.0f));
+  }
+}
+
+// A row's state between chunks: weights are 2^(scale * score - maximum), `sum` adds them up lane by lane.
+struct SoftmaxRow {
+  f32x16 sum;
+  float maximum;
+};
+
+// Turns one row's scores over `panels` panels, of which it sees the keys from .. to - 1, into weights. Returns the
+// factor for what was summed up under the old maximum.
 template <class T>
-float weigh(float* scores, T* weights, long count, long from, long to, float scale, float& maximum, f32x16& sums) {
+float weigh(float* scores, T* weights, long panels, long from, long to, float scale, SoftmaxRow& row) {
   if (from >= to) {
-    for (long p = 0; p < count; p++) store(weights + p * PANEL, f32x16{});
+    for (long p = 0; p < panels; p++) store(weights + p * PANEL_KEYS, f32x16{});
     return 1.0f;
   }
-  for (long k = 0; k < from; k++) scores[k] = NEVER;
-  for (long k = to; k < count * PANEL; k++) scores[k] = NEVER;
-  f32x16 most = load(scores);
-  for (long p = 1; p < count; p++) most = max(most, load(scores + p * PANEL));
-  float before = maximum;
-  maximum = std::max(before, max(most) * scale);
-  float factor = exp2_of_negative(splat(before - maximum))[0];
-  f32x16 total = sums * factor;
-  for (long p = 0; p < count; p++) {
-    f32x16 weight = exp2_of_negative(load(scores + p * PANEL) * scale - maximum);
-    total = total + weight;
-    store(weights + p * PANEL, weight);
+  std::fill(scores, scores + from, NEVER);
+  std::fill(scores + to, scores + panels * PANEL_KEYS, NEVER);
+  f32x16 most = load(scores), other = most;  // two, so that no long chain forms
+  for (long p = 1; p + 1 < panels; p += 2) {
+    most = max(most, load(scores + p * PANEL_KEYS));
+    other = max(other, load(scores + (p + 1) * PANEL_KEYS));
   }
-  sums = total;
+  most = max(max(most, other), load(scores + (panels - 1) * PANEL_KEYS));
+  float maximum = std::max(row.maximum, max(most) * scale);
+  float factor = exp2_of_negative<float>(splat(row.maximum - maximum))[0];
+  f32x16 sum = row.sum * factor;
+  for (long p = 0; p < panels; p++) {
+    f32x16 weight = exp2_of_negative<T>(load(scores + p * PANEL_KEYS) * scale - maximum);
+    sum = sum + weight;
+    store(weights + p * PANEL_KEYS, weight);
+  }
+  row = {sum, maximum};
   return factor;
 }
 
-// scores = softcap * tanh(scores * scaling / softcap)
-inline void cap(float* scores, long count, float scaling, float softcap) {
-  for (long k = 0; k < count; k += LANES) {
-    f32x16 e = exp(load(scores + k) * (2.0f * scaling / softcap));
-    store(scores + k, softcap - 2.0f * softcap / (e + 1.0f));
-  }
+// A panel's first `count` values, and zeros for the rest: a weight of 0 does not help against NaN.
+template <class T>
+void copy_values(const T* panel, long count, long value_dim, T* out) {
+  constexpr long P = PACK<T>;
+  long whole = count / P * P * value_dim;
+  memcpy(out, panel, sizeof(T) * whole);
+  memset((void*)(out + whole), 0, sizeof(T) * (PANEL_KEYS * value_dim - whole));
+  if (count % P)
+    for (long d = 0; d < value_dim; d++) out[whole + d * P] = panel[whole + d * P];
 }
 
-// Where the keys and values of `count` panels from `key` on lie.
 template <class T>
-void find_panels(const AttentionBatch& batch, const PagedCache<T>& cache, const AttentionUnit& unit, long key, long count,
-                 const T** keys, const T** values) {
-  const int32_t* table = batch.block_tables + unit.sequence * batch.table_width;
-  long block = key / cache.block_size, offset = key % cache.block_size;
+void write_row(const float* sums, float factor, long value_dim, T* out) {
+  for (long d = 0; d < value_dim; d += LANES) store(out + d, load(sums + d) * factor);
+}
+
+// out = a row's sums of weighted values over all parts, each multiplied by what its maximum lies below the common one.
+// Returns the sum of the weights.
+inline float merge_parts(const float* parts, long count, long part_size, long rows, long row, long value_dim,
+                         float* out) {
+  const float* maxima = parts + rows * value_dim + row;
+  const float* sums = maxima + rows;
+  float maximum = NEVER, sum = 0.0f;
+  for (long p = 0; p < count; p++) maximum = std::max(maximum, maxima[p * part_size]);
+  memset(out, 0, sizeof(float) * value_dim);
   for (long p = 0; p < count; p++) {
-    long row = (table[block] * cache.kv_heads + unit.kv_head) * cache.block_size + offset;
-    keys[p] = cache.keys + row * cache.key_dim;
-    if (values) values[p] = cache.values + row * cache.value_dim;
-    offset += PANEL;
-    if (offset == cache.block_size) block++, offset = 0;
+    float factor = exp2_of_negative<float>(splat(maxima[p * part_size] - maximum))[0];
+    const float* part = parts + p * part_size + row * value_dim;
+    for (long d = 0; d < value_dim; d += LANES) store(out + d, load(out + d) + load(part + d) * factor);
+    sum += sums[p * part_size] * factor;
   }
+  return sum;
 }
 
-constexpr long AHEAD = PANELS;
-
-// The last panel's values with zeros for what lies beyond the end: there may be anything, and 0 * NaN is NaN.
+// A piece of a unit's keys, and where their panels lie. After them comes what is read next, to be asked for in time.
 template <class T>
-void copy_tail(const T* values, long count, long value_dim, T* out) {
-  constexpr int P = PACK<T>;
-  long whole = count / P * P;
-  memcpy(out, values, sizeof(T) * whole * value_dim);
-  memset((void*)(out + whole * value_dim), 0, sizeof(T) * (PANEL - whole) * value_dim);
-  if (whole < count)
-    for (long d = 0; d < value_dim; d++) out[whole * value_dim + d * P] = values[whole * value_dim + d * P];
-}
+struct KeyChunk {
+  const AttentionUnit* unit;
+  long first_key, end_key, panels;
+  const T* keys[CHUNK_PANELS + REGISTER_PANELS];
+  const T* values[CHUNK_PANELS + REGISTER_PANELS];
 
+  void find(const AttentionUnit* its_unit, long key, long most_keys, const AttentionBatch& batch,
+            const PagedCache<T>& cache) {
+    unit = its_unit, first_key = key, end_key = std::min(key + most_keys, long(unit->end_key));
+    panels = divide_up(end_key - key, PANEL_KEYS);
+    const int32_t* table = batch.block_tables + unit->sequence * batch.table_width;
+    long block = key / cache.block_size, offset = key % cache.block_size;
+    for (long p = 0; p < panels; p++) {
+      long token = (table[block] * cache.kv_heads + unit->kv_head) * cache.block_size + offset;
+      keys[p] = cache.keys + token * cache.key_dim;
+      values[p] = cache.values + token * cache.value_dim;
+      offset += PANEL_KEYS;
+      if (offset == cache.block_size) block++, offset = 0;
+    }
+  }
+};
+
+// One thread's way through an item. With what it calls, it takes about 200 KiB of its stack.
+template <class T>
+class ItemWalk {
+ public:
+  ItemWalk(AttentionPlan& plan, const AttentionOptions& options, const PagedCache<T>& cache, const T* query,
+           long query_stride, T* out, long out_stride)
+      : plan_(plan), options_(options), cache_(cache), query_(query), query_stride_(query_stride), out_(out),
+        out_stride_(out_stride) {}
+
+  void run(const AttentionItem& item) {
+    long fitting = CHUNK_NUMBERS / (cache_.key_dim + cache_.value_dim) / PANEL_KEYS * PANEL_KEYS;
+    long most_keys = std::min(fitting, CHUNK_PANELS * PANEL_KEYS);
+    const AttentionUnit *unit = &plan_.units[item.first_unit], *end = unit + (item.end_unit - item.first_unit);
+    KeyChunk<T> chunks[2], *chunk = &chunks[0], *next = &chunks[1];
+    chunk->find(unit, unit->first_key, most_keys, plan_.batch, cache_);
+    start(*unit);
+    while (unit != end) {
+      bool ends_unit = chunk->end_key == unit->end_key;
+      next->panels = 0;
+      if (!ends_unit)
+        next->find(unit, chunk->end_key, most_keys, plan_.batch, cache_);
+      else if (unit + 1 != end)
+        next->find(unit + 1, unit[1].first_key, most_keys, plan_.batch, cache_);
+      attend(*chunk, *next);
+      std::swap(chunk, next);
+      if (!ends_unit) continue;
+      finish(*unit);
+      if (++unit != end) start(*unit);
+    }
+  }
+
+ private:
+  void start(const AttentionUnit& unit) {
+    long start = plan_.batch.query_start[unit.sequence], end = plan_.batch.query_start[unit.sequence + 1];
+    long before = plan_.batch.seq_lens[unit.sequence] - (end - start);
+    for (long r = 0; r < unit.rows; r++) {
+      long row = unit.first_row + r, query = row / plan_.group;
+      long head = unit.kv_head * plan_.group + row - query * plan_.group;
+      queries_[r] = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      targets_[r] = out_ + (start + query) * out_stride_ + head * cache_.value_dim;
+      position_[r] = before + query;
+      softmax_[r] = {f32x16{}, NEVER};
+    }
+    memset(sums_, 0, sizeof(float) * unit.rows * cache_.value_dim);
+  }
+
+  void attend(KeyChunk<T>& chunk, const KeyChunk<T>& next) {
+    alignas(64) T last_values[PANEL_KEYS * MAX_HEAD_DIM];
+    for (long p = 0; p < REGISTER_PANELS; p++) {
+      chunk.keys[chunk.panels + p] = chunk.values[std::min(p, chunk.panels - 1)];
+      chunk.values[chunk.panels + p] = p < next.panels ? next.keys[p] : chunk.values[0];
+    }
+    if (long rest = (chunk.end_key - chunk.first_key) % PANEL_KEYS) {
+      copy_values(chunk.values[chunk.panels - 1], rest, cache_.value_dim, last_values);
+      chunk.values[chunk.panels - 1] = last_values;
+    }
+    long rows = chunk.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
+    long block_rows = divide_up(rows, blocks);  // 7 are better done as 4 and 3 than as 6 and 1
+    for (long block = 0; block * block_rows < rows; block++)
+      attend_block(chunk, block * block_rows, std::min(block_rows, rows - block * block_rows));
+  }
+
+  // `count` rows from `row` on, which fit into the registers, along those of the chunk's keys that any of them sees.
+  void attend_block(const KeyChunk<T>& chunk, long row, long count) {
+    alignas(64) T queries[REGISTER_ROWS * QUERY_STRIDE];
+    alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
+    alignas(64) T weights[REGISTER_ROWS * SCORE_STRIDE];
+    float factors[REGISTER_ROWS];
+    long begin = std::max(0L, first_visible_key(position_[row], options_) - chunk.first_key) / PANEL_KEYS;
+    long end = std::min(chunk.panels, divide_up(position_[row + count - 1] + 1 - chunk.first_key, PANEL_KEYS));
+    if (begin >= end) return;
+    for (long r = 0; r < count; r++) memcpy(queries + r * QUERY_STRIDE, queries_[row + r], sizeof(T) * cache_.key_dim);
+    const T *const *keys = chunk.keys + begin, *const *values = chunk.values + begin;
+    Products<T>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
+
+    const float log2_e = 1.44269504f;
+    const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
+    long first = chunk.first_key + begin * PANEL_KEYS;
+    long last = std::min(chunk.first_key + end * PANEL_KEYS, chunk.end_key);
+    for (long r = 0; r < count; r++) {
+      float* row_scores = scores + r * SCORE_STRIDE;
+      if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
+      long from = std::max(first_visible_key(position_[row + r], options_), first);
+      long to = std::min(position_[row + r] + 1, last);
+      factors[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
+                         softmax_[row + r]);
+    }
+    Products<T>::ADD[count - 1](weights, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim,
+                                sums_ + row * cache_.value_dim);
+  }
+
+  void finish(const AttentionUnit& unit) {
+    long value_dim = cache_.value_dim;
+    if (unit.split < 0) {
+      for (long r = 0; r < unit.rows; r++)
+        write_row(sums_ + r * value_dim, 1.0f / sum(softmax_[r].sum), value_dim, targets_[r]);
+      return;
+    }
+    AttentionSplit& split = plan_.splits[unit.split];
+    long part_size = plan_.part_size(unit.rows);
+    float* parts = plan_.partials.data() + split.offset;
+    float* part = parts + unit.part * part_size;
+    memcpy(part, sums_, sizeof(float) * unit.rows * value_dim);
+    part += unit.rows * value_dim;
+    for (long r = 0; r < unit.rows; r++) part[r] = softmax_[r].maximum;
+    for (long r = 0; r < unit.rows; r++) part[unit.rows + r] = sum(softmax_[r].sum);
+    if (__atomic_sub_fetch(&split.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
+    split.unfinished = split.parts;  // for the next layer
+    for (long r = 0; r < unit.rows; r++) {
+      float weight_sum = merge_parts(parts, split.parts, part_size, unit.rows, r, value_dim, sums_);
+      write_row(sums_, 1.0f / weight_sum, value_dim, targets_[r]);
+    }
+  }
+
+  AttentionPlan& plan_;
+  const AttentionOptions& options_;
+  const PagedCache<T>& cache_;
+  const T* query_;
+  long query_stride_;
+  T* out_;
+  long out_stride_;
+
+  // The unit under way, by row.
+  const T* queries_[UNIT_ROWS];
+  T* targets_[UNIT_ROWS];
+  long position_[UNIT_ROWS];
+  SoftmaxRow softmax_[UNIT_ROWS];
+  alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];  // [rows][value_dim], of weighted values
+};
+
+// query T[tokens][heads * key_dim], out T[tokens][heads * value_dim], with the strides of their rows.
 template <class T>
 void attend_item(AttentionPlan& plan, long item, const AttentionOptions& options, const PagedCache<T>& cache,
                  const T* query, long query_stride, T* out, long out_stride) {
-  const AttentionBatch& batch = plan.batch;
-  const float log2_e = 1.44269504f;
-  alignas(64) T queries[ROWS * QUERY_STRIDE];
-  alignas(64) float scores[ROWS * CHUNK];
-  alignas(64) T weights[ROWS * CHUNK];
-  alignas(64) T tail[PANEL * MAX_HEAD_DIM];
-  float factors[ROWS];
-  AttentionRows rows;
-  const T* stream[2 * CHUNK_PANELS + AHEAD];  // a chunk's panels in the order they are read: keys, values, the next keys
-
-  long end_unit = plan.items[item].end_unit;
-  for (long u = plan.items[item].first_unit; u < end_unit; u++) {
-    const AttentionUnit& unit = plan.units[u];
-    memset(rows.out, 0, sizeof(float) * unit.rows * cache.value_dim);
-    for (long r = 0; r < unit.rows; r++) rows.sums[r] = f32x16{}, rows.maxima[r] = NEVER;
-    long sequence_first = batch.query_start[unit.sequence];
-
-    for (long first = unit.first_key; first < unit.end_key; first += CHUNK) {
-      long keys_here = std::min(CHUNK, unit.end_key - first);
-      long count = (keys_here + PANEL - 1) / PANEL;
-      find_panels(batch, cache, unit, first, count, stream, stream + count);
-      const AttentionUnit* next = first + CHUNK < unit.end_key ? &unit : u + 1 < end_unit ? &plan.units[u + 1] : nullptr;
-      long next_first = next == &unit ? first + CHUNK : next ? next->first_key : 0;
-      long next_count = next ? std::min(AHEAD, (next->end_key - next_first + PANEL - 1) / PANEL) : 0;
-      if (next) find_panels<T>(batch, cache, *next, next_first, next_count, stream + 2 * count, nullptr);
-      for (long p = next_count; p < AHEAD; p++) stream[2 * count + p] = stream[2 * count - 1];
-      const T** values = stream + count;
-      if (keys_here % PANEL) {
-        copy_tail(values[count - 1], keys_here % PANEL, cache.value_dim, tail);
-        values[count - 1] = tail;
-      }
-
-      for (long r0 = 0; r0 < unit.rows; r0 += ROWS) {
-        long n = std::min(long(ROWS), unit.rows - r0);
-        // The panels that any of these rows sees.
-        long low = first_visible(row_position(batch, plan.group, unit.sequence, unit.first_row + r0), options.window);
-        long high = row_position(batch, plan.group, unit.sequence, unit.first_row + r0 + n - 1) + 1;
-        long begin = low > first ? (low - first) / PANEL : 0;
-        long end = std::min(count, (high - first + PANEL - 1) / PANEL);
-        if (high <= first || begin >= end) continue;
-        for (long r = 0; r < n; r++) {
-          long row = unit.first_row + r0 + r;
-          long head = unit.kv_head * plan.group + row % plan.group;
-          memcpy(queries + r * QUERY_STRIDE, query + (sequence_first + row / plan.group) * query_stride + head * cache.key_dim,
-                 sizeof(T) * cache.key_dim);
-        }
-        with_row_block<T>(n, [&](auto block) {
-          block.score(queries, stream + begin, stream + begin + AHEAD, end - begin, cache.key_dim, scores);
-        });
-        float scale = options.scaling * log2_e;
-        if (options.softcap > 0) {
-          for (long r = 0; r < n; r++) cap(scores + r * CHUNK, (end - begin) * PANEL, options.scaling, options.softcap);
-          scale = log2_e;
-        }
-        for (long r = 0; r < n; r++) {
-          long position = row_position(batch, plan.group, unit.sequence, unit.first_row + r0 + r);
-          long base = first + begin * PANEL;
-          long from = std::max(first_visible(position, options.window) - base, 0L);
-          long to = std::min({position + 1 - base, (end - begin) * PANEL, unit.end_key - base});
-          factors[r] = weigh(scores + r * CHUNK, weights + r * CHUNK, end - begin, from, to, scale, rows.maxima[r0 + r],
-                             rows.sums[r0 + r]);
-        }
-        with_row_block<T>(n, [&](auto block) {
-          block.add(weights, factors, values + begin, values + begin + AHEAD, end - begin, cache.value_dim,
-                    rows.out + r0 * cache.value_dim);
-        });
-      }
-    }
-
-    if (unit.split < 0) {
-      for (long r = 0; r < unit.rows; r++) {
-        long row = unit.first_row + r, head = unit.kv_head * plan.group + row % plan.group;
-        T* target = out + (sequence_first + row / plan.group) * out_stride + head * cache.value_dim;
-        float factor = 1.0f / sum(rows.sums[r]);
-        for (long d = 0; d < cache.value_dim; d += LANES) store(target + d, load(rows.out + r * cache.value_dim + d) * factor);
-      }
-      continue;
-    }
-
-    AttentionSplit& split = plan.splits[unit.split];
-    long part_size = unit.rows * (cache.value_dim + 2);
-    float* shares = plan.partials.data() + split.offset;
-    float* share = shares + unit.part * part_size;
-    memcpy(share, rows.out, sizeof(float) * unit.rows * cache.value_dim);
-    for (long r = 0; r < unit.rows; r++) {
-      share[unit.rows * cache.value_dim + r] = rows.maxima[r];
-      share[unit.rows * (cache.value_dim + 1) + r] = sum(rows.sums[r]);
-    }
-    if (__atomic_sub_fetch(&split.unfinished, 1, __ATOMIC_ACQ_REL) > 0) continue;
-    split.unfinished = split.parts;  // for the next layer
-    for (long r = 0; r < unit.rows; r++) {
-      long row = unit.first_row + r, head = unit.kv_head * plan.group + row % plan.group;
-      T* target = out + (sequence_first + row / plan.group) * out_stride + head * cache.value_dim;
-      const float* maxima = shares + unit.rows * cache.value_dim + r;
-      const float* sums = maxima + unit.rows;
-      float maximum = NEVER, total = 0.0f;
-      for (long p = 0; p < split.parts; p++) maximum = std::max(maximum, maxima[p * part_size]);
-      float* merged = rows.out;
-      memset(merged, 0, sizeof(float) * cache.value_dim);
-      for (long p = 0; p < split.parts; p++) {
-        float factor = exp2_of_negative(splat(maxima[p * part_size] - maximum))[0];
-        total += factor * sums[p * part_size];
-        const float* part = shares + p * part_size + r * cache.value_dim;
-        for (long d = 0; d < cache.value_dim; d += LANES) store(merged + d, load(merged + d) + load(part + d) * factor);
-      }
-      for (long d = 0; d < cache.value_dim; d += LANES) store(target + d, load(merged + d) * (1.0f / total));
-    }
-  }
+  ItemWalk<T>(plan, options, cache, query, query_stride, out, out_stride).run(plan.items[item]);
 }
 
 }  // namespace oaiserve

@@ -1,35 +1,57 @@
 // The C interface of the library: build a decoder operation by operation, then run steps on it. library.py is its twin.
 //
-// Compiled for one element type, bf16 or float: that of weights, activations between operations, keys and values. Sums and
-// the hidden state are float32. Nothing throws across the interface: what can fail returns null or a negative number.
+// Compiled for one element type, bf16 or float: that of activations between operations, of keys and values, and of weights
+// unless these have eight bits. Sums and the hidden state are float32. Nothing throws across the interface: what can fail
+// returns null or a negative number.
 
 #include <chrono>
 #include <deque>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "attend.h"
+#include "quantized.h"
 #include "pool.h"
 
 namespace oaiserve {
 
 using Element = ELEMENT;
+#if defined(INT8_WEIGHTS)
+using Weights = Int8Linear<Element>;
+#else
+using Weights = Linear<Element>;
+#endif
 
 class Decoder : public Work {
  public:
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
-  std::deque<Linear<Element>> weights;
+  std::deque<Weights> weights;
   std::deque<PagedCache<Element>> caches;
   std::deque<SharedPlan> plans;
   std::vector<std::unique_ptr<Operation>> operations;
   std::vector<int64_t> durations_ns;  // of each operation, over all steps so far
 
+  // Memory for weights, which lives as long as the decoder: side by side in large pieces, so that it can have huge pages.
   template <class E>
   E* allocate(size_t count) {
-    void* data = std::aligned_alloc(64, (count * sizeof(E) + 63) / 64 * 64);
-    if (!data) throw std::bad_alloc();
-    owned_.emplace_back(data, std::free);
-    return static_cast<E*>(data);
+    size_t bytes = (count * sizeof(E) + 63) / 64 * 64;
+    if (bytes > left_) {
+      left_ = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+      next_ = static_cast<char*>(std::aligned_alloc(HUGE_PAGE_BYTES, left_));
+      if (!next_) throw std::bad_alloc();
+      owned_.emplace_back(next_, std::free);
+#if defined(__linux__)
+      madvise(next_, left_, MADV_HUGEPAGE);  // where the system has none, small ones do
+#endif
+    }
+    E* data = reinterpret_cast<E*>(next_);
+    next_ += bytes;
+    left_ -= bytes;
+    return data;
   }
 
   template <class Op, class... Arguments>
@@ -72,12 +94,34 @@ class Decoder : public Work {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
+  static constexpr size_t HUGE_PAGE_BYTES = 2 << 20, PIECE_BYTES = 32 << 20;
   std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
+  char* next_ = nullptr;
+  size_t left_ = 0;
   std::vector<long> items_;
   const StepInput* step_ = nullptr;
   int64_t last_end_ns_ = 0;
   int threads_ = 1;
 };
+
+template <class Columns>
+long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) {
+  try {
+    float* own_bias = bias ? decoder.allocate<float>(size_t(n)) : nullptr;
+    if (bias) std::copy(bias, bias + n, own_bias);
+#if defined(INT8_WEIGHTS)
+    int8_t* panels = decoder.allocate<int8_t>(size_t(panels_of(n) * int8_panel_size<Element>(k)));
+    quantize_columns<Element>(columns, n, k, panels);
+#else
+    Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
+    pack_columns(columns, n, k, panels);
+#endif
+    decoder.weights.push_back({n, k, panels, own_bias});
+    return long(decoder.weights.size()) - 1;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
 
 }  // namespace oaiserve
 
@@ -111,29 +155,12 @@ long oaiserve_add_elements(Decoder* decoder, long width) {
 
 // Copies `weight` [n, k] into panels; `bias` [n] or null is copied, too. -1: no memory.
 long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
-  try {
-    Element* panels = decoder->allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
-    pack_panels(weight, n, k, k, panels);
-    float* own_bias = bias ? decoder->allocate<float>(size_t(n)) : nullptr;
-    if (bias) std::copy(bias, bias + n, own_bias);
-    decoder->weights.push_back({n, k, panels, own_bias});
-    return long(decoder->weights.size()) - 1;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  return add_weights(*decoder, columns_of(weight, n, k), n, k, bias);
 }
 
 // `gate` and `up`, both [n, k]. -1: no memory.
 long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k) {
-  try {
-    long columns = gated_columns(n);
-    Element* panels = decoder->allocate<Element>(size_t(panels_of(columns) * panel_size<Element>(k)));
-    pack_gated(gate, up, n, k, k, panels);
-    decoder->weights.push_back({columns, k, panels, nullptr});
-    return long(decoder->weights.size()) - 1;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, nullptr);
 }
 
 long oaiserve_add_cache(Decoder* decoder, Element* keys, Element* values, long kv_heads, long key_dim, long value_dim,
@@ -156,17 +183,17 @@ void oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normaliz
 }
 
 void oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
-  decoder->add<Project<Element, Linear<Element>>>(decoder->elements[x], decoder->floats[out], decoder->weights[weights],
+  decoder->add<Project<Element, Weights>>(decoder->elements[x], decoder->floats[out], decoder->weights[weights],
                                                   adds, scale);
 }
 
 void oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activation activation) {
-  decoder->add<Activate<Element, Linear<Element>>>(decoder->elements[x], decoder->elements[out],
+  decoder->add<Activate<Element, Weights>>(decoder->elements[x], decoder->elements[out],
                                                    decoder->weights[weights], activation);
 }
 
 void oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
-  decoder->add<Gate<Element, Linear<Element>>>(decoder->elements[x], decoder->elements[out], decoder->weights[weights],
+  decoder->add<Gate<Element, Weights>>(decoder->elements[x], decoder->elements[out], decoder->weights[weights],
                                                activation);
 }
 
@@ -185,7 +212,7 @@ void oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
 }
 
 void oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
-  decoder->add<Logits<Element, Linear<Element>>>(decoder->elements[x], decoder->weights[weights], scale, softcap);
+  decoder->add<Logits<Element, Weights>>(decoder->elements[x], decoder->weights[weights], scale, softcap);
 }
 
 // 0, or -1: no memory for a step of so many tokens.

@@ -1,8 +1,7 @@
 // Linear layers over packed weights: y = x W^T + bias, for one row or for thousands.
 //
-// Weights lie in panels of 32 columns, in the order in which they are read: for each step along k, 32 packs side by side.
-// So a panel is one stream of memory, which is what one row needs to be as fast as the memory is, and reading ahead of a
-// panel is reading the next one.
+// Weights lie in panels of 32 columns, in the order in which they are read: for each step along k, 32 packs side by
+// side. So a panel is one stream of memory, and few rows of x are multiplied as fast as the memory gives the weights.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +13,23 @@ namespace oaiserve {
 
 constexpr int PANEL = 2 * LANES;  // columns
 
-// The sums of a tile fill the registers: 12 x 32 with the 32 of AVX-512, else 6 x 16.
+// A tile's sums fill the registers, which hold WIDTH floats each. (GCC keeps wider vectors, like those of simd.h where
+// there is no AVX-512, in memory. Elsewhere this does not matter much.)
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 12, TILE_COLUMNS = PANEL;
+constexpr int WIDTH = 16, TILE_ROWS = 12, TILE_COLUMNS = 2 * WIDTH;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8, TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
+#elif defined(__aarch64__)
+constexpr int WIDTH = 4, TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
-constexpr int TILE_ROWS = 6, TILE_COLUMNS = LANES;
+constexpr int WIDTH = 4, TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
-constexpr long BLOCK_ROWS = 128;      // rows of an item at most: 16 KiB of sums
-constexpr long BLOCK_BYTES = 16384;   // weights that stay in L1 while all rows of an item pass
-constexpr long AHEAD_BYTES = 16384;   // how far ahead weights are asked for: a block, or they come too late
+constexpr long BLOCK_ROWS = 128;  // rows of an item at most: 16 KiB of sums
+
+// A panel is multiplied in blocks along k. While the rows pass by one block the next is fetched, so the size of a
+// block is how far ahead memory is read. One tile reads it once. Several come back to it: it has to stay in L2, and as
+// each of them starts and ends once per block, it should not be small.
+constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
 
 // W [n, k]. `panels` is T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes.
 // `bias` is [n] or null.
@@ -44,167 +51,272 @@ long panel_size(long k) {
   return steps_of<T>(k) * PANEL * PACK<T>;
 }
 
-// Packs n columns of W, each of k neighbours in memory; `column(i)` is where the i-th begins, null where zeros belong.
-template <class T, class Column>
-void pack_columns(Column&& column, long n, long k, T* panels) {
+// Where the columns of a layer begin in a matrix [n, k], whose rows are `row_stride` elements apart. Null beyond n.
+template <class T>
+auto columns_of(const T* weight, long n, long row_stride) {
+  return [=](long column) { return column < n ? weight + column * row_stride : nullptr; };
+}
+
+// The same for gated_item: in each panel, 16 columns of `gate` and the same 16 of `up`, both [n, k]. Together they are
+// a layer of gated_columns(n) columns.
+template <class T>
+auto columns_of_gated(const T* gate, const T* up, long n, long row_stride) {
+  return [=](long column) {
+    const long row = column / PANEL * LANES + column % LANES;
+    return row < n ? (column % PANEL < LANES ? gate : up) + row * row_stride : nullptr;
+  };
+}
+inline long gated_columns(long n) { return (n + LANES - 1) / LANES * PANEL; }
+
+template <class T, class Columns>
+void pack_columns(const Columns& columns, long n, long k, T* panels) {
   for (long first = 0; first < n; first += PANEL, panels += panel_size<T>(k))
     for (long c = 0; c < PANEL; c++) {
-      const T* from = first + c < n ? column(first + c) : nullptr;
+      const T* weights = columns(first + c);
       for (long i = 0; i < steps_of<T>(k) * PACK<T>; i++)
-        panels[(i / PACK<T> * PANEL + c) * PACK<T> + i % PACK<T>] = from && i < k ? from[i] : T{};
+        panels[(i / PACK<T> * PANEL + c) * PACK<T> + i % PACK<T>] = weights && i < k ? weights[i] : T{};
     }
 }
 
-// W [n, k], `row_stride` elements from one row to the next. Parts that begin at a multiple of 32 rows can be packed apart.
+// W [n, k] to panels. Parts of it that begin at a multiple of 32 rows can be packed apart.
 template <class T>
 void pack_panels(const T* weight, long n, long k, long row_stride, T* panels) {
-  pack_columns([=](long i) { return weight + i * row_stride; }, n, k, panels);
+  pack_columns(columns_of(weight, n, row_stride), n, k, panels);
 }
-
-// Two matrices [n, k] for gated_item: 16 columns of `gate` and the same 16 of `up` in each panel. The n of the Linear is
-// gated_columns(n).
-inline long gated_columns(long n) { return (n + LANES - 1) / LANES * PANEL; }
 template <class T>
 void pack_gated(const T* gate, const T* up, long n, long k, long row_stride, T* panels) {
-  const auto column = [=](long i) -> const T* {
-    const long row = i / PANEL * LANES + i % LANES;
-    return row < n ? (i % PANEL < LANES ? gate : up) + row * row_stride : nullptr;
-  };
-  pack_columns(column, gated_columns(n), k, panels);
+  pack_columns(columns_of_gated(gate, up, n, row_stride), gated_columns(n), k, panels);
 }
 
-// sums [ROWS, PANEL] += x [ROWS, k] times `steps` steps of a panel, TILE_COLUMNS of each. In every step, asks for the
-// cache lines at `ahead`, which moves on by `ahead_step` bytes.
-template <class T, int ROWS>
-void tile(const T* x, long x_stride, const T* weights, long steps, float* sums, const char* ahead, long ahead_step) {
-  constexpr int VECTORS = TILE_COLUMNS / LANES;
-  f32x16 sum[ROWS][VECTORS];
+typedef float Vector __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
+
+template <class V, class E>
+V load_vector(const E* p) {
+  V v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+// WIDTH packs: of as many columns, or one of x in all lanes.
+template <class T>
+struct Packs;
+
+template <>
+struct Packs<float> {
+  Vector v;
+  static Packs load(const float* p) { return {load_vector<Vector>(p)}; }
+  static Packs splat(const float* p) { return {*p - Vector{}}; }
+};
+inline Vector dot(Vector sum, Packs<float> a, Packs<float> b) { return sum + a.v * b.v; }
+
+#if defined(__AVX512BF16__)
+template <>
+struct Packs<bf16> {
+  VectorBits v;
+  static Packs load(const bf16* p) { return {load_vector<VectorBits>(p)}; }
+  static Packs splat(const bf16* p) {
+    uint32_t pair;
+    memcpy(&pair, p, 4);
+    return {pair - VectorBits{}};
+  }
+};
+inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) {
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.v, (__m512bh)b.v);
+}
+#else
+template <>
+struct Packs<bf16> {
+  Vector first, second;  // of each pair
+  static Packs load(const bf16* p) {
+    const VectorBits pairs = load_vector<VectorBits>(p);
+    return {(Vector)(pairs << 16), (Vector)(pairs & 0xffff0000u)};
+  }
+  static Packs splat(const bf16* p) { return {to_float(p[0]) - Vector{}, to_float(p[1]) - Vector{}}; }
+};
+inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) { return sum + a.first * b.first + a.second * b.second; }
+#endif
+
+// Where a tile gets its weights from: here from a panel, as they are.
+template <class T>
+struct PanelReader {
+  using Element = T;
+  const T* weights;
+
+  PanelReader from(long step, long column) const { return {weights + (step * PANEL + column) * PACK<T>}; }
+  Packs<T> load(long step, int v) const { return Packs<T>::load(weights + (step * PANEL + v * WIDTH) * PACK<T>); }
+  Vector finish(int, Vector sum) const { return sum; }
+};
+
+// sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. In every step, asks
+// for the cache lines at `ahead`, which moves on by `ahead_step` bytes.
+template <class Reader, int ROWS>
+void tile(const typename Reader::Element* x, long x_stride, Reader reader, long steps, const float* start,
+          long start_stride, float* sums, const char* ahead, long ahead_step) {
+  using T = typename Reader::Element;
+  constexpr int VECTORS = TILE_COLUMNS / WIDTH;
+  Vector sum[ROWS][VECTORS];
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) sum[r][v] = load(sums + r * PANEL + v * LANES);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) sum[r][v] = Vector{};
   for (long step = 0; step < steps; step++) {
-    Packed<T> w[VECTORS];
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) w[v] = Packed<T>::load(weights + (step * PANEL + v * LANES) * PACK<T>);
+    Packs<T> w[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) w[v] = reader.load(step, v);
     __builtin_prefetch(ahead);
     __builtin_prefetch(ahead + 64);
     ahead += ahead_step;
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++) {
-      const Packed<T> pack = Packed<T>::splat(x + r * x_stride + step * PACK<T>);
-#pragma GCC unroll 2
+      const Packs<T> pack = Packs<T>::splat(x + r * x_stride + step * PACK<T>);
+#pragma GCC unroll 4
       for (int v = 0; v < VECTORS; v++) sum[r][v] = dot(sum[r][v], pack, w[v]);
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) store(sums + r * PANEL + v * LANES, sum[r][v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) {
+      sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + reader.finish(v, sum[r][v]);
+      memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
+    }
 }
 
-template <class T>
-using Tile = void (*)(const T*, long, const T*, long, float*, const char*, long);
-
-template <class T, int... ROW>
-Tile<T> tile_for(int rows, std::integer_sequence<int, ROW...>) {
-  static constexpr Tile<T> TILES[] = {tile<T, ROW + 1>...};
+template <class Reader, int... ROW>
+auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
+  static constexpr decltype(&tile<Reader, 1>) TILES[] = {tile<Reader, ROW + 1>...};
   return TILES[rows - 1];
 }
 
-// sums [rows, PANEL] += x [rows, k] times `steps` steps of a panel, at most TILE_ROWS rows at a time. The tiles share the
-// work of asking for what lies AHEAD_BYTES after the weights.
-template <class T>
-void add_block(const T* x, long x_stride, long rows, const T* weights, long steps, float* sums) {
-  const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-  const long ahead_step = (PANEL * PACK<T> * sizeof(T) + tiles - 1) / tiles;
-  const char* ahead = (const char*)weights + AHEAD_BYTES;
-  for (long t = 0; t < tiles; t++) {
-    const long row = rows * t / tiles, next = rows * (t + 1) / tiles;  // of one height, or nearly
-    const Tile<T> add = tile_for<T>(next - row, std::make_integer_sequence<int, TILE_ROWS>());
+// sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
+// `start` are `start_stride` apart, 0 if all are one. The tiles share the work of asking for the `ahead_bytes` at
+// `ahead`.
+template <class T, class Reader>
+void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
+                    long start_stride, float* sums, const void* ahead, long ahead_bytes) {
+  const long steps = k / PACK<T>, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
+  const char* line = static_cast<const char*>(ahead);
+  for (long t = 0, row = 0; t < tiles; t++) {
+    const long height = rows / tiles + (t < rows % tiles);
+    const auto multiply = tile_for<Reader>(height, std::make_integer_sequence<int, TILE_ROWS>());
     for (long c = 0; c < PANEL; c += TILE_COLUMNS)
-      add(x + row * x_stride, x_stride, weights + c * PACK<T>, steps, sums + row * PANEL + c, ahead, ahead_step);
-    ahead += ahead_step * steps;
+      multiply(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c, start_stride,
+               sums + row * PANEL + c, line, ahead_step);
+    row += height;
+    line += ahead_step * steps;
+  }
+  if (k % PACK<T> != 0) {  // the last pack is not whole: x may end there, or go on with something else
+    T last[BLOCK_ROWS * PACK<T>] = {};
+    for (long r = 0; r < rows; r++) last[r * PACK<T>] = x[r * x_stride + k - 1];
+    multiply_block(last, PACK<T>, rows, PACK<T>, reader.from(steps, 0), sums, PANEL, sums, ahead, 0);
   }
 }
 
-// sums [rows, PANEL] = x [rows, k] times a panel; rows <= BLOCK_ROWS.
-template <class T>
-void multiply(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums) {
-  for (long c = 0; c < PANEL; c++) {
-    const long column = panel * PANEL + c;
-    sums[c] = w.bias && column < w.n ? w.bias[column] : 0;
+// What the sums of a panel's columns begin with: their bias, and zero beyond n.
+struct PanelBias {
+  alignas(64) float values[PANEL] = {};
+  PanelBias(const float* bias, long n, long panel) {
+    if (bias) memcpy(values, bias + panel * PANEL, std::min<long>(PANEL, n - panel * PANEL) * sizeof(float));
   }
-  for (long r = 1; r < rows; r++) memcpy(sums + r * PANEL, sums, PANEL * sizeof(float));
+};
 
+// sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next`: the panel to read after.
+template <class T>
+void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
   const T* weights = w.panels + panel * panel_size<T>(w.k);
-  const long steps = w.k / PACK<T>;
-  const long most = rows <= TILE_ROWS ? steps : BLOCK_BYTES / (PANEL * PACK<T> * (long)sizeof(T));
-  for (long step = 0; step < steps; step += most)
-    add_block(x + step * PACK<T>, x_stride, rows, weights + step * PANEL * PACK<T>, std::min(most, steps - step), sums);
-
-  if (steps * PACK<T> < w.k) {  // the last pack is not whole: x may end, or go on with something else
-    T last[BLOCK_ROWS][PACK<T>] = {};
-    for (long r = 0; r < rows; r++) last[r][0] = x[r * x_stride + w.k - 1];
-    add_block(last[0], PACK<T>, rows, weights + steps * PANEL * PACK<T>, 1, sums);
+  const long panel_bytes = panel_size<T>(w.k) * long(sizeof(T));
+  const long block_bytes = rows <= TILE_ROWS ? BLOCK_BYTES : SHARED_BLOCK_BYTES;
+  const long steps = steps_of<T>(w.k), blocks = (panel_bytes + block_bytes - 1) / block_bytes;
+  const PanelBias bias(w.bias, w.n, panel);
+  const float* start = bias.values;
+  long start_stride = 0;
+  for (long b = 0; b < blocks; b++) {
+    const long from = steps * b / blocks * PACK<T>, to = std::min(steps * (b + 1) / blocks * PACK<T>, w.k);
+    const T* ahead = b + 1 < blocks ? weights + to * PANEL : w.panels + next * panel_size<T>(w.k);
+    multiply_block(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride,
+                   sums, ahead, panel_bytes / blocks);
+    start = sums;
+    start_stride = PANEL;
   }
 }
 
 // How a layer is cut into items: the rows into blocks, the panels into groups. An item is one group for one block.
 struct Cut {
-  long blocks, groups;
+  unsigned blocks, groups;
 };
 
-// Cuts so that all threads end at about the same time.
-inline Cut cut(long panels, long k, long rows, int threads) {
-  // What a panel costs for a block of rows, in rows: few rows wait for the weights, and some time goes by in any case.
-  const auto cost = [&](long blocks) { return std::max((rows + blocks - 1) / blocks, 12L) + 2; };
-  const auto time = [&](long blocks) { return (blocks * panels + threads - 1) / threads * cost(blocks); };
-  const long fewest = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  long blocks = fewest;
-  for (long more = fewest + 1; more <= 4 * fewest && more * 12 <= rows; more++)
-    if (time(more) < time(blocks)) blocks = more;
-  // Short items go together, to about 2^17 rows times k (some 15 us), as long as each thread still gets 32 of them.
-  const long together = std::min((1L << 17) / (cost(blocks) * k), blocks * panels / (32L * threads));
-  const long group = std::max(together, 1L);
-  return {blocks, (panels + group - 1) / group};
+// Cuts so that all threads end at about the same time. Fewer items cost less: to take one and to begin with its weights
+// takes time. More are shared out better when threads are not equally fast.
+inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
+  if (rows == 0) return {0, 0};
+  const auto ceil_div = [](unsigned a, unsigned b) { return (a + b - 1) / b; };
+  // Times are in what a row costs in one panel, about k / 8 ns. Fewer than 12 rows wait for the weights. An item costs
+  // 400 ns in addition.
+  const unsigned item_time = 3200 / k;
+  const auto panel_time = [&](unsigned blocks) { return std::max(ceil_div(rows, blocks), 12u); };
+
+  const unsigned fewest = ceil_div(rows, BLOCK_ROWS);
+  unsigned blocks = fewest;
+  if (fewest * panels < 8 * threads) {  // too few panels to go round: let several threads have the same, for other rows
+    const auto time = [&](unsigned n) { return ceil_div(n * panels, threads) * (panel_time(n) + item_time); };
+    for (unsigned more = fewest + 1; more <= fewest + 3 && more * 12 <= rows; more++)
+      if (time(more) < time(blocks)) blocks = more;
+  }
+
+  Cut best{blocks, panels};
+  unsigned best_time = ~0u;
+  for (const unsigned rounds : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64}) {
+    const unsigned groups = std::min(std::max(rounds * threads / blocks, 1u), panels);
+    const unsigned work = ceil_div(panels, groups) * panel_time(blocks);
+    const unsigned time = ceil_div(groups * blocks, threads) * (work + item_time) + work / 8;
+    if (time < best_time) best = {blocks, groups}, best_time = time;
+    if (groups == panels) break;
+  }
+  return best;
 }
 
 // Items of a layer for `rows` rows of x and this many threads.
-template <class T>
-long linear_items(const Linear<T>& w, long rows, int threads) {
+template <class Weights>
+long linear_items(const Weights& w, long rows, int threads) {
   const Cut c = cut(panels_of(w.n), w.k, rows, threads);
-  return c.blocks * c.groups;
+  return long(c.blocks) * c.groups;
 }
 
 // Calls store(row, column, left, right) for all of an item: columns column to column + 31 of a row.
-template <class T, class Store>
-void panel_item(const Linear<T>& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+template <class Weights, class T, class Store>
+void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   const long panels = panels_of(w.n);
   const Cut c = cut(panels, w.k, rows, threads);
   const long block = item / c.groups, group = item % c.groups;
-  const long first = rows * block / c.blocks, count = rows * (block + 1) / c.blocks - first;
-  for (long panel = panels * group / c.groups; panel < panels * (group + 1) / c.groups; panel++) {
-    multiply(w, x + first * x_stride, x_stride, count, panel, sums);
-    for (long r = 0; r < count; r++)
-      store(first + r, panel * PANEL, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
+  const long row = rows * block / c.blocks, end_row = rows * (block + 1) / c.blocks;
+  const long first = panels * group / c.groups, end = panels * (group + 1) / c.groups;
+  const long likely_next = panels * ((group + threads) % c.groups) / c.groups;  // of this thread, after this item
+  for (long panel = first; panel < end; panel++) {
+    const long next = panel + 1 < end ? panel + 1 : likely_next;
+    multiply_panel(w, x + row * x_stride, x_stride, end_row - row, panel, sums, next);
+    for (long r = row; r < end_row; r++) {
+      const float* from = sums + (r - row) * PANEL;
+      store(r, panel * PANEL, load(from), load(from + LANES));
+    }
   }
 }
 
-// One item of y = x W^T + bias, x [rows, k]: calls store(row, column, values) with 16 columns of one row at a time. Columns
-// begin below n; those of the last sixteen that are not below n are zero.
-template <class T, class Store>
-void linear_item(const Linear<T>& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+// One item of y = x W^T + bias, x [rows, k]: calls store(row, column, values) with 16 columns of one row at a time. The
+// first of them is below n; those that are not are zero.
+template <class Weights, class T, class Store>
+void linear_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   panel_item(w, x, x_stride, rows, threads, item, [&](long row, long column, f32x16 left, f32x16 right) {
     store(row, column, left);
     if (column + LANES < w.n) store(row, column + LANES, right);
   });
 }
 
-// The same for weights of pack_gated: store(row, column, gate, up), columns as in the two matrices.
-template <class T, class Store>
-void gated_item(const Linear<T>& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+// The same for a layer of pack_gated: store(row, column, gate, up), columns as in the two matrices.
+template <class Weights, class T, class Store>
+void gated_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   panel_item(w, x, x_stride, rows, threads, item,
              [&](long row, long column, f32x16 gate, f32x16 up) { store(row, column / 2, gate, up); });
 }

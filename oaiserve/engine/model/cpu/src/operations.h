@@ -55,7 +55,7 @@ class Embed : public Operation {
   float scale_;
 };
 
-// x / sqrt(mean(x^2) + epsilon) * weight; as LayerNorm: of x - mean(x), plus bias.
+// x / sqrt(mean(x^2) + epsilon) * weight; as LayerNorm: of x - mean(x), plus bias. Without weight: x as it is.
 struct Normalize {
   const float *weight, *bias;  // [width] or null
   long width;
@@ -64,6 +64,10 @@ struct Normalize {
 
   template <class Out>
   void operator()(const float* x, Out* out) const {
+    if (!weight) {
+      for (long i = 0; i < width; i += LANES) store(out + i, load(x + i));
+      return;
+    }
     f32x16 total = splat(0), squares = splat(0);
     float mean = 0;
     if (subtracts_mean) {
@@ -76,8 +80,7 @@ struct Normalize {
     }
     float scale = 1.0f / std::sqrt(sum(squares) / float(width) + epsilon);
     for (long i = 0; i < width; i += LANES) {
-      f32x16 v = (load(x + i) - mean) * scale;
-      if (weight) v *= load(weight + i);
+      f32x16 v = (load(x + i) - mean) * scale * load(weight + i);
       if (bias) v += load(bias + i);
       store(out + i, v);
     }

@@ -1,0 +1,177 @@
+// Linear layers over weights of eight bits: half the memory to read, and half the time where reading takes the time.
+//
+// About 128 neighbours along k share a scale. For few rows of x, weights become elements of its type in registers, and
+// the sums get the scale. For many, a block of weights is written out once, with the scale, and gemm.h does the rest.
+#pragma once
+
+#include <cmath>
+
+#include "gemm.h"
+
+namespace oaiserve {
+
+constexpr long FUSED_ROWS = 2 * TILE_ROWS;  // up to here it is cheaper to do it in registers, even once per tile
+constexpr long GROUP = 128;                 // neighbours that share a scale, at most
+constexpr long INT8_AHEAD = 12 << 10;       // how far ahead memory is read, in bytes: a group would not be enough
+
+// W [n, k] for x of type T. A panel of 32 columns is groups_of(k) groups of nearly as many steps, each of them
+// bf16[32] scales and int8[steps][32][PACK] weights. Zero beyond n and k, aligned to 64 bytes. `bias` is [n] or null.
+template <class T>
+struct Int8Linear {
+  long n, k;
+  const int8_t* panels;
+  const float* bias;
+};
+
+inline long groups_of(long k) { return (k + GROUP - 1) / GROUP; }
+template <class T>
+long int8_group_begin(long k, long group) {  // in steps
+  return steps_of<T>(k) * group / groups_of(k);
+}
+// Bytes of one panel.
+template <class T>
+long int8_panel_size(long k) {
+  return groups_of(k) * PANEL * long(sizeof(bf16)) + panel_size<T>(k);
+}
+
+// As pack_columns of gemm.h. A weight is off by at most half of 1/127 of its group's largest; the largest by a little
+// more, because scales are rounded.
+template <class T, class Columns>
+void quantize_columns(const Columns& columns, long n, long k, int8_t* panels) {
+  for (long first = 0; first < n; first += PANEL)
+    for (long group = 0; group < groups_of(k); group++) {
+      const long from = int8_group_begin<T>(k, group) * PACK<T>, to = int8_group_begin<T>(k, group + 1) * PACK<T>;
+      bf16* scales = reinterpret_cast<bf16*>(panels);
+      panels += PANEL * sizeof(bf16);
+      for (long c = 0; c < PANEL; c++) {
+        const auto* weights = columns(first + c);
+        const long end = weights ? std::min(to, k) : from;
+        float most = 0;
+        for (long i = from; i < end; i++) most = std::max(most, std::fabs(to_float(weights[i])));
+        bf16 rounded[LANES];
+        store(rounded, splat(most / 127));
+        scales[c] = rounded[0];
+        const float scale = to_float(scales[c]), per_weight = scale > 0 ? 1 / scale : 0;
+        for (long i = from; i < to; i++) {
+          const float value = i < end ? std::nearbyint(to_float(weights[i]) * per_weight) : 0;
+          panels[((i - from) / PACK<T> * PANEL + c) * PACK<T> + i % PACK<T>] =
+              int8_t(std::max(-127.0f, std::min(value, 127.0f)));
+        }
+      }
+      panels += (to - from) * PANEL;
+    }
+}
+
+// As pack_panels and pack_gated of gemm.h: T is the type of x, W that of the weights.
+template <class T, class W>
+void quantize_panels(const W* weight, long n, long k, long row_stride, int8_t* panels) {
+  quantize_columns<T>(columns_of(weight, n, row_stride), n, k, panels);
+}
+template <class T, class W>
+void quantize_gated(const W* gate, const W* up, long n, long k, long row_stride, int8_t* panels) {
+  quantize_columns<T>(columns_of_gated(gate, up, n, row_stride), gated_columns(n), k, panels);
+}
+
+// Weights as floats.
+template <class V>
+V load_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+  // Without a mask it is the same, but makes GCC 12 warn of its own header.
+  const __m512i integers = _mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
+  return __builtin_convertvector((i32x16)integers, V);
+#else
+  V v;
+  for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) v[i] = p[i];
+  return v;
+#endif
+}
+
+inline Packs<float> packs_of(const int8_t* p, float) { return {load_int8<Vector>(p)}; }
+inline Packs<bf16> packs_of(const int8_t* p, bf16) {
+#if defined(__AVX512BF16__)
+  const Vector low = load_int8<Vector>(p), high = load_int8<Vector>(p + WIDTH);
+  return {(VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low)};
+#else
+  typedef uint16_t Pairs __attribute__((vector_size(WIDTH * 2)));
+  typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
+  const Integers pairs = __builtin_convertvector(load_vector<Pairs>(p), Integers);
+  return {__builtin_convertvector(pairs << 24 >> 24, Vector), __builtin_convertvector(pairs << 16 >> 24, Vector)};
+#endif
+}
+
+// Gives the weights of a group without their scales, so that even bfloat16 holds them exactly.
+template <class T>
+struct Int8Reader {
+  using Element = T;
+  const int8_t* weights;
+  const bf16* scales;
+
+  Int8Reader from(long step, long column) const {
+    return {weights + (step * PANEL + column) * PACK<T>, scales + column};
+  }
+  Packs<T> load(long step, int v) const { return packs_of(weights + (step * PANEL + v * WIDTH) * PACK<T>, T()); }
+  Vector finish(int v, Vector sum) const {
+    Vector scale;
+    for (int i = 0; i < WIDTH; i++) scale[i] = to_float(scales[v * WIDTH + i]);
+    return sum * scale;
+  }
+};
+
+// The weights of a group times their scales, in the order of gemm.h's panels.
+template <class T>
+void expand(const int8_t* weights, const bf16* scales, long steps, T* out) {
+  constexpr int VECTORS = PANEL * PACK<T> / LANES;
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  f32x16 scale[VECTORS];  // of each weight in a step: that of its column
+  for (int v = 0; v < VECTORS; v++)
+    scale[v] = __builtin_shuffle(load(scales + v / PACK<T> * LANES), (lanes + v % PACK<T> * LANES) / PACK<T>);
+  for (long step = 0; step < steps; step++)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++, weights += LANES, out += LANES) store(out, load_int8<f32x16>(weights) * scale[v]);
+}
+
+// As multiply_panel of gemm.h.
+template <class T>
+void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
+  constexpr long SCALES = PANEL * sizeof(bf16);
+  const long panel_bytes = int8_panel_size<T>(w.k), groups = groups_of(w.k);
+  const int8_t* at = w.panels + panel * panel_bytes;
+  const int8_t* const end = at + panel_bytes;
+  const int8_t* const then = w.panels + next * panel_bytes;
+  const PanelBias bias(w.bias, w.n, panel);
+  const float* start = bias.values;
+  long start_stride = 0;
+  // Adds what x has to do with the groups [first, last), whose weights `reader` gives.
+  const auto add = [&](long first, long last, const auto& reader, const int8_t* ahead, long ahead_bytes) {
+    const long from = int8_group_begin<T>(w.k, first) * PACK<T>;
+    const long to = std::min(int8_group_begin<T>(w.k, last) * PACK<T>, w.k);
+    multiply_block(x + from, x_stride, rows, to - from, reader, start, start_stride, sums, ahead, ahead_bytes);
+    start = sums;
+    start_stride = PANEL;
+  };
+  const auto steps = [&](long group) { return int8_group_begin<T>(w.k, group + 1) - int8_group_begin<T>(w.k, group); };
+
+  if (rows <= FUSED_ROWS) {
+    for (long group = 0; group < groups; group++) {
+      const int8_t* ahead = at + INT8_AHEAD < end ? at + INT8_AHEAD : then + (at + INT8_AHEAD - end);
+      add(group, group + 1, Int8Reader<T>{at + SCALES, reinterpret_cast<const bf16*>(at)}, ahead, panel_bytes / groups);
+      at += SCALES + steps(group) * PANEL * PACK<T>;
+    }
+    return;
+  }
+  constexpr long MOST = SHARED_BLOCK_BYTES / long(GROUP * PANEL * sizeof(T));  // groups in a block
+  alignas(64) T block[MOST * (GROUP + PACK<T>) * PANEL];
+  const long blocks = (groups + MOST - 1) / MOST;
+  for (long b = 0; b < blocks; b++) {
+    const long first = groups * b / blocks, last = groups * (b + 1) / blocks;
+    T* out = block;
+    for (long group = first; group < last; group++) {
+      expand(at + SCALES, reinterpret_cast<const bf16*>(at), steps(group), out);
+      out += steps(group) * PANEL * PACK<T>;
+      at += SCALES + steps(group) * PANEL * PACK<T>;
+    }
+    add(first, last, PanelReader<T>{block}, b + 1 < blocks ? at : then, panel_bytes / blocks);
+  }
+}
+
+}  // namespace oaiserve

@@ -1,0 +1,21 @@
+"""Compiles what tests call of the native code beside its interface."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oaiserve.engine.model.cpu import build
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The functions of exports.cpp."""
+    library = tmp_path_factory.mktemp("exports") / "exports.so"
+    flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]
+    source = Path(__file__).parent / "exports.cpp"
+    subprocess.run(["g++", *flags, f"-I{build.SOURCES}", str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))

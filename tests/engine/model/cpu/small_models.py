@@ -1,0 +1,113 @@
+"""Small random models whose sizes the native step takes, and engines that run them with it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.tokenize import Tokenizer
+from tools.random_models import SMALL, byte_tokenizer, random_model
+
+BLOCK_SIZE = 16
+_SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+_OWN_HEADS = {"num_key_value_heads": 4}  # where each query head has its own keys
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+_MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def config(model_type: str, **values: Any) -> PreTrainedConfig:
+    return AutoConfig.for_model(model_type, **{**_SIZES, **values})
+
+
+# What the native step must cover, and what each has that others have not.
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": config("llama", attention_bias=True, rope_parameters=_LLAMA3_ROPE),
+    "one key head": config(
+        "llama", hidden_size=48, num_key_value_heads=1, num_attention_heads=3, tie_word_embeddings=True
+    ),
+    "mistral": config("mistral", sliding_window=6),
+    "qwen2": config("qwen2"),  # biases of queries, keys and values
+    "qwen3": config("qwen3", head_dim=32),  # norms of queries and keys
+    "gemma": config("gemma"),  # scaled embeddings, weights that differ from 1
+    "gemma2": config(  # norms behind attention and MLP, squashed scores and logits
+        "gemma2", **_MIXED, attn_logit_softcapping=5.0, final_logit_softcapping=3.0, query_pre_attn_scalar=8
+    ),
+    "gemma3_text": config("gemma3_text", **_MIXED, query_pre_attn_scalar=8),  # two rotary tables
+    "phi3": config("phi3", sliding_window=6),  # fused projections
+    "gpt2": config("gpt2", **_GPT2),  # LayerNorm, learned positions, weights the other way round
+    "gpt_bigcode": config("gpt_bigcode", **_GPT2),
+    "granite": config(
+        "granite", embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=2.0
+    ),
+    "smollm3": config("smollm3", no_rope_layers=[1, 0, 1]),  # a layer without positions
+    "starcoder2": config("starcoder2", sliding_window=6),
+    "arcee": config("arcee"),  # the square of relu
+    "olmo2": config("olmo2"),  # norms behind alone, and across all heads
+    "olmo3": config("olmo3", **_MIXED),
+    "exaone4": config("exaone4", **_MIXED),  # no positions where attention sees everything
+    "cohere": config("cohere", logit_scale=0.3),  # attention and MLP side by side, neighbours turn
+    "cohere2": config("cohere2", **_MIXED),
+    "phi": config("phi", **_OWN_HEADS, qk_layernorm=True),  # side by side, with biases; half of each head turns
+    "gpt_neox": config("gpt_neox", **_OWN_HEADS),  # side by side, with two norms; projections sorted by head
+    "gpt_neox in turn": config("gpt_neox", **_OWN_HEADS, use_parallel_residual=False),
+    "persimmon": config("persimmon", **_OWN_HEADS),
+    "glm": config("glm"),  # neighbours turn, in half of each head
+    "glm4": config("glm4"),  # four norms under other names
+    "helium": config("helium"),
+    "ernie4_5": config("ernie4_5"),
+    "ministral": config("ministral", **_MIXED),
+    "seed_oss": config("seed_oss"),
+}
+
+
+def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """With random biases and norms, too: fresh ones are zeros and ones, which hide what confuses them."""
+    model = random_model(deepcopy(asked), dtype=dtype)  # a model writes its attention into its config
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.4 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    return prepare(make_model(asked, dtype=dtype))
+
+
+def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 2) -> NativeDecoder:
+    return native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
+
+
+def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
+    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    runner.use(native(loaded, num_blocks=num_blocks))
+    return runner
+
+
+def make_engine(loaded: LoadedModel, runner: ModelRunner, *, num_blocks: int = 64, **options: Any) -> Engine:
+    return Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=96,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=BLOCK_SIZE, **options),
+    )

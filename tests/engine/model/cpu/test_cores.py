@@ -1,0 +1,59 @@
+"""How many threads compute, on machines made of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oaiserve.engine.model.cpu.cores import default_threads
+
+
+def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -> Path:
+    for cpu, names in siblings.items():
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{names}\n")
+    if quota is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (64, 63)], ids=lambda value: str(value)
+)
+def test_with_four_cores_or_more_one_is_left_to_the_rest(tmp_path: Path, cpus: int, threads: int) -> None:
+    root = machine(tmp_path, siblings={cpu: str(cpu) for cpu in range(cpus)})
+    assert default_threads(set(range(cpus)), root) == threads
+
+
+def test_two_threads_of_a_core_count_once(tmp_path: Path) -> None:
+    root = machine(tmp_path, siblings={0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
+    assert default_threads({0, 1, 2, 3}, root) == 2
+    assert default_threads({1, 3}, root) == 1  # what taskset or a cpuset leaves
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"),
+    [
+        ("max 100000", 7),
+        ("800000 100000", 7),
+        ("350000 100000", 3),
+        ("200000 100000", 2),
+        ("50000 100000", 1),
+        ("20000 10000", 2),
+        ("not this", 7),
+    ],
+)
+def test_a_cgroup_gives_no_more_than_its_quota(tmp_path: Path, quota: str, threads: int) -> None:
+    root = machine(tmp_path, siblings={cpu: str(cpu) for cpu in range(8)}, quota=quota)
+    assert default_threads(set(range(8)), root) == threads
+
+
+def test_where_nothing_is_told_each_cpu_is_a_core(tmp_path: Path) -> None:
+    assert default_threads({0, 1, 2}, tmp_path) == 3
+
+
+def test_this_machine_has_at_least_one() -> None:
+    assert default_threads() >= 1

@@ -1,0 +1,79 @@
+"""What is read from a model, and what is not believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from oaiserve.engine.model.cpu.describe import AttentionOptions, Decoder, NotKnown, describe
+from oaiserve.engine.model.load import LoadedModel
+from tests.engine.model.cpu.small_models import FAMILIES, load
+
+NO_WINDOW = AttentionOptions(scaling=0.25, sliding_window=None, softcap=None)
+
+
+def described(loaded: LoadedModel) -> Decoder:
+    return describe(loaded, dict.fromkeys(loaded.kv_shapes, NO_WINDOW))
+
+
+@pytest.fixture
+def llama() -> LoadedModel:
+    return load(FAMILIES["llama"])
+
+
+def test_layers_share_a_table_where_their_positions_are_the_same(llama: LoadedModel) -> None:
+    """A table has a row for each position that the model is good for: one for each layer could fill the memory."""
+    tables = [layer.attention.rotary for layer in described(llama).layers]
+    assert tables[0] is not None
+    assert tables[0].cosines.shape == (128, 8)
+    assert tables[0] is tables[1] is tables[2]
+    first, second, third = (layer.attention.rotary for layer in described(load(FAMILIES["gemma3_text"])).layers)
+    assert first is third is not second
+
+
+def test_a_parameter_without_a_place_is_named(llama: LoadedModel) -> None:
+    llama.model.base_model.layers[2].self_attn.sink = nn.Parameter(torch.zeros(4))
+    with pytest.raises(NotKnown, match=r"^it has a parameter 'model.layers.2.self_attn.sink'$"):
+        described(llama)
+
+
+def test_weights_of_another_dtype_are_refused(llama: LoadedModel) -> None:
+    llama.model.lm_head.bfloat16()
+    with pytest.raises(NotKnown, match=r"^it has weights in torch.bfloat16 beside those in torch.float32$"):
+        described(llama)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "module"),
+    [
+        ("self_attn", "o_proj", nn.Linear(64, 48, bias=False)),
+        ("self_attn", "q_proj", nn.Linear(48, 64)),
+        ("mlp", "up_proj", nn.Linear(64, 80, bias=False)),
+        ("mlp", "down_proj", nn.Linear(80, 64, bias=False)),
+        ("self_attn", "q_norm", nn.LayerNorm(48)),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_refused(
+    llama: LoadedModel, where: str, name: str, module: nn.Module
+) -> None:
+    setattr(getattr(llama.model.base_model.layers[1], where), name, module)
+    with pytest.raises(NotKnown, match="^the sizes of its matrices do not fit together$"):
+        described(llama)
+
+
+def test_projections_that_make_no_whole_heads_are_refused(llama: LoadedModel) -> None:
+    llama.model.base_model.layers[1].self_attn.q_proj = nn.Linear(64, 72)
+    with pytest.raises(NotKnown, match="^its projections have 136 rows, which make no whole heads$"):
+        described(llama)
+
+
+def test_what_a_norm_does_is_seen_in_its_outputs(llama: LoadedModel) -> None:
+    plain = described(llama).final_norm
+    torch.testing.assert_close(plain.weight, llama.model.base_model.norm.weight.detach())
+    gemma = load(FAMILIES["gemma"])
+    torch.testing.assert_close(described(gemma).final_norm.weight, gemma.model.base_model.norm.weight.detach() + 1)
+    assert described(load(FAMILIES["cohere"])).final_norm.subtracts_mean
+    llama.model.base_model.norm.forward = torch.tanh
+    with pytest.raises(NotKnown, match="^it has norms of type LlamaRMSNorm$"):
+        described(llama)

@@ -1,0 +1,111 @@
+"""Steps of all shapes: the native step's logits are those of the reference, whatever is left in its cache."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, make_model, native
+
+pytestmark = pytest.mark.compiler
+NUM_BLOCKS = 96
+LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
+CONFIGS = {
+    "grouped": config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48),
+    "alone": config("llama", **LONG, num_key_value_heads=4, head_dim=80, intermediate_size=144),
+    "window": config("mistral", **LONG, sliding_window=37),
+    "capped": config("gemma2", **LONG, sliding_window=70, attn_logit_softcapping=5.0),
+}
+
+
+def test_a_sequence_of_nan_spoils_no_other_nor_who_gets_its_blocks() -> None:
+    loaded = load(config("llama", num_hidden_layers=2))
+    model = make_model(config("llama", num_hidden_layers=2))
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[5] = math.nan
+    decoder = native(loaded, num_blocks=8)
+
+    def last_logits(*sequences: tuple[list[int], int, list[int]]) -> list[torch.Tensor]:
+        """Of sequences that are token ids, how many of them are computed, and blocks."""
+        step = Step()
+        for ids, num_computed, blocks in sequences:
+            sequence = Sequence("", 0, ids, SamplingParams(), max_len=96)
+            sequence.blocks = blocks
+            step.chunks.append(Chunk(sequence, num_computed, len(ids) - num_computed))
+        with torch.inference_mode():
+            return list(decoder.forward(build_batch(step, BLOCK_SIZE, loaded.device)).clone())
+
+    def check(logits: torch.Tensor, ids: list[int]) -> None:
+        with torch.inference_mode():
+            torch.testing.assert_close(logits, model(torch.tensor([ids])).logits[0, -1], rtol=1e-3, atol=1e-3)
+
+    sane, other = list(range(30, 57)), list(range(60, 78))
+    broken, first = last_logits(([5] * 48, 0, [0, 1, 2]), (sane, 0, [3, 4]))
+    assert broken.isnan().all()
+    check(first, sane)
+    second, third = last_logits(([*sane, 9], len(sane), [3, 4]), (other, 0, [1, 0]))
+    check(second, [*sane, 9])
+    check(third, other)
+
+
+class Both(NamedTuple):
+    eager: EagerExecutor
+    natives: list[NativeDecoder]  # with 1, 2 and 3 threads
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def both(request: pytest.FixtureRequest) -> Both:
+    loaded = load(CONFIGS[request.param])
+    natives = [native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads) for threads in (1, 2, 3)]
+    with torch.inference_mode():
+        for decoder in natives:
+            for cache in decoder.caches:
+                for blocks in cache:
+                    blocks.fill_(math.nan)
+    return Both(EagerExecutor(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
+
+
+# For each sequence: how many tokens came before, and how many this step computes.
+shapes = st.lists(st.tuples(st.integers(0, 330), st.integers(1, 300) | st.just(1)), min_size=1, max_size=5).filter(
+    lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
+)
+
+
+@given(shape=shapes, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=12)
+@example(shape=[(0, 1)], seed=0)
+@example(shape=[(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], seed=1)
+@example(shape=[(600, 1), (0, 330), (255, 2), (3, 128)], seed=2)
+def test_logits_equal_the_reference(both: Both, shape: list[tuple[int, int]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    before, step = Step(), Step()
+    for i, (num_before, num_now) in enumerate(shape):
+        ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
+        sequence = Sequence(str(i), 0, ids, SamplingParams(), max_len=1024)
+        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
+        sequence.wants_prompt_logprobs = True
+        if num_before:
+            before.chunks.append(Chunk(sequence, 0, num_before, samples=False))
+        step.chunks.append(Chunk(sequence, num_before, num_now))
+    for part in (before, step):
+        part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
+    results = []
+    with torch.inference_mode():
+        for executor in (both.eager, *both.natives):
+            for part in (before, step):
+                if part.chunks:
+                    logits = executor.forward(build_batch(part, BLOCK_SIZE, torch.device("cpu")))
+            results.append(logits.clone())
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-3, atol=1e-3)

@@ -1,0 +1,110 @@
+"""Small random models of each family: the native step's answers equal transformers' one-by-one `generate`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.start import native_decoder, start_native
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    FAMILIES,
+    config,
+    load,
+    make_engine,
+    make_model,
+    native,
+    native_runner,
+)
+from tools.random_models import generate
+
+pytestmark = pytest.mark.compiler
+PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
+NUM_TOKENS = 14
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
+    loaded = load(FAMILIES[family])
+    expected = generate(make_model(FAMILIES[family]), PROMPTS, NUM_TOKENS)
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
+    with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
+        for _ in range(2):  # two choices of each, with copies of blocks; then with what is in the prefix cache
+            completions = engine.generate(PROMPTS, replace(GREEDY, n=2))
+            assert [completion.token_ids for completion in completions] == [ids for ids in expected for _ in range(2)]
+        assert engine.snapshot().num_prefix_hits > 0
+    runner = native_runner(loaded, num_blocks=6)  # far too few
+    with make_engine(loaded, runner, num_blocks=6, max_running=7, max_step_tokens=7) as engine:
+        assert [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)] == expected
+        assert engine.snapshot().num_preemptions > 0
+
+
+NOT_KNOWN = {
+    "mixtral": (
+        config("mixtral", num_local_experts=4, num_experts_per_tok=2),
+        "its MixtralSparseMoeBlock has no down_proj",
+    ),
+    "apertus": (config("apertus"), "its activation is XIELUActivation"),
+    "hunyuan": (config("hunyuan_v1_dense"), "it has a parameter 'model.layers.0.self_attn.query_layernorm.weight'"),
+    "olmo": (config("olmo"), "it has norms of type OlmoLayerNorm"),
+    "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
+    "gate with bias": (config("llama", mlp_bias=True), "its gated MLP has biases"),
+    "ministral3": (config("ministral3"), "it scales queries by their positions"),
+    "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
+    "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 256"),
+    "large heads": (config("llama", head_dim=272), "its heads have 272 numbers"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_KNOWN)
+def test_what_is_not_covered_is_said_in_one_line_and_answered_without(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, reason = NOT_KNOWN[case]
+    loaded = load(asked)
+    with pytest.raises(NotKnown, match=reason):
+        native(loaded)
+    runner = ModelRunner(loaded, num_blocks=64, block_size=BLOCK_SIZE)
+    start_native(runner, loaded, num_blocks=64, block_size=BLOCK_SIZE, num_threads=1)  # returns when it is done
+    (line,) = [
+        text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level > logging.INFO
+    ]
+    assert line.startswith("The model runs without its native step, which is slower: ")
+    assert reason in line
+    with make_engine(loaded, runner, max_running=8, max_step_tokens=100) as engine:
+        answers = [completion.token_ids for completion in engine.generate(PROMPTS[:2], GREEDY)]
+    assert answers == generate(make_model(asked), PROMPTS[:2], NUM_TOKENS)
+
+
+def test_blocks_that_the_native_layout_cannot_have_are_refused() -> None:
+    with pytest.raises(NotKnown, match="the block size 8 is no multiple of 16"):
+        native_decoder(load(FAMILIES["llama"]), num_blocks=4, block_size=8, num_threads=1)
+
+
+# One of each structure: before, behind, around, side by side, with LayerNorm, with everything squashed.
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"])
+def test_bfloat16_is_as_close_to_float32_as_transformers_own(family: str) -> None:
+    prompt = [(7 * i + 3) % 97 for i in range(60)]
+    sequence = Sequence("prompt", 0, prompt, SamplingParams(), max_len=64)
+    sequence.blocks, sequence.wants_prompt_logprobs = [3, 0, 5, 1], True
+    model = make_model(FAMILIES[family], dtype=torch.bfloat16)
+    loaded = load(FAMILIES[family], dtype=torch.bfloat16)
+    batch = build_batch(Step([Chunk(sequence, 0, len(prompt))]), BLOCK_SIZE, loaded.device)
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        own = model(ids).logits[0].float()
+        exact = model.float()(ids).logits[0]
+        found = native(loaded, num_blocks=8).forward(batch).clone()
+    found = torch.cat([found[1:], found[:1]])  # the row that samples comes first
+    own_error, error = (float((logits - exact).norm() / exact.norm()) for logits in (own, found))
+    assert own_error > 1e-3, "bfloat16 must make a difference"
+    assert error < 1.1 * own_error

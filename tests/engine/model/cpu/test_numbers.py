@@ -1,0 +1,79 @@
+"""Activations and norms against torch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, rms_norm
+
+from oaiserve.engine.model.cpu.describe import _ACTIVATIONS
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, Normalize
+
+pytestmark = pytest.mark.compiler
+NAN, INFINITY = math.nan, math.inf
+# Finely where functions bend, coarsely to where they overflow, and what is no number.
+X = torch.cat(
+    [
+        torch.linspace(-12, 12, 4000),
+        torch.linspace(-300, 300, 1188),
+        torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e-6, -1e-6, 1e30, -1e30, 88.4, 88.6, 88.8, NAN]),
+    ]
+)
+
+
+def run(function: ctypes._CFuncPtr, *arguments: object, x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    function(*arguments, ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr()), ctypes.c_long(len(x)))
+    return out
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_equal_torch(exports: ctypes.CDLL, name: str) -> None:
+    out = run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=X)
+    expected = X if name == "none" else _ACTIVATIONS[name](X)
+    torch.testing.assert_close(out, expected, rtol=3e-6, atol=2e-6, equal_nan=True)
+
+
+def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:
+    x = torch.tensor([INFINITY, 1.0] * 8)
+    for name in ACTIVATIONS:
+        assert run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=x)[0] == INFINITY, name
+
+
+def test_tanh_equals_torch(exports: ctypes.CDLL) -> None:
+    torch.testing.assert_close(run(exports.run_tanh, x=X), X.tanh(), rtol=0, atol=2e-7, equal_nan=True)
+
+
+def normalized(exports: ctypes.CDLL, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, mean: bool) -> Tensor:
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in (weight, bias)]
+    norm = Normalize(*pointers, len(x), 1e-5, mean)
+    out, out_bf16 = torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
+    for function, target in ((exports.run_normalize, out), (exports.run_normalize_to_bf16, out_bf16)):
+        function(ctypes.byref(norm), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()))
+    torch.testing.assert_close(out_bf16, out.bfloat16(), rtol=0, atol=0, equal_nan=True)
+    return out
+
+
+@pytest.mark.parametrize("width", [16, 48, 576, 4096])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_norms_equal_torch(exports: ctypes.CDLL, width: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x, weight, bias = (torch.randn(width, generator=generator) for _ in range(3))
+    x = (x + 3) * scale
+    rms = rms_norm(x.double(), (width,), weight.double(), 1e-5).float()
+    layer = layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5).float()
+    without = layer_norm(x.double(), (width,), weight.double(), None, 1e-5).float()
+    torch.testing.assert_close(normalized(exports, x, weight, None, mean=False), rms, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normalized(exports, x, weight, bias, mean=True), layer, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normalized(exports, x, weight, None, mean=True), without, rtol=1e-5, atol=1e-5)
+    assert torch.equal(normalized(exports, x, None, None, mean=False), x)
+
+
+def test_a_norm_of_nan_is_nan(exports: ctypes.CDLL) -> None:
+    x = torch.ones(32)
+    x[20] = NAN
+    assert normalized(exports, x, torch.ones(32), None, mean=False).isnan().all()

@@ -1,0 +1,161 @@
+"""The start of the native step: in the background where it must be compiled, and not at all where it would be wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.start import start_native
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load, make_engine, native
+
+pytestmark = pytest.mark.compiler
+SLOWER = "The model runs without its native step, which is slower: "
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load(FAMILIES["llama"])
+
+
+def start(loaded: LoadedModel) -> ModelRunner:
+    runner = ModelRunner(loaded, num_blocks=64, block_size=BLOCK_SIZE)
+    start_native(runner, loaded, num_blocks=64, block_size=BLOCK_SIZE, num_threads=1)
+    return runner
+
+
+def join_compile_thread() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "compile":
+            thread.join()
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [text for name, at, text in caplog.record_tuples if name.startswith("oaiserve") and at >= level]
+
+
+def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
+    with make_engine(loaded, runner) as engine:
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
+
+
+def test_requests_are_answered_while_the_library_is_compiled(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    library = build.build(torch.float32)
+    gate, slow_compiler = tmp_path / "gate", tmp_path / "slow-g++"
+    os.mkfifo(gate)
+    slow_compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || {{ for out; do :; done; read line < {gate}; cp {library} "$out"; }}\n'
+    )
+    slow_compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow_compiler))
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
+    runner = start(loaded)
+    expected = answer(loaded, runner)
+    assert lines(caplog, logging.INFO) == []
+    gate.write_text("go on\n")
+    join_compile_thread()
+    (line,) = lines(caplog, logging.INFO)
+    assert line.startswith("The native step is ready after ")
+    assert answer(loaded, runner) == expected
+
+
+def test_it_is_there_at_once_where_its_library_is(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    build.build(torch.float32)
+    start(loaded)
+    (line,) = lines(caplog, logging.INFO)
+    assert line.startswith("The native step is ready after ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "g++-99", "the compiler g++-99 that CXX names was not found"),
+        ("CXX", "false", "false failed: no message"),
+        ("PATH", "/nowhere", "no C++ compiler was found (install g++)"),
+        ("OAISERVE_CACHE", "/dev/null/cache", "/dev/null/cache/native cannot be written: Not a directory"),
+    ],
+)
+def test_what_keeps_it_from_being_compiled_is_one_line_and_no_more(
+    loaded: LoadedModel,
+    tmp_path: Path,
+    variable: str,
+    value: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    runner = start(loaded)
+    join_compile_thread()
+    (line,) = lines(caplog, logging.INFO)
+    assert line.startswith(SLOWER)
+    assert line.endswith(reason)
+    monkeypatch.undo()
+    assert len(answer(loaded, runner)) == 20
+
+
+def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(FAMILIES["llama"])
+
+    def a_little_more(module: Module, args: object, output: Tensor) -> Tensor:
+        return output * 1.01
+
+    hook = loaded.model.base_model.layers[1].mlp.register_forward_hook(a_little_more)
+    with pytest.raises(NotKnown, match=r"^its outputs differ by \d+\.\d% from those of transformers' code$"):
+        native(loaded)
+    start(loaded)
+    (line,) = lines(caplog, logging.WARNING)
+    assert line.startswith(f"{SLOWER}its outputs differ by ")
+    hook.remove()
+    native(loaded)
+
+
+def test_what_positions_do_far_away_counts_as_well() -> None:
+    loaded = load(FAMILIES["llama"])
+
+    def louder_from_100_on(module: Module, args: tuple[Tensor], arguments: dict[str, Any]) -> tuple[Any, Any]:
+        factor = 1 + 0.1 * (arguments["position_ids"] >= 100)[..., None]
+        tables = tuple(table * factor for table in arguments["position_embeddings"])
+        return args, {**arguments, "position_embeddings": tables}
+
+    attention = loaded.model.base_model.layers[1].self_attn
+    attention.register_forward_pre_hook(louder_from_100_on, with_kwargs=True)
+    with pytest.raises(NotKnown, match="its outputs differ by"):
+        native(loaded)
+
+
+def test_a_model_that_gives_nan_is_refused() -> None:
+    loaded = load(FAMILIES["llama"])
+    with torch.no_grad():
+        loaded.model.base_model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
+    with pytest.raises(NotKnown, match="its outputs differ by nan%"):
+        native(loaded)
+
+
+def test_code_that_cannot_be_read_leaves_its_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(FAMILIES["llama"])
+    loaded.model.base_model.rotary_emb.forward = lambda x, position_ids: 1 / 0
+    start(loaded)
+    (record,) = [record for record in caplog.records if record.name.startswith("oaiserve")]
+    assert record.getMessage() == f"{SLOWER}its code could not be read"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
