@@ -71,7 +71,7 @@ class EngineAccount:
     # Of the steps from its first to its last, others' parts included.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
-    model_ns: int = 0  # so long these took; the rest of that time the engine thread was between two steps
+    model_ns: int = 0  # so long these took; the rest is between two steps, or of one under way when it was scheduled
     num_step_sequences: int = 0  # added up over the steps, like the tokens
     num_step_tokens: int = 0
 

@@ -55,9 +55,14 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "request",
                 "scheduler",
                 "sequence",
+                "step_account",
                 "tokenize",
             )
         ),
+    },
+    f"{ENGINE}.step_account": {
+        *(f"{ENGINE}.{m}" for m in ("request", "scheduler", "sequence")),
+        "oaiserve.record",
     },
     f"{ENGINE}.engine": {
         *LEAVES,
@@ -113,6 +118,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
     "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenize", "oaiserve.demo"},
+    "triton": {  # which are themselves imported late, where there is a GPU
+        *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
+        *(f"{ENGINE}.model.{m}" for m in ("triton_sampling", "triton_sampling_kernels")),
+    },
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},

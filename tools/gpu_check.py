@@ -4,7 +4,8 @@
     python -m tools.gpu_check --out DIR --device cpu --quick    # a dry run anywhere
 
 Needs torch and transformers, no network and no weights: models have random weights, at the shapes of real ones.
-Writes DIR/gpu_check.json and DIR/gpu_check.md; exits with 1 if an answer is wrong.
+Writes DIR/gpu_check.json, DIR/gpu_check.md and, of the Triton kernels, DIR/kernel_check.json; exits with 1 if an answer
+is wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +27,7 @@ import transformers
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.attention import select_backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.load import LoadedModel, prepare, select_device
 from oaiserve.engine.model.runner import ModelRunner
@@ -45,12 +49,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     device = select_device(arguments.device)
     shapes = ["smollm2-135m"] if arguments.quick else list(REAL_SHAPES)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(device), "correctness": check_families(device), "shapes": {}}
+    report["kernels"] = check_kernels(arguments.out / "kernel_check.json", device, quick=arguments.quick)
+    print_progress(f"kernels: {'equal' if report['kernels']['is_correct'] else 'WRONG'}")
     for name in shapes:
         report["shapes"][name] = check_shape(name, device, quick=arguments.quick)
         print_progress(f"{name}: done")
     report["is_correct"] = all(row["equal"] for row in report["correctness"].values())
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    report["is_correct"] &= report["kernels"]["is_correct"]
     (arguments.out / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
     text = as_markdown(report)
     (arguments.out / "gpu_check.md").write_text(text)
@@ -65,7 +72,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "attention": "reference",
+        "attention": select_backend(device).__module__.rpartition(".")[2],  # type: ignore[attr-defined]
         "executor": "eager",
     }
 
@@ -84,6 +91,18 @@ def check_families(device: torch.device) -> dict[str, dict[str, Any]]:
         results[name] = {"equal": got == expected, "num_tokens": sum(map(len, expected))}
         print_progress(f"{name}: {'equal' if got == expected else 'DIFFERENT'}")
     return results
+
+
+def check_kernels(out: Path, device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """In a process of its own: a kernel that breaks takes its process's device with it, and on a CPU Triton has to be
+    told before anybody imports it."""
+    if find_spec("triton") is None:
+        return {"is_correct": True, "text": "Triton is not installed: no kernels of ours.\n"}
+    command = [sys.executable, "-m", "tools.kernel_check", "--out", str(out), "--device", device.type]
+    run = subprocess.run([*command, *(["--quick"] if quick else [])], stdout=subprocess.PIPE, text=True)
+    if run.stdout == "":
+        return {"is_correct": False, "text": f"tools.kernel_check BROKE with exit code {run.returncode}.\n"}
+    return {"is_correct": run.returncode == 0, "text": run.stdout}
 
 
 def check_shape(name: str, device: torch.device, *, quick: bool) -> dict[str, Any]:
@@ -105,7 +124,9 @@ def check_shape(name: str, device: torch.device, *, quick: bool) -> dict[str, An
 def make_engine(loaded: LoadedModel, *, num_blocks: int, options: EngineOptions) -> Engine:
     return Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size),
+        runner=ModelRunner(
+            loaded, num_blocks=num_blocks, block_size=options.block_size, backend=select_backend(loaded.device)
+        ),
         num_blocks=num_blocks,
         max_model_len=min(loaded.max_model_len, num_blocks * options.block_size),
         vocab_size=loaded.vocab_size,
@@ -159,7 +180,9 @@ def step_breakdown(loaded: LoadedModel, num_sequences: int, num_blocks: int, que
     """
     context = 128 if query_len == 1 else 0
     blocks_each = -(-(context + query_len) // BLOCK_SIZE)
-    runner = ModelRunner(loaded, num_blocks=max(num_blocks, num_sequences * blocks_each), block_size=BLOCK_SIZE)
+    num_blocks = max(num_blocks, num_sequences * blocks_each)
+    backend = select_backend(loaded.device)
+    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=backend)
     step = Step()
     for i in range(num_sequences):
         ids = [(i + 7 * j) % loaded.vocab_size for j in range(context + query_len)]
@@ -196,6 +219,7 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines += [f"Equal to `generate`, token for token: {', '.join(same) or 'none'}."]
     different = sorted(report["correctness"].keys() - set(same))
     lines += [f"DIFFERENT: {', '.join(different)}."] if different else []
+    lines += ["", report["kernels"]["text"].rstrip()]
     for name, shape in report["shapes"].items():
         lines += ["", f"### {name}, {shape['parameters'] / 1e6:,.0f} M parameters, bfloat16, random weights", ""]
         lines += _table(shape["throughput"])

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from oaiserve.engine.loop import EngineSnapshot
+from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.metrics import Metrics

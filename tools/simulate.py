@@ -39,7 +39,7 @@ class Costs:
 @dataclass
 class Result:
     schedule_us: list[float] = field(default_factory=list)  # of each step
-    commit_us: list[float] = field(default_factory=list)
+    commit_us: list[float] = field(default_factory=list)  # with advance
     running: list[int] = field(default_factory=list)
     ttft_seconds: list[float] = field(default_factory=list)
     simulated_seconds: float = 0.0
@@ -73,18 +73,17 @@ def simulate(
         result.schedule_us.append((time.perf_counter() - before) * 1e6)
         assert step is not None
         result.simulated_seconds += costs.seconds(step)
-        samples = [chunk.samples for chunk in step.chunks]
         before = time.perf_counter()
-        for chunk, does_sample in zip(step.chunks, samples, strict=True):
-            scheduler.commit(chunk.sequence, chunk.end, 7 if does_sample else None)
+        scheduler.advance(step)
+        for chunk in step.chunks:
+            scheduler.commit(chunk, 7 if chunk.samples else None)
         result.commit_us.append((time.perf_counter() - before) * 1e6)
         result.running.append(len(scheduler.running))
-        for chunk, does_sample in zip(step.chunks, samples, strict=True):
+        for chunk in step.chunks:
             sequence = chunk.sequence
-            if does_sample and sequence.num_generated == 1:
+            if chunk.samples and sequence.num_generated == 1:
                 result.ttft_seconds.append(result.simulated_seconds - arrived[sequence])
             if len(sequence.token_ids) >= sequence.max_len:
-                scheduler.remove(sequence)
                 del arrived[sequence]
     result.real_seconds = time.perf_counter() - started
     result.preemptions = scheduler.num_preemptions

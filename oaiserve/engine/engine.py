@@ -22,7 +22,7 @@ from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
-from oaiserve.engine.loop import Abort, EngineLoop, EngineSnapshot, Runner, Stop, Submitted
+from oaiserve.engine.loop import Abort, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import (
     TERMINAL,
@@ -40,8 +40,9 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
-from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.errors import Overloaded, StartupError, Unavailable
 from oaiserve.record import StepRecord
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
@@ -122,6 +123,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             max_model_len=max_model_len,
             clock_ns=clock_ns,
+            overlap=options.overlap and runner.is_asynchronous,
             max_waiting_tokens=options.max_waiting_tokens,
             queue_timeout_seconds=options.queue_timeout_seconds,
             request_timeout_seconds=options.request_timeout_seconds,
@@ -175,10 +177,13 @@ class Engine:
             max_model_len = capacity
         eos_token_id = tokenizer.eos_token_id
         runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size)
+        if options.quantize != "none" and loaded.device.type != "cpu":
+            raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
         if options.compile and loaded.device.type == "cpu":
             start_native(
                 runner,
                 loaded,
+                quantize=options.quantize,
                 num_blocks=num_blocks,
                 block_size=options.block_size,
                 num_threads=options.cpu_threads or default_threads(),

@@ -1,19 +1,21 @@
-"""The engine thread: takes commands, schedules, runs the model, hands the results over. No torch: the runner is given.
+"""The engine thread: takes commands, schedules, launches steps, hands the results over. No torch: the runner is given.
 
 The thread owns scheduler, runner and outputs. Commands come in through one inbox, events go out with one call per step
 and consumer, numbers go out as an immutable snapshot. Hence no locks.
+
+With overlap, a step is launched before the results of the one before are here, so that the device has something to do
+while they are handed over. At most one step is under way when the next is scheduled.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from random import getrandbits
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.detokenize import StopStrings, TokenTable
@@ -34,19 +36,23 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.step_account import EngineSnapshot, RequestNotes, StepAccount
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
 from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
-from oaiserve.record import EventKind, StepKind, StepRecord
 
 log = logging.getLogger(__name__)
 
-MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
 TELL_INTERVAL_NS = 60_000_000_000  # between two lines about the same trouble
 
 
 class Runner(Protocol):
-    def run(self, step: Step) -> list[ChunkResult]:
-        """One result per chunk of the step, in order."""
+    is_asynchronous: bool  # `launch` returns before the step has been computed
+
+    def launch(self, step: Step) -> Any:
+        """Begins to compute the step, after all those launched before. Returns what `collect` is to be given."""
+
+    def collect(self, launched: Any) -> list[ChunkResult]:
+        """Waits until the step has been computed. One result per chunk, in order; in the order of the launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,39 +76,6 @@ class Stop:
 Command = Submitted | Tokenized | TokenizeFailed | Abort | Stop
 
 
-class EngineSnapshot(NamedTuple):
-    """The engine's numbers after a step. Sequences are choices: a request has `prompts * n` of them."""
-
-    num_running: int = 0
-    num_waiting: int = 0  # tokenized, not yet in a step, or preempted
-    num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
-    blocks_used: int = 0
-    blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
-    blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
-    blocks_total: int = 0
-    num_preemptions: int = 0
-    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int = 0  # those that it had
-    num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
-    drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
-    num_step_tokens: int = 0  # in the last step
-    num_step_sequences: int = 0
-    step_ns: int = 0  # the model's time in the last step
-    num_steps: int = 0
-    model_ns: int = 0  # of all steps
-    idle_with_work_ns: int = 0  # between steps, while there was something to compute
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Added up over all steps so far, so that the difference of two moments tells what a request took part in."""
-
-    num_steps: int = 0
-    model_ns: int = 0
-    num_sequences: int = 0
-    num_tokens: int = 0
-
-
 @dataclass(slots=True)
 class _Prompt:
     """A prompt of an open request until its data has been sent."""
@@ -122,8 +95,20 @@ class _OpenRequest:
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
-    totals_before: StepTotals | None = None  # when its first step began
-    preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # since when each of these is stalled
+    notes: RequestNotes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notes = RequestNotes(self.request)
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step under way."""
+
+    step: Step
+    handle: Any  # of the runner
+    at_ns: int
+    newcomers: list[_OpenRequest]  # whose first step it is
 
 
 class EngineLoop:
@@ -136,6 +121,7 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         clock_ns: Callable[[], int],
+        overlap: bool = False,
         max_waiting_tokens: int | None = None,
         queue_timeout_seconds: float = 0,
         request_timeout_seconds: float = 0,
@@ -147,6 +133,7 @@ class EngineLoop:
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._clock_ns = clock_ns
+        self._overlap = overlap
         self._max_waiting_tokens = max_waiting_tokens
         self._queue_timeout_seconds = queue_timeout_seconds
         self._request_timeout_seconds = request_timeout_seconds
@@ -156,10 +143,8 @@ class EngineLoop:
         self._open: dict[str, _OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
         self._draining = False
-        self._totals = StepTotals()
-        self._last_step: StepRecord | None = None
-        self._idle_ns = 0
-        self._has_work_since_ns: int | None = None  # and computes none of it
+        self._in_flight: _Launched | None = None
+        self._account = StepAccount()
         self._told_of_preemptions_ns: int | None = None
         self._num_submitted = 0
         self._num_waiting_tokens = 0
@@ -174,7 +159,7 @@ class EngineLoop:
         self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
         self.num_left_waiting = 0  # requests that entered a step, or ended before
         self.drain_rate = DrainRate()
-        self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
+        self.steps = self._account.steps
 
     @property
     def is_alive(self) -> bool:
@@ -206,31 +191,53 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._end_overdue()
-        self._hand_over()  # what has ended between two steps need not wait for the next
+        if self._outbox:
+            self._hand_over()  # what has ended between two steps need not wait for the next
+        launched = self._launch()
+        in_flight, self._in_flight = self._in_flight, launched
+        if in_flight is not None:
+            self._complete(in_flight)
+        if launched is not None and not self._may_overlap(launched.step):
+            self._in_flight = None
+            self._complete(launched)
+        elif in_flight is None:
+            self._publish()
+
+    def _launch(self) -> _Launched | None:
         now_ns = self._clock_ns()
         step = self._scheduler.schedule(now_ns)
-        if step is not None:
-            self._stamp_scheduled(step, now_ns)
-            started_ns = self._clock_ns()
-            results = self._runner.run(step)
-            ended_ns = self._clock_ns()
-            self._count(step, started_ns, ended_ns)
-            self._process(step, results, ended_ns)
-            self._pace(step, ended_ns - started_ns)
-            self._has_work_since_ns = ended_ns if self._scheduler.has_work else None
+        if step is None:
+            return None
+        newcomers = self._note_scheduled(step, now_ns)
+        at_ns = self._clock_ns()
+        launched = _Launched(step, self._runner.launch(step), at_ns, newcomers)
+        self._scheduler.advance(step)
+        return launched
+
+    def _may_overlap(self, step: Step) -> bool:
+        """Whether the next step can be launched without the ids that this one draws."""
+        return self._overlap and not any(chunk.samples and chunk.sequence.needs_ids for chunk in step.chunks)
+
+    def _complete(self, launched: _Launched) -> None:
+        step, results = launched.step, self._runner.collect(launched.handle)
+        ended_ns = self._clock_ns()
+        for opened in launched.newcomers:
+            opened.notes.first_step_ended(self._account.totals)
+        step_ns = self._account.step_ended(step, launched.at_ns, ended_ns)
+        self._process(step, results, ended_ns)
+        self._pace(step, step_ns)
         self._hand_over()
-        self._publish()
 
     def _take_commands(self) -> bool:
         """Waits for a command only where there is nothing to compute. False: the thread shall end."""
         while not (self._draining and not self._open):
             try:
-                is_idle = not self._scheduler.has_work and not self._outbox
+                is_idle = self._in_flight is None and not self._scheduler.has_work and not self._outbox
                 command = self._inbox.get(block=is_idle, timeout=self._seconds_to_deadline() if is_idle else None)
             except Empty:
                 return True
             if is_idle:
-                self._has_work_since_ns = self._clock_ns()
+                self._account.work_arrived(self._clock_ns())
             match command:
                 case Submitted():
                     self._admit(command)
@@ -345,50 +352,19 @@ class EngineLoop:
                 self._scheduler.num_preemptions,
             )
 
-    def _stamp_scheduled(self, step: Step, now_ns: int) -> None:
+    def _note_scheduled(self, step: Step, now_ns: int) -> list[_OpenRequest]:
+        """Returns the requests whose first step it is."""
         if step.preempted:
             self._tell_of_preemptions(now_ns)
         for sequence in step.preempted:
+            self._open[sequence.request_id].notes.preempted(sequence, now_ns)
+        newcomers = []
+        for sequence in step.admitted:
             opened = self._open[sequence.request_id]
-            opened.preempted_ns[sequence] = now_ns
-            account = opened.request.account
-            account.num_preemptions += 1
-            account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=len(sequence.token_ids))
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            opened = self._open[sequence.request_id]
-            if sequence in opened.preempted_ns:
-                stalled_ns = now_ns - opened.preempted_ns.pop(sequence)
-                account = opened.request.account
-                account.stalled_ns += stalled_ns
-                account.note(
-                    EventKind.RESUMED, now_ns, sequence.index, cached_tokens=chunk.start, stalled_ns=stalled_ns
-                )
-            elif 0 < chunk.start == sequence.num_cached:
-                opened.request.account.note(
-                    EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached
-                )
-            if opened.request.times.scheduled is None:
-                opened.request.times.scheduled = now_ns
-                # A copy: one that is preempted waits again, and that is not part of the phase `queue`.
-                opened.request.account.waits_ns = sequence.waits_ns.copy()
-                opened.totals_before = replace(self._totals)
+            if opened.notes.admitted(sequence, now_ns):
+                newcomers.append(opened)
                 self._stop_waiting(opened)
-
-    def _count(self, step: Step, started_ns: int, ended_ns: int) -> None:
-        num_sequences, num_tokens = len(step.chunks), step.num_tokens
-        if num_tokens == num_sequences:
-            kind = StepKind.DECODE
-        else:
-            kind = StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
-        idle_ns = 0 if self._has_work_since_ns is None else started_ns - self._has_work_since_ns
-        self._last_step = StepRecord(kind, started_ns, ended_ns - started_ns, idle_ns, num_sequences, num_tokens)
-        self.steps.append(self._last_step)
-        self._idle_ns += idle_ns
-        self._totals.num_steps += 1
-        self._totals.model_ns += ended_ns - started_ns
-        self._totals.num_sequences += num_sequences
-        self._totals.num_tokens += num_tokens
+        return newcomers
 
     def _pace(self, step: Step, step_ns: int) -> None:
         if self._pacing is not None:
@@ -399,8 +375,8 @@ class EngineLoop:
     def _process(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
         for chunk, result in zip(step.chunks, results, strict=True):
             opened = self._open.get(chunk.sequence.request_id)
-            if opened is None:
-                continue  # another choice of the same request has failed in this step
+            if opened is None or chunk.sequence not in opened.outputs:
+                continue  # it has ended since the step was scheduled
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
@@ -410,36 +386,22 @@ class EngineLoop:
     def _process_chunk(
         self, opened: _OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int
     ) -> None:
-        sequence, samples = chunk.sequence, chunk.samples
-        wants_token = samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
-        self._scheduler.commit(sequence, chunk.end, result.token_id if wants_token else None)
+        sequence, notes = chunk.sequence, opened.notes
+        wants_token = chunk.samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
+        self._scheduler.commit(chunk, result.token_id if wants_token else None)
         prompt = opened.prompts[sequence.index // opened.request.params.n]
         if result.prompt_logprobs is not None and prompt.logprobs is not None:
             # A prompt that was preempted half-way is computed again from its start.
             prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
-        account = opened.request.account
         if chunk.num_tokens > 1:
-            account.note(
-                EventKind.PREFILL_CHUNK,
-                now_ns,
-                sequence.index,
-                start=chunk.start,
-                tokens=chunk.num_tokens,
-                batch=batch,
-            )
+            notes.computed(chunk, now_ns, batch)
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
-        if not samples:
+        if not chunk.samples:
             return
         sequence.wants_prompt_logprobs = False
-        if sequence.last_token_ns is None:
-            account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
-            if opened.request.times.first_token is None:
-                opened.request.times.first_token = now_ns
-        else:
-            account.inter_token_ns.append(now_ns - sequence.last_token_ns)
-        sequence.last_token_ns = now_ns
+        notes.drew(sequence, now_ns, batch)
         if sequence.num_generated <= 1 and sequence.index % opened.request.params.n == 0:
             opened.usage.cached_tokens += sequence.num_cached
         output = opened.outputs[sequence]
@@ -451,7 +413,7 @@ class EngineLoop:
             output.finish_without_token()
         self._emit_chunk(opened, prompt, sequence, output)
         if output.finish_reason is not None:
-            account.note(EventKind.FINISHED, now_ns, sequence.index, reason=output.finish_reason, batch=batch)
+            notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
             if not opened.outputs:
@@ -488,22 +450,17 @@ class EngineLoop:
         self._emit(opened, terminal)
 
     def _close_account(self, opened: _OpenRequest) -> None:
-        account, before = opened.request.account, opened.totals_before
-        account.stalled_ns += sum(self._clock_ns() - since_ns for since_ns in opened.preempted_ns.values())
-        if before is not None:
-            account.first_step = before.num_steps
-            account.num_steps = self._totals.num_steps - before.num_steps
-            account.model_ns = self._totals.model_ns - before.model_ns
-            account.num_step_sequences = self._totals.num_sequences - before.num_sequences
-            account.num_step_tokens = self._totals.num_tokens - before.num_tokens
-        elif opened.outputs:  # it has only waited
+        now_ns = self._clock_ns()
+        opened.notes.close(self._account.totals, now_ns)
+        if opened.request.times.scheduled is None and opened.outputs:  # it has only waited
             first = next(iter(opened.outputs))
-            account.waits_ns = self._scheduler.waits.settle(first, self._clock_ns())
+            opened.request.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
 
     def _emit(self, opened: _OpenRequest, event: Event) -> None:
         self._outbox.setdefault(opened.deliver, []).append(event)
 
     def _hand_over(self) -> None:
+        self._publish()  # who learns from an event that a request has ended finds the numbers without it
         outbox, self._outbox = self._outbox, {}
         for deliver, events in outbox.items():
             try:
@@ -514,26 +471,10 @@ class EngineLoop:
                     self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
     def _publish(self) -> None:
-        pool, last = self._scheduler.pool, self._last_step
-        self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
-        self.snapshot = EngineSnapshot(
-            num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting + self._scheduler.num_parked,
-            blocks_used=pool.num_used,
-            blocks_cached=pool.num_cached,
-            blocks_reusable=pool.num_reusable,
-            blocks_total=pool.num_blocks,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_prefix_queries=self._scheduler.num_prefix_queries,
-            num_prefix_hits=self._scheduler.num_prefix_hits,
-            num_waiting_tokens=self._num_waiting_tokens,
-            drain_rate=self.drain_rate.per_second,
-            num_step_tokens=last.num_tokens if last else 0,
-            num_step_sequences=last.num_sequences if last else 0,
-            step_ns=last.duration_ns if last else 0,
-            num_steps=self._totals.num_steps,
-            model_ns=self._totals.model_ns,
-            idle_with_work_ns=self._idle_ns,
+        scheduler = self._scheduler
+        self.drain_rate.observe(self.num_left_waiting, scheduler.num_waiting, self._clock_ns())
+        self.snapshot = self._account.snapshot(
+            scheduler, num_waiting_tokens=self._num_waiting_tokens, drain_rate=self.drain_rate.per_second
         )
 
     def _close(self) -> None:
@@ -542,7 +483,6 @@ class EngineLoop:
         for opened in list(self._open.values()):
             self._fail(opened, self._reason())
         self._hand_over()
-        self._publish()
         self._refuse_inbox()
 
     def _reason(self) -> APIError:

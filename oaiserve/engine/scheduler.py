@@ -1,8 +1,11 @@
 """Which tokens of which sequences the next step computes. Pure Python, no torch, engine thread only.
 
-There is no prefill phase and no decode phase: a sequence has a number of tokens known and a number computed, and
-steps hand out their token budget until the second catches up with the first. Prefix hits, other choices of the same
-prompt and resuming after preemption only start with a higher number computed.
+There is no prefill phase and no decode phase: a sequence has a number of tokens and a number computed, and steps hand
+out their token budget until the second catches up with the first. Prefix hits, other choices of the same prompt and
+resuming after preemption only start with a higher number computed.
+
+Each step is scheduled, launched, advanced, and committed when its results are here. The next one may be scheduled
+before that commit: then the ids that the first one draws are not known yet, but how many they are is.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ class Limits:
 
 
 class Scheduler:
-    """A sequence is waiting, parked, running or nowhere. A running one owns enough blocks for all its known tokens; a
-    waiting one owns blocks only where it shares them with another choice of its prompt (`_forked`)."""
+    """A sequence is waiting, parked, running or nowhere. A running one owns blocks for all its tokens but the one it
+    decodes next; a waiting one owns blocks only where it shares them with another choice of its prompt (`_forked`)."""
 
     def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
         self.pool = pool
@@ -110,15 +113,35 @@ class Scheduler:
         self._admit_waiting(step, budget - spent, num_prefills)
         return step if step.chunks else None
 
-    def commit(self, sequence: Sequence, num_computed: int, token_id: int | None) -> None:
-        """A chunk of the sequence has been computed, and the next token drawn if the chunk sampled."""
-        before, sequence.num_computed = sequence.num_computed, num_computed
-        if self._prefix_cache and before // self.pool.block_size != num_computed // self.pool.block_size:
-            self._publish(sequence, before)
+    def advance(self, step: Step) -> None:
+        """The step is under way: what it computes counts as computed, and what it draws as there.
+
+        Steps run one after the other, so whoever uses its blocks later finds in them what it wrote. A sequence that
+        needs no other step leaves at once; its last tokens are committed as all others are.
+        """
+        size = self.pool.block_size
+        for sequence, start, num_tokens, samples in step.chunks:
+            sequence.num_computed = end = start + num_tokens
+            if end % size < num_tokens and end <= len(sequence.token_ids):  # it has filled a block
+                self._publish(sequence, start, end)
+            if sequence.siblings and end >= sequence.prompt_len:
+                self._fork(sequence)
+            if samples:
+                if end < sequence.max_len:
+                    sequence.num_tokens = end + 1
+                if end + 1 >= sequence.max_len:
+                    self.remove(sequence)
+
+    def commit(self, chunk: Chunk, token_id: int | None) -> None:
+        """The step has ended, and the chunk has drawn that token; None where it draws none, or where its sequence takes
+        none. Chunks of a sequence are committed in their order, unless it was removed: then no more at all."""
+        sequence, start, num_tokens, _ = chunk
         if token_id is not None:
             sequence.token_ids.append(token_id)
-        if before < sequence.prompt_len <= num_computed and sequence.siblings:
-            self._fork(sequence)
+        # A token whose id was not known when the step was launched may have filled a block. A sequence that gave way
+        # since has lost it.
+        if num_tokens == 1 and (start + 1) % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
+            self._publish(sequence, start, start + 1)
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
@@ -126,7 +149,7 @@ class Scheduler:
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
         for sequence in self.running.copy():  # the one loop whose cost grows with what runs, in every step
             start, blocks = sequence.num_computed, sequence.blocks
-            if len(sequence.token_ids) - start != 1 or sequence.place is not Place.RUNNING:
+            if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
                 continue
             index = start // size
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
@@ -223,7 +246,7 @@ class Scheduler:
         """Gives a waiting sequence its blocks, `shared` ones first. False: there is no room."""
         is_forked = sequence in self._forked
         num_owned = len(sequence.blocks) + len(shared)
-        num_new = self.pool.blocks_for(len(sequence.token_ids)) - num_owned
+        num_new = self.pool.blocks_for(sequence.num_tokens) - num_owned
         parts = is_forked and not self.pool.is_writable(sequence.blocks[-1])
         blocks = self.pool.allocate(num_new + parts, shared)
         if blocks is None:
@@ -242,6 +265,7 @@ class Scheduler:
         sequence.blocks += blocks
         self.waits.leave(sequence)
         sequence.place = Place.RUNNING
+        step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
         if self._prefix_cache:
             for block_hash in self._full_hashes(sequence)[sequence.num_computed // self.pool.block_size :]:
@@ -249,8 +273,9 @@ class Scheduler:
         return True
 
     def _take(self, sequence: Sequence, step: Step, budget: int) -> int:
-        num_tokens = min(sequence.num_uncomputed, budget)
-        chunk = Chunk(sequence, sequence.num_computed, num_tokens)
+        num_uncomputed = sequence.num_uncomputed
+        num_tokens = min(num_uncomputed, budget)
+        chunk = Chunk(sequence, sequence.num_computed, num_tokens, num_tokens == num_uncomputed)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
@@ -281,10 +306,13 @@ class Scheduler:
             blocks.append(block)
         return blocks, None
 
-    def _publish(self, sequence: Sequence, num_computed_before: int) -> None:
+    def _publish(self, sequence: Sequence, start: int, end: int) -> None:
+        """Its full blocks between these two tokens, which are known and computed."""
+        if not self._prefix_cache:
+            return
         size = self.pool.block_size
         hashes = self._full_hashes(sequence)
-        for index in range(num_computed_before // size, sequence.num_computed // size):
+        for index in range(start // size, end // size):
             self.pool.publish(sequence.blocks[index], hashes[index])
             self._stop_computing(sequence, hashes[index])
 
@@ -360,6 +388,8 @@ class Scheduler:
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):
             raise AssertionError("a running sequence is elsewhere, too")
+        if any(sequence.num_uncomputed < 1 for sequence in self.running):
+            raise AssertionError("a running sequence has nothing left to compute")
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in self.running}):
             raise AssertionError("a block is said to be computed by a sequence that does not run")
         parked = [s for row in self._parked.values() for s in row if s.place is Place.PARKED]

@@ -46,10 +46,11 @@ class TokenCounts:
 
 
 class Sequence:
-    """One choice of one prompt. `num_computed <= len(token_ids)`: the rest of its state follows from these two.
+    """One choice of one prompt. `num_computed <= num_tokens`: the rest of its state follows from these two.
 
-    A sequence decodes when one known token is left to compute; with more it prefills, be it a prompt or a
-    recomputation after preemption. Each group of fields names its only writer.
+    A sequence decodes when one token is left to compute; with more it prefills, be it a prompt or a recomputation after
+    preemption. A token that a step under way draws counts like the others, though its id is not known here yet:
+    `token_ids` are fewer then. Each group of fields names its only writer.
     """
 
     __slots__ = (
@@ -62,10 +63,12 @@ class Sequence:
         "key",
         "last_token_ns",
         "max_len",
+        "needs_ids",
         "num_cached",
         "num_computed",
         "num_overtaken",
         "num_preemptions",
+        "num_tokens",
         "own_wait",
         "params",
         "place",
@@ -106,9 +109,17 @@ class Sequence:
         self.priority = priority  # lower is earlier, where the policy asks for it
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
+        # Its logits are edited by the ids before, on the host: they must all be known when it draws.
+        self.needs_ids = (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+            or any(len(word) > 1 for word in self.bad_words)
+        )
         # written by Scheduler
         self.token_ids = list(prompt)
-        self.num_computed = 0  # tokens whose keys and values are in `blocks`
+        self.num_tokens = len(prompt)  # with those that steps under way draw
+        self.num_computed = 0  # tokens whose keys and values are in `blocks`, once the steps under way have ended
         self.num_cached = 0  # prompt tokens that somebody else had computed, when it was first admitted
         self.blocks: list[int] = []
         self.hashes: list[BlockHash] = []  # of its first full blocks
@@ -128,11 +139,17 @@ class Sequence:
         self.token_counts: TokenCounts | None = None
 
     @property
+    def num_pending(self) -> int:
+        """Those whose ids are not known yet."""
+        return self.num_tokens - len(self.token_ids)
+
+    @property
     def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def num_generated(self) -> int:
+        """Those that are known."""
         return len(self.token_ids) - self.prompt_len
 
     @property
@@ -146,15 +163,11 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     num_tokens: int
+    samples: bool = True  # the sequence's last token is in it, so the next one is drawn
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """True when the last known token is in it, so that the next one can be drawn."""
-        return self.end == len(self.sequence.token_ids)
 
 
 @dataclass(slots=True)
@@ -163,7 +176,11 @@ class Step:
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy (from, to) before anything else
+    admitted: list[Sequence] = field(default_factory=list)  # they waited, and now have a chunk
     preempted: list[Sequence] = field(default_factory=list)
+    # Written by the runner with the results, where the device has a clock of its own.
+    device_ns: int | None = None  # that it took
+    device_gap_ns: int | None = None  # from the end of the step before, whenever that was
 
     @property
     def num_tokens(self) -> int:

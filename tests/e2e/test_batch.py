@@ -11,7 +11,7 @@ from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
 from oaiserve.engine.sequence import ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenizer
@@ -40,14 +40,18 @@ class RecordingRunner:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self.is_asynchronous = runner.is_asynchronous
         self.held, self.open = Event(), Event()
         self.sequences_per_step: list[int] = []
 
-    def run(self, step: Step) -> list[ChunkResult]:
+    def launch(self, step: Step) -> Launched:
         self.held.set()
         assert self.open.wait(60)
         self.sequences_per_step.append(len(step.chunks))
-        return self._runner.run(step)
+        return self._runner.launch(step)
+
+    def collect(self, launched: Launched) -> list[ChunkResult]:
+        return self._runner.collect(launched)
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,17 @@ import sys
 from oaiserve.cli import main
 from oaiserve.engine.model.runner import ModelRunner
 
-run = ModelRunner.run
+launch = ModelRunner.launch
 
 
-def break_or_run(self, step):
+def break_or_launch(self, step):
     sequences = [chunk.sequence for chunk in step.chunks]
     if any(sequence.params.seed == {UNLUCKY_SEED} and sequence.num_generated == 3 for sequence in sequences):
         raise RuntimeError("the device is gone")
-    return run(self, step)
+    return launch(self, step)
 
 
-ModelRunner.run = break_or_run
+ModelRunner.launch = break_or_launch
 sys.exit(main())
 """
 TOLD = "The engine has stopped after an internal error; the server must be restarted."
@@ -59,4 +59,4 @@ def test_a_server_whose_model_breaks_tells_everybody_and_exits_with_1(small_mode
         "The engine has stopped",
         "The engine has stopped (RuntimeError: the device is gone), so the server ends",
     ]
-    assert "break_or_run" in errors[0]["exception"]  # the traceback
+    assert "break_or_launch" in errors[0]["exception"]  # the traceback

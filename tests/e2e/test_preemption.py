@@ -15,10 +15,10 @@ import pytest
 from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.loop import EngineSnapshot
 from oaiserve.engine.model.load import LoadedModel, load_model
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 

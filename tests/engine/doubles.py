@@ -40,7 +40,10 @@ def next_letter(sequence: Sequence) -> int:
 
 
 class ScriptedRunner:
-    """Gives each sequence the token that `token_of` says. With `gated`, each step waits for `permit()`."""
+    """Gives each sequence the token that `token_of` says. With `gated`, each step waits for `permit()`. Where it is
+    asynchronous, a step is computed when its results are collected."""
+
+    is_asynchronous = False
 
     def __init__(self, token_of: Callable[[Sequence], int] = next_letter, *, gated: bool = False) -> None:
         self.token_of = token_of
@@ -51,6 +54,15 @@ class ScriptedRunner:
     def permit(self, steps: int = 1) -> None:
         assert self._permits is not None
         self._permits.release(steps)
+
+    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+        if self.is_asynchronous:
+            return lambda: self.run(step)
+        results = self.run(step)
+        return lambda: results
+
+    def collect(self, launched: Callable[[], list[ChunkResult]]) -> list[ChunkResult]:
+        return launched()
 
     def run(self, step: Step) -> list[ChunkResult]:
         self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])

@@ -37,6 +37,8 @@ from tests.engine.doubles import (
     request,
 )
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 
 def events_of(engine: Engine, asked: Request) -> list[Event]:
     with engine:
@@ -158,7 +160,7 @@ def test_stamps_are_in_order_and_the_phases_add_up() -> None:
     assert sum(phase.duration_ns for phase in times.phases()) == times.duration_ns
 
 
-def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer() -> None:
+def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer(overlap: bool) -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner, tokenize_workers=0) as engine:
         engine.submit(request("first"), inbox)
@@ -167,9 +169,10 @@ def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer() -> None:
             engine.submit(request(name, prompt_len=2), inbox)
         runner.permit(100)
         inbox.wait_terminal("first", "a", "b", "c")
-    in_second = [event.request_id for event in inbox.hand_overs[1] if isinstance(event, TokenChunk)]
-    assert in_second == ["first", "a", "b", "c"]
-    assert len(inbox.hand_overs) == 4  # as many as there were steps
+    next_step = 2 if overlap else 1  # the first one to be scheduled after they came
+    in_next = [event.request_id for event in inbox.hand_overs[next_step] if isinstance(event, TokenChunk)]
+    assert in_next == ["first", "a", "b", "c"]
+    assert len(inbox.hand_overs) == len(runner.steps) == next_step + 3
 
 
 # ---------------------------------------------------------------------------------------------- every way to end
@@ -216,7 +219,7 @@ def test_aborted_while_being_tokenized() -> None:
         assert engine.num_waiting == 0
 
 
-def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks() -> None:
+def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks(overlap: bool) -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner, max_running=2, max_step_tokens=8, tokenize_workers=0) as engine:
         engine.submit(request("decoding", prompt_len=4, max_tokens=50), inbox)
@@ -229,14 +232,14 @@ def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks() -> None:
         assert {chunk.sequence.request_id for chunk in step.chunks} == {"decoding", "prefilling"}
         for name in ("decoding", "prefilling", "queued"):
             engine.abort(name)
-        runner.permit(1)  # the step that is under way; no other follows
+        runner.permit(2 if overlap else 1)  # the steps that are under way; no other follows
         ended = inbox.wait_terminal("decoding", "prefilling", "queued")
         assert all(isinstance(event, Aborted) for event in ended.values())
         runner.permit(100)
         engine.submit(request("next", prompt_len=2), inbox)
         inbox.wait_terminal("next")
         assert (engine.snapshot().blocks_used, engine.snapshot().num_running, engine.num_waiting) == (0, 0, 0)
-    assert {name for step in runner.steps[4:] for name, _, _ in step} == {"next"}
+    assert {name for step in runner.steps[5 if overlap else 4 :] for name, _, _ in step} == {"next"}
 
 
 def test_aborting_what_has_ended_or_never_was_does_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.engine.pacing import LEAST_TOKENS, PrefillBudget
 from oaiserve.engine.sequence import ChunkResult, Step
-from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 
 def settle(budget: PrefillBudget, ns_per_token: int, steps: int = 60) -> int:
@@ -45,7 +45,7 @@ class SlowRunner(ScriptedRunner):
     """A millisecond a token, by the clock of the test."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__()
+        super().__init__(gated=True)
         self._clock = clock
 
     def run(self, step: Step) -> list[ChunkResult]:
@@ -53,14 +53,17 @@ class SlowRunner(ScriptedRunner):
         return super().run(step)
 
 
+@pytest.mark.usefixtures("overlap")
 def test_a_long_prompt_is_cut_smaller_while_another_request_decodes() -> None:
     clock, inbox = Clock(), Inbox()
     runner = SlowRunner(clock)
     options = {"max_step_tokens": 200, "kv_blocks": 400, "tokenize_workers": 0, "itl_target_seconds": 0.04}
     with make_engine(runner, clock_ns=clock, **options) as engine:
         engine.submit(request("decodes", prompt_len=2, max_tokens=60), inbox)
-        engine.submit(request("long", prompt_len=900), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # so that there is something to wait for the other's prompt
+        engine.submit(request("long", prompt_len=1400), inbox)
+        runner.permit(1000)
         inbox.wait_terminal("decodes", "long")
     mixed = [step for step in runner.steps if len(step) == 2 and step[1][2] > 1]
-    assert all(tokens <= 45 for (_, _, _), (_, _, tokens) in mixed[4:])
-    assert len(mixed) > 10
+    assert all(tokens <= 45 for (_, _, _), (_, _, tokens) in mixed[8:])
+    assert len(mixed) > 15

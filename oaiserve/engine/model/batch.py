@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from oaiserve.engine.sequence import Step
+from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.sequence import Sequence, Step
+
+ALIGNMENT = 16  # integers: each tensor of a batch begins at a multiple of 128 bytes, as kernels like it
 
 
 @dataclass(slots=True)
@@ -17,13 +22,16 @@ class Batch:
     attention needs for shapes, so that nothing has to be read back from the device.
     """
 
-    input_ids: torch.Tensor  # [T] int64
+    input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device knows
     positions: torch.Tensor  # [T] int64
     slots: torch.Tensor  # [T] int64
     block_tables: torch.Tensor  # [B, M] int64, rows padded with block 0
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
     logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are wanted
+    # Tokens whose ids only the device knows, and where these are in the ids that the step before draws: int64 [P] each.
+    unknown_rows: torch.Tensor
+    drawn_rows: torch.Tensor
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
@@ -31,58 +39,91 @@ class Batch:
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) of prompt positions
     # What the reference backend works out once per step, not once per layer: masks by sliding window.
     masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
+    # And the Triton backend: its tiles of prefills by tokens per tile, int32 [N, 4].
+    tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def build_batch(step: Step, block_size: int, device: torch.device) -> Batch:
+def build_batch(
+    step: Step, block_size: int, device: torch.device, drawn_rows: Mapping[Sequence, int] | None = None
+) -> Batch:
+    """`drawn_rows`: for each sequence that draws a token in the step before, its row among the ids of that step. They
+    are needed for tokens that are not known on the host yet."""
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     query_start = [0]
     last_rows: list[int] = []
     prompt_positions: list[int] = []
+    unknown: list[int] = []
+    drawn: list[int] = []
     sample_chunks: list[int] = []
     prompt_rows: list[tuple[int, int, int]] = []
     num_decodes = 0
-    for index, chunk in enumerate(step.chunks):
-        sequence, start, end = chunk.sequence, chunk.start, chunk.end
+    for index, (sequence, start, num_tokens, samples) in enumerate(step.chunks):
         first = len(input_ids)
-        if chunk.num_tokens == 1:
+        if num_tokens == 1:
             num_decodes += 1
-            input_ids.append(sequence.token_ids[start])
+            if start < len(sequence.token_ids):
+                input_ids.append(sequence.token_ids[start])
+            else:
+                assert drawn_rows is not None
+                input_ids.append(0)
+                unknown.append(first)
+                drawn.append(drawn_rows[sequence])
             positions.append(start)
             slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         else:
+            end = start + num_tokens
             input_ids += sequence.token_ids[start:end]
             positions += range(start, end)
             slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
         query_start.append(len(input_ids))
-        if chunk.samples:
+        if samples:
             sample_chunks.append(index)
             last_rows.append(len(input_ids) - 1)
         if sequence.wants_prompt_logprobs:
             # The logits at one position are about the next: the prompt's last position is about the answer.
-            num_rows = max(0, min(end, sequence.prompt_len - 1) - start)
+            num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
             prompt_rows.append((index, len(prompt_positions), num_rows))
             prompt_positions += range(first, first + num_rows)
     width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
-    tables = [chunk.sequence.blocks + [0] * (width - len(chunk.sequence.blocks)) for chunk in step.chunks]
-    num_samples = len(last_rows)
+    tables: list[int] = []
+    for chunk in step.chunks:
+        blocks = chunk.sequence.blocks
+        tables += blocks
+        tables += [0] * (width - len(blocks))
     context_lens = [chunk.end for chunk in step.chunks]
-
-    def tensor(values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
-
+    logits_rows = last_rows + prompt_positions
+    tensors = _upload(
+        [input_ids, positions, slots, tables, query_start, context_lens, logits_rows, unknown, drawn], device
+    )
     return Batch(
-        input_ids=tensor(input_ids),
-        positions=tensor(positions),
-        slots=tensor(slots),
-        block_tables=tensor(tables),
-        query_start=tensor(query_start),
-        seq_lens=tensor(context_lens),
-        logits_rows=tensor(last_rows + prompt_positions),
+        input_ids=tensors[0],
+        positions=tensors[1],
+        slots=tensors[2],
+        block_tables=tensors[3].view(len(step.chunks), width),
+        query_start=tensors[4],
+        seq_lens=tensors[5],
+        logits_rows=tensors[6],
+        unknown_rows=tensors[7],
+        drawn_rows=tensors[8],
         num_decodes=num_decodes,
         query_lens=[chunk.num_tokens for chunk in step.chunks],
         context_lens=context_lens,
         sample_chunks=sample_chunks,
-        prompt_rows=[(index, num_samples + row, count) for index, row, count in prompt_rows],
+        prompt_rows=[(index, len(last_rows) + row, count) for index, row, count in prompt_rows],
     )
+
+
+def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
+    """Each list as int64 on the device: parts of one tensor, which travels as one."""
+    packed: list[int] = []
+    sizes: list[int] = []
+    for values in lists:
+        padding = -len(values) % ALIGNMENT
+        packed += values
+        packed += [0] * padding
+        sizes += len(values), padding
+    # An array takes a list over three times as fast as a tensor does.
+    tensor = on_device(torch.frombuffer(array("q", packed), dtype=torch.int64), device)
+    return list(tensor.split(sizes))[::2]

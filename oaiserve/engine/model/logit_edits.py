@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
+from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, TokenCounts
 
 Rows = list[tuple[int, Sequence]]  # row of the logits, and whose it is
@@ -23,6 +23,7 @@ def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor
     asking = [(row, sequence) for row, sequence in enumerate(sequences) if _asks(sequence)]
     if not asking:
         return logits
+    assert not any(sequence.needs_ids and sequence.num_pending for _, sequence in asking), "an id is not known yet"
     logits = logits.float()
     _keep_allowed(logits, asking)
     _mask_banned(logits, asking)
@@ -31,20 +32,19 @@ def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor
     return logits
 
 
-def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Does not wait for what the device is computing, as `torch.tensor(values, device=device)` would."""
-    return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-
 def _asks(sequence: Sequence) -> bool:
     params = sequence.params
     return bool(
         params.allowed_token_ids is not None
         or sequence.bad_words
-        or sequence.num_generated < params.min_tokens
+        or _is_too_short(sequence)
         or params.logit_bias
         or _has_penalty(sequence)
     )
+
+
+def _is_too_short(sequence: Sequence) -> bool:
+    return sequence.num_tokens - sequence.prompt_len < sequence.params.min_tokens
 
 
 def _has_penalty(sequence: Sequence) -> bool:
@@ -78,7 +78,7 @@ def _mask_banned(logits: torch.Tensor, asking: Rows) -> None:
 def _banned_ids(sequence: Sequence) -> list[int]:
     """What would end the answer before min_tokens, or complete a bad word that the answer ends with but for one id."""
     token_ids, num_tokens = sequence.token_ids, len(sequence.token_ids)
-    banned = list(sequence.stop_ids) if sequence.num_generated < sequence.params.min_tokens else []
+    banned = list(sequence.stop_ids) if _is_too_short(sequence) else []
     for *beginning, last in sequence.bad_words:
         start = num_tokens - len(beginning)
         if start >= sequence.prompt_len and token_ids[start:] == beginning:

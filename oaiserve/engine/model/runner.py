@@ -1,7 +1,11 @@
-"""Runs a step: builds its batch, calls the model, samples. The only owner of the KV cache."""
+"""Runs steps: builds their batches, calls the model, samples. The only owner of the KV cache.
+
+Steps are computed one after the other, on one stream: what a step writes, all later ones find.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,7 +15,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.sampler import sample
+from oaiserve.engine.model.sampler import Sampling
 from oaiserve.engine.sequence import ChunkResult, Sequence, Step
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
@@ -28,30 +32,77 @@ class Executor(Protocol):
         """The keys and values of these blocks: (from, to)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way."""
+
+    step: Step
+    sampling: Sampling
+    sample_chunks: list[int]  # as in Batch
+    prompt_rows: list[tuple[int, int, int]]
+    # On a CUDA device: when it came to this step, when that had ended, and when the step before had.
+    began: torch.cuda.Event | None
+    ended: torch.cuda.Event | None
+    ended_before: torch.cuda.Event | None
+
+
 class ModelRunner:
     """`num_blocks` blocks of `block_size` tokens, on the model's device and in its dtype."""
 
     def __init__(
         self, loaded: LoadedModel, *, num_blocks: int, block_size: int, backend: Backend = reference.attend
     ) -> None:
+        self.is_asynchronous = loaded.device.type == "cuda"  # `launch` returns before the step has been computed
         self._device = loaded.device
         self._block_size = block_size
         self._executor: Executor = EagerExecutor(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
         self._next: NativeDecoder | None = None
+        # Of the step that was launched last: the ids that it draws, whose these are, and when it ends.
+        self._drawn_ids: torch.Tensor | None = None
+        self._drawn_rows: dict[Sequence, int] = {}
+        self._ended: torch.cuda.Event | None = None
 
     def use(self, native: NativeDecoder) -> None:
         """From the next step on, with all that has been computed. May be called from any thread, once."""
         self._next = native
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[ChunkResult]:
-        """One result per chunk, in the step's order."""
+    def launch(self, step: Step) -> Launched:
+        """Waits for nothing on a CUDA device. Ids that are not known here are those that the step before draws."""
         if self._next is not None:
             self._switch(self._next)
+        began = self._mark()
         if step.copies:
             self._executor.copy_blocks(step.copies)
-        batch = build_batch(step, self._block_size, self._device)
-        return self._sample(step, batch, self.forward(batch))
+        batch = build_batch(step, self._block_size, self._device, self._drawn_rows)
+        if len(batch.unknown_rows):
+            assert self._drawn_ids is not None
+            batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
+        sequences = [step.chunks[index].sequence for index in batch.sample_chunks]
+        sampling = Sampling(self.forward(batch), sequences, _known(step, batch))
+        ended_before, self._ended = self._ended, sampling.read_back.arrived
+        self._drawn_ids = sampling.token_ids
+        self._drawn_rows = {sequence: row for row, sequence in enumerate(sequences)}
+        return Launched(step, sampling, batch.sample_chunks, batch.prompt_rows, began, self._ended, ended_before)
+
+    def collect(self, launched: Launched) -> list[ChunkResult]:
+        """One result per chunk, in the step's order; waits until they are on the host."""
+        step, sampled = launched.step, launched.sampling.wait()
+        results = [ChunkResult() for _ in step.chunks]
+        rows = zip(launched.sample_chunks, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True)
+        for index, token_id, is_finite, logprobs in rows:
+            if is_finite:
+                results[index].token_id, results[index].logprobs = token_id, logprobs
+            else:
+                results[index].error = NOTHING_LEFT if _masks(step.chunks[index].sequence) else BAD_LOGITS
+        for index, first_row, num_rows in launched.prompt_rows:
+            first = first_row - len(launched.sample_chunks)
+            results[index].prompt_logprobs = sampled.known_logprobs[first : first + num_rows]
+        if launched.began is not None and launched.ended is not None:
+            step.device_ns = _ns_between(launched.began, launched.ended)
+            if launched.ended_before is not None:
+                step.device_gap_ns = _ns_between(launched.ended_before, launched.began)
+        return results
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [R, vocab] of `batch.logits_rows`."""
@@ -64,25 +115,27 @@ class ModelRunner:
         # It has threads of its own; torch's would compete with them, for the little that is left to torch.
         torch.set_num_threads(1)
 
-    def _sample(self, step: Step, batch: Batch, logits: torch.Tensor) -> list[ChunkResult]:
-        results = [ChunkResult() for _ in step.chunks]
-        sequences = [step.chunks[index].sequence for index in batch.sample_chunks]
-        known: list[tuple[int, int]] = []
-        for index, _, num_rows in batch.prompt_rows:
-            sequence, start, _ = step.chunks[index]
-            num_top = sequence.params.prompt_logprobs or 0
-            known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + num_rows]]
-        sampled = sample(logits, sequences, known)
-        rows = zip(batch.sample_chunks, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True)
-        for index, token_id, is_finite, logprobs in rows:
-            if is_finite:
-                results[index].token_id, results[index].logprobs = token_id, logprobs
-            else:
-                results[index].error = NOTHING_LEFT if _masks(step.chunks[index].sequence) else BAD_LOGITS
-        for index, first_row, num_rows in batch.prompt_rows:
-            first = first_row - len(sequences)
-            results[index].prompt_logprobs = sampled.known_logprobs[first : first + num_rows]
-        return results
+    def _mark(self) -> torch.cuda.Event | None:
+        """When the device gets here."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _known(step: Step, batch: Batch) -> list[tuple[int, int]]:
+    """The tokens of prompts that `batch.prompt_rows` are about, and how many alternatives to each are wanted."""
+    known: list[tuple[int, int]] = []
+    for index, _, num_rows in batch.prompt_rows:
+        sequence, start, *_ = step.chunks[index]
+        num_top = sequence.params.prompt_logprobs or 0
+        known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + num_rows]]
+    return known
+
+
+def _ns_between(begin: torch.cuda.Event, end: torch.cuda.Event) -> int:
+    return int(begin.elapsed_time(end) * 1e6)
 
 
 def _masks(sequence: Sequence) -> bool:

@@ -1,7 +1,7 @@
 """Logits to token ids and log-probabilities, for the whole batch at once on its device.
 
 A row is greedy (argmax), or drawn after temperature, min_p, top_k and top_p, in this order. No row pays for what others
-ask for, and everything comes back from the device in one copy.
+ask for, and everything comes back from the device in one copy, for which nobody waits before it is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from oaiserve.engine.draws import uniform
-from oaiserve.engine.model.logit_edits import edit_logits, on_device
+from oaiserve.engine.model.logit_edits import edit_logits
+from oaiserve.engine.model.transfer import ReadBack, on_device
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Logprobs, Sequence
 
@@ -22,6 +23,7 @@ GREEDY_BELOW = 1e-5  # a temperature below this is greedy
 NUM_TOP = 20  # alternatives that are looked for where any are wanted: no client can ask for more
 
 Choice = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the logits were numbers, bool [R]
+Choose = Callable[[torch.Tensor, list[Sequence]], Choice]  # of logits [R, vocab], which it leaves as they are
 
 
 class Sampled(NamedTuple):
@@ -33,33 +35,59 @@ class Sampled(NamedTuple):
     known_logprobs: list[Logprobs]
 
 
-def sample(logits: torch.Tensor, sequences: list[Sequence], known: Sequenced[tuple[int, int]] = ()) -> Sampled:
-    """The next token of each sequence, and log-probabilities: those of the unmodified logits.
+class Sampling:
+    """The next token of each sequence, and log-probabilities: those of the unmodified logits. Made by the device, which
+    may not have got there yet.
 
     `logits` is [S + K, vocab]. The first S rows belong to the sequences, and what is in them gets lost. The other K are
-    about tokens that are `known`: each with its id, and how many alternatives are wanted.
+    about tokens that are `known`: each with its id, and how many alternatives are wanted. `choose` takes the place of
+    the plain torch here, as `triton_sampling.choose` can.
     """
-    rows = logits[: len(sequences)]
-    asking = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
-    num_top = [sequences[row].params.logprobs or 0 for row in asking]
-    unmodified = _take(rows, asking).float().log_softmax(dim=-1) if asking else None
-    results = [*_choose(edit_logits(rows, sequences), sequences)]
-    if unmodified is not None:
-        results += _look_up(unmodified, _take(results[0], asking), num_top)
-    known_ids, num_known_top = [token_id for token_id, _ in known], [count for _, count in known]
-    if known:
-        logprobs = logits[len(sequences) :].float().log_softmax(dim=-1)
-        results += _look_up(logprobs, on_device(known_ids, logits.device), num_known_top)
 
-    token_ids, are_finite, *found = _read_back(results)
-    of_asking = _logprobs(num_top, *found[:2]) if asking else []
-    of_row = dict(zip(asking, of_asking, strict=True))
-    return Sampled(
-        token_ids.tolist(),
-        are_finite.astype(bool).tolist(),
-        [of_row.get(row) for row in range(len(sequences))],
-        _logprobs(num_known_top, *found[-2:]) if known else [],
-    )
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        sequences: list[Sequence],
+        known: Sequenced[tuple[int, int]] = (),
+        choose: Choose | None = None,
+    ) -> None:
+        self._num_rows = len(sequences)
+        rows = logits[: len(sequences)]
+        self._asking = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
+        self._num_top = [sequences[row].params.logprobs or 0 for row in self._asking]
+        self._num_known_top = [count for _, count in known]
+        unmodified = _take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
+        results = [*(choose or _choose)(edit_logits(rows, sequences), sequences)]
+        self.token_ids = results[0]  # int64 [S], on the device
+        if unmodified is not None:
+            results += _look_up(unmodified, _take(self.token_ids, self._asking), self._num_top)
+        if known:
+            logprobs = logits[len(sequences) :].float().log_softmax(dim=-1)
+            known_ids = on_device([token_id for token_id, _ in known], logits.device)
+            results += _look_up(logprobs, known_ids, self._num_known_top)
+        self.read_back = ReadBack(results)
+
+    def wait(self) -> Sampled:
+        """The results on the host."""
+        token_ids, are_finite, *found = self.read_back.wait()
+        of_asking = _logprobs(self._num_top, *found[:2]) if self._asking else []
+        of_row = dict(zip(self._asking, of_asking, strict=True))
+        return Sampled(
+            token_ids.tolist(),
+            are_finite.astype(bool).tolist(),
+            [of_row.get(row) for row in range(self._num_rows)],
+            _logprobs(self._num_known_top, *found[-2:]) if self._num_known_top else [],
+        )
+
+
+def sample(
+    logits: torch.Tensor,
+    sequences: list[Sequence],
+    known: Sequenced[tuple[int, int]] = (),
+    choose: Choose | None = None,
+) -> Sampled:
+    """What `Sampling` does, waited for."""
+    return Sampling(logits, sequences, known, choose).wait()
 
 
 def _take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -69,7 +97,7 @@ def _take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
     """The rows of each way to choose together, so that a greedy row costs none of what a drawn one needs."""
-    rows_by_way: dict[Callable[[torch.Tensor, list[Sequence]], Choice], list[int]] = {}
+    rows_by_way: dict[Choose, list[int]] = {}
     for row, sequence in enumerate(sequences):
         rows_by_way.setdefault(_way(sequence.params, logits.shape[-1]), []).append(row)
     if len(rows_by_way) == 1:
@@ -83,7 +111,7 @@ def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
     return token_ids, are_finite
 
 
-def _way(params: SamplingParams, vocab: int) -> Callable[[torch.Tensor, list[Sequence]], Choice]:
+def _way(params: SamplingParams, vocab: int) -> Choose:
     if params.temperature < GREEDY_BELOW:
         return _take_best
     return _draw_from_best if 0 < params.top_k < vocab or params.top_p < 1.0 else _draw
@@ -130,7 +158,7 @@ def _probabilities(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Ten
 
 
 def _uniforms(sequences: list[Sequence], device: torch.device) -> torch.Tensor:
-    return _column([uniform(s.draw_key, len(s.token_ids)) for s in sequences], device)
+    return _column([uniform(s.draw_key, s.num_tokens) for s in sequences], device)
 
 
 def _column(values: list[float], device: torch.device) -> torch.Tensor:
@@ -180,17 +208,3 @@ def _logprobs(num_top: list[int], ids: np.ndarray, values: np.ndarray) -> list[L
         Logprobs(of_row[0], at_row[0], of_row[1 : 1 + count], at_row[1 : 1 + count])
         for of_row, at_row, count in zip(ids.tolist(), values.tolist(), num_top, strict=True)
     ]
-
-
-def _read_back(tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """The tensors on the host. They travel as one, since each copy waits for the device."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    words = [t if t.dtype == torch.float32 else t.to(torch.int32) for t in tensors]
-    packed = torch.cat([t.view(torch.int32).flatten() for t in words]).cpu().numpy()
-    arrays, start = [], 0
-    for tensor in words:
-        array = packed[start : start + tensor.numel()].reshape(tensor.shape)
-        arrays.append(array.view(np.float32) if tensor.dtype == torch.float32 else array)
-        start += tensor.numel()
-    return arrays

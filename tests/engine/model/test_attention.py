@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,28 +86,3 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
             expected = plain_attention(query[row], keys[: position + 1], values[: position + 1], window, softcap)
             torch.testing.assert_close(got[row], expected, rtol=1e-6, atol=1e-6)  # softmax is in float32
             row += 1
-
-
-def test_a_step_is_packed_without_padding() -> None:
-    decode = Sequence("a", 0, [10, 11, 12, 13, 14], SamplingParams(), max_len=9)
-    decode.blocks = [3, 1]
-    prompt = Sequence("b", 0, [20, 21, 22], SamplingParams(), max_len=9)
-    prompt.blocks = [2]
-    batch = build_batch(Step([Chunk(decode, 4, 1), Chunk(prompt, 0, 2)]), BLOCK_SIZE, torch.device("cpu"))
-    assert batch.input_ids.tolist() == [14, 20, 21]
-    assert batch.positions.tolist() == [4, 0, 1]
-    assert batch.slots.tolist() == [1 * 4 + 0, 8, 9]
-    assert batch.block_tables.tolist() == [[3, 1], [2, 0]]
-    assert batch.query_start.tolist() == [0, 1, 3]
-    assert batch.seq_lens.tolist() == [5, 2]
-    assert batch.logits_rows.tolist() == [0]  # the prompt is not complete, so it does not sample
-    assert (batch.num_decodes, batch.sample_chunks) == (1, [0])
-
-
-@pytest.mark.parametrize(("start", "count", "rows"), [(0, 2, [0, 1]), (2, 2, [0]), (0, 4, [3, 0, 1, 2])])
-def test_prompt_logprobs_take_every_position_but_the_last(start: int, count: int, rows: list[int]) -> None:
-    prompt = Sequence("a", 0, [1, 2, 3, 4], SamplingParams(prompt_logprobs=0), max_len=9)
-    prompt.blocks, prompt.wants_prompt_logprobs = [0], True
-    batch = build_batch(Step([Chunk(prompt, start, count)]), BLOCK_SIZE, torch.device("cpu"))
-    expected = [count - 1, *rows] if start == 2 else rows
-    assert batch.logits_rows.tolist() == expected

@@ -35,8 +35,11 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 
 NUM_TOKENS = 12
 
 
-def run_all(loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int) -> tuple[list[list[int]], int]:
-    """The answers to all prompts at once, and how often a sequence was preempted."""
+def run_all(
+    loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int, overlap: bool = False
+) -> tuple[list[list[int]], int]:
+    """The answers to all prompts at once, and how often a sequence was preempted. With overlap, each step is launched
+    before the ids that the one before draws are known."""
     scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens))
     runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=4)
     params = SamplingParams(temperature=0.0)
@@ -45,11 +48,16 @@ def run_all(loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int) -> tu
     ]
     for sequence in sequences:
         scheduler.add(sequence)
-    while (step := scheduler.schedule()) is not None:
-        for chunk, result in zip(step.chunks, runner.run(step), strict=True):
-            scheduler.commit(chunk.sequence, chunk.end, result.token_id)
-            if len(chunk.sequence.token_ids) == chunk.sequence.max_len:
-                scheduler.remove(chunk.sequence)
+    under_way = None
+    while (step := scheduler.schedule()) is not None or under_way is not None:
+        launched = None
+        if step is not None:
+            launched = runner.launch(step)
+            scheduler.advance(step)
+        ended, under_way = (under_way, launched) if overlap else (launched, None)
+        if ended is not None:
+            for chunk, result in zip(ended.step.chunks, runner.collect(ended), strict=True):
+                scheduler.commit(chunk, result.token_id)
         scheduler.check_integrity()
     return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
 
@@ -62,9 +70,11 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     loaded = prepare(model)
     assert run_all(loaded, num_blocks=64, max_step_tokens=64) == (expected, 0)  # whole prompts
     assert run_all(loaded, num_blocks=64, max_step_tokens=7) == (expected, 0)  # chunks of all sizes
-    answers, num_preemptions = run_all(loaded, num_blocks=13, max_step_tokens=7)  # far too few blocks
-    assert answers == expected
-    assert num_preemptions > 0
+    assert run_all(loaded, num_blocks=64, max_step_tokens=7, overlap=True) == (expected, 0)
+    for overlap in (False, True):
+        few_blocks = run_all(loaded, num_blocks=13, max_step_tokens=7, overlap=overlap)
+        assert few_blocks[0] == expected
+        assert few_blocks[1] > 0, "nobody was preempted"
 
 
 def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:

@@ -54,7 +54,8 @@ def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedMod
     model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model writes into its config
     asked = [(2, None), (None, 3), (0, 0), (None, None)]
     params = [SamplingParams(temperature=0.0, logprobs=a, prompt_logprobs=b) for a, b in asked]
-    results = ModelRunner(loaded, num_blocks=8, block_size=4).run(step_of(params))
+    runner = ModelRunner(loaded, num_blocks=8, block_size=4)
+    results = runner.collect(runner.launch(step_of(params)))
     for prompt, (num_top, num_prompt_top), result in zip(PROMPTS, asked, results, strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
@@ -86,7 +87,8 @@ def test_a_sequence_without_a_token_is_told_why(loaded: LoadedModel) -> None:
     only = SamplingParams(allowed_token_ids=(5,))
     step.chunks[2] = Chunk(Sequence("2", 0, [7], only, max_len=40, bad_words=[[5]]), 0, 1)
     step.chunks[2].sequence.blocks = [4]
-    results = BrokenRunner(loaded, num_blocks=8, block_size=4).run(step)
+    runner = BrokenRunner(loaded, num_blocks=8, block_size=4)
+    results = runner.collect(runner.launch(step))
     assert [result.error for result in results] == [None, BAD_LOGITS, NOTHING_LEFT, None]
     assert [result.token_id is None for result in results] == [False, True, True, False]
 

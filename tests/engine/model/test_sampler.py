@@ -41,6 +41,7 @@ def sequence(
         bad_words=[list(word) for word in bad_words],
     )
     made.token_ids += generated
+    made.num_tokens += len(generated)
     return made
 
 
@@ -241,6 +242,7 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
         for i, row in enumerate(rows):
             assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5)
             row.token_ids.append(token_id)
+            row.num_tokens += 1
 
 
 def test_counts_take_the_prompt_for_ids_and_the_answer_for_times() -> None:
@@ -254,7 +256,28 @@ def test_a_word_is_bad_only_within_the_answer() -> None:
     row = sequence(prompt=(1, 2), bad_words=((1, 2, 3), (2, 4)))
     assert edit_logits(torch.zeros(1, VOCAB), [row]).isfinite().all()
     row.token_ids += [1, 2]
+    row.num_tokens += 2
     assert edit_logits(torch.zeros(1, VOCAB), [row])[0].isinf().nonzero().flatten().tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("min_tokens", [1, 2, 3])
+def test_a_token_on_its_way_counts_as_if_its_id_were_known(min_tokens: int) -> None:
+    generator, params = torch.Generator().manual_seed(4), SamplingParams(min_tokens=min_tokens)
+    known = [sequence(params, generated=(5, 6), key=key) for key in range(99)]
+    on_its_way = [sequence(params, generated=(5,), key=key) for key in range(99)]
+    for row in on_its_way:
+        row.num_tokens += 1
+    logits = torch.randn(99, VOCAB, generator=generator)
+    found, expected = sample(logits.clone(), on_its_way), sample(logits.clone(), known)
+    assert found == expected
+    assert bool({0, 3} & set(found.token_ids)) == (min_tokens < 3), "which ids end an answer"
+
+
+def test_an_edit_by_ids_that_are_not_known_is_noticed() -> None:
+    row = sequence(SamplingParams(presence_penalty=0.1))
+    row.num_tokens += 1
+    with pytest.raises(AssertionError, match="an id is not known yet"):
+        edit_logits(torch.zeros(1, VOCAB), [row])
 
 
 # -- rows that are special

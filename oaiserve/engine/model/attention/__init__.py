@@ -6,6 +6,7 @@ as keyword arguments of the model's forward, so nothing here is global but the r
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,6 +39,17 @@ class Backend(Protocol):
     ) -> torch.Tensor:  # [T, heads, value_dim]
         """Writes the step's keys and values into the cache, then lets each token attend to its own sequence up to
         itself: to the last `sliding_window` tokens where given, scores squashed to (-softcap, softcap) where given."""
+
+
+def select_backend(device: torch.device) -> Backend:
+    """The fastest that is there for the device."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from oaiserve.engine.model.attention import triton
+
+        return triton.attend
+    from oaiserve.engine.model.attention import reference
+
+    return reference.attend
 
 
 class AttentionCall(NamedTuple):

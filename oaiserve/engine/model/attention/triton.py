@@ -1,0 +1,274 @@
+"""The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
+
+Every choice here is made from numbers that the host knows; nothing is read back from the device. The grid of a step of
+decodes depends on the number of its rows and on the longest of `batch.context_lens`. So the step can be captured in a
+CUDA graph, with `context_lens` as long as sequences may become, and replayed while `seq_lens` and all else that is on
+the device change. A padded row has seq_len 0 and slot -1: nothing is written for it, and its result is zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel, write_kernel
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.transfer import on_device
+
+# A sequence is cut into splits that run side by side where there are too few sequences to keep the device busy.
+PROGRAMS_PER_SM = 3  # so many of the decode kernel's fit into an SM
+MIN_SPLIT_TOKENS = 256  # for less, the reduction takes longer than it saves
+MAX_SPLIT_TOKENS = 4096  # a long sequence among short ones is not left to a few programs
+MAX_SPLITS = 64
+
+DECODE_BYTES = 32 << 10  # keys and values that a program of the decode kernel asks for at once
+
+
+class Tile(NamedTuple):
+    """How much a program works on at a time, and how."""
+
+    rows: int  # tokens times the query heads that share a key head
+    tokens: int  # of the cache
+    num_warps: int
+    num_stages: int  # of loading ahead
+
+
+class Scoring(NamedTuple):
+    """How scores are made of queries and keys."""
+
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+
+    def scalars(self) -> tuple[float, float]:
+        """What the kernels multiply scores by, and the cap, for weights in base 2."""
+        log2_e = math.log2(math.e)
+        if self.softcap is None:
+            return self.scaling * log2_e, 0.0
+        return 2 * self.scaling * log2_e / self.softcap, self.softcap * log2_e  # tanh(x) = 1 - 2 / (1 + exp(2 x))
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    *,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """See `attention.Backend`. bfloat16, float16 or float32, added up in float32."""
+    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
+    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    scoring = Scoring(scaling, sliding_window, softcap)
+    num_decodes = batch.num_decodes
+    has_prefills = num_decodes < len(batch.query_lens)
+    if has_prefills:
+        write(key, value, cache, batch.slots, first_token=num_decodes)
+    if num_decodes:
+        longest = max(batch.context_lens[:num_decodes])
+        splits = num_splits(
+            num_decodes * key.shape[1], min(longest, sliding_window or longest), _num_multiprocessors(query.device)
+        )
+        decode(query, key, value, cache, batch, out, scoring, splits)
+    if has_prefills:
+        prefill(query, cache, batch, out, scoring)
+    return out
+
+
+def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> int:
+    """Into how many splits sequences of up to `num_tokens` are cut that need `num_programs` without splits."""
+    to_fill = num_multiprocessors * PROGRAMS_PER_SM // num_programs
+    at_least = triton.cdiv(num_tokens, MAX_SPLIT_TOKENS)
+    at_most = triton.cdiv(num_tokens, MIN_SPLIT_TOKENS)
+    return int(min(max(at_least, min(to_fill, at_most)), MAX_SPLITS))
+
+
+def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
+    """For `group` query heads per key head, and keys and values that have `tile_dims` dimensions together."""
+    token_bytes = triton.next_power_of_2(tile_dims * itemsize)
+    tokens = min(64, max(16, DECODE_BYTES // token_bytes))
+    num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
+    rows = max(16, triton.next_power_of_2(group))
+    return Tile(rows, tokens, num_warps=8 if itemsize == 4 else 4, num_stages=num_stages)
+
+
+def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
+    """Two sizes of each kind, not one per length: every further one is compiled while somebody waits."""
+    if itemsize == 4:  # no tensor cores: for comparisons, not for speed
+        return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
+    rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
+    if tile_dims > 256:
+        return Tile(rows, tokens=32, num_warps=8, num_stages=2)
+    return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
+
+
+def write(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: torch.Tensor, *, first_token: int) -> None:
+    """The keys and values of the tokens from `first_token` on, all heads, into their slots."""
+    kv_heads, key_dim = key.shape[1:]
+    value_dim = value.shape[2]
+    heads, dims = triton.next_power_of_2(kv_heads), triton.next_power_of_2(max(key_dim, value_dim))
+    write_kernel[(key.shape[0] - first_token,)](
+        key,
+        value,
+        slots,
+        cache.keys,
+        cache.values,
+        first_token,
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *cache.keys.stride()[1:3],
+        *cache.values.stride()[1:3],
+        KV_HEADS=kv_heads,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        TILE_HEADS=heads,
+        TILE_KEY_DIM=triton.next_power_of_2(key_dim),
+        TILE_VALUE_DIM=triton.next_power_of_2(value_dim),
+        num_warps=min(8, max(1, heads * dims // 256)),  # 8 numbers, of 2 bytes mostly, per thread
+    )
+
+
+def decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    out: torch.Tensor,
+    scoring: Scoring,
+    splits: int,
+    tile: Tile | None = None,
+) -> None:
+    """The first `batch.num_decodes` rows of `out`, [T, heads, value_dim]; writes their keys and values, too."""
+    num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
+    constants = _constants(heads // kv_heads, cache)
+    tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
+    tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
+    window = scoring.sliding_window or 0
+    results, log_weights = out, out
+    if splits > 1:
+        results = torch.empty(num_rows, heads, splits, out.shape[2], dtype=torch.float32, device=out.device)
+        log_weights = torch.empty(num_rows, heads, splits, dtype=torch.float32, device=out.device)
+    decode_kernel[(kv_heads, splits, num_rows)](
+        query,
+        key,
+        value,
+        results,
+        log_weights,
+        *cache,
+        batch.slots,
+        batch.seq_lens,
+        batch.block_tables,
+        *scoring.scalars(),
+        splits,
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *results.stride()[:2],
+        *cache.keys.stride()[:3],
+        *cache.values.stride()[:3],
+        batch.block_tables.stride(0),
+        HAS_SPLITS=splits > 1,
+        WINDOW=window,
+        HAS_SOFTCAP=scoring.softcap is not None,
+        TILE_ROWS=tile.rows,
+        TILE_N=tile.tokens,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **constants,
+    )
+    if splits > 1:
+        reduce_kernel[(heads, num_rows)](
+            results,
+            log_weights,
+            out,
+            batch.seq_lens,
+            splits,
+            *out.stride()[:2],
+            WINDOW=window,
+            VALUE_DIM=constants["VALUE_DIM"],
+            TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
+            TILE_SPLITS=triton.next_power_of_2(splits),
+            TILE_N=tile.tokens,
+        )
+
+
+def prefill(
+    query: torch.Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    out: torch.Tensor,
+    scoring: Scoring,
+    tile: Tile | None = None,
+) -> None:
+    """All rows of `out`, [T, heads, value_dim], but those of decodes. Keys and values are in the cache already."""
+    kv_heads = cache.keys.shape[2]
+    constants = _constants(query.shape[1] // kv_heads, cache)
+    if tile is None:
+        tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
+        longest = max(batch.query_lens[batch.num_decodes :])
+        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
+    tokens = tile.rows // constants["GROUP"]
+    if tokens not in batch.tiles:
+        batch.tiles[tokens] = _tiles(batch, tokens)
+    tiles = batch.tiles[tokens]
+    prefill_kernel[(kv_heads, tiles.shape[0])](
+        query,
+        out,
+        *cache,
+        tiles,
+        batch.block_tables,
+        *scoring.scalars(),
+        *query.stride()[:2],
+        *out.stride()[:2],
+        *cache.keys.stride()[:3],
+        *cache.values.stride()[:3],
+        batch.block_tables.stride(0),
+        WINDOW=scoring.sliding_window or 0,
+        HAS_SOFTCAP=scoring.softcap is not None,
+        TILE_ROWS=tile.rows,
+        TILE_N=tile.tokens,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **constants,
+    )
+
+
+def _constants(group: int, cache: LayerCache) -> dict[str, int]:
+    """What decode and prefill kernels are both compiled for. A matrix product has 16 dimensions at least."""
+    key_dim, value_dim = cache.keys.shape[3], cache.values.shape[3]
+    return {
+        "GROUP": group,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "TILE_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
+        "TILE_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
+        "BLOCK_SIZE": cache.keys.shape[1],
+    }
+
+
+def _tiles(batch: Batch, num_tokens: int) -> torch.Tensor:
+    """The prefills in tiles of `num_tokens`: row, first token, number of tokens, position of the first; int32 [N, 4].
+
+    Those that see the most come first, so that no long one is left when the device runs out of others.
+    """
+    tiles, first = [], batch.num_decodes
+    for row in range(batch.num_decodes, len(batch.query_lens)):
+        query_len = batch.query_lens[row]
+        position = batch.context_lens[row] - query_len
+        for offset in range(0, query_len, num_tokens):
+            tiles.append((row, first + offset, min(num_tokens, query_len - offset), position + offset))
+        first += query_len
+    tiles.sort(key=lambda tile: tile[3], reverse=True)
+    return on_device(tiles, batch.block_tables.device, torch.int32)
+
+
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

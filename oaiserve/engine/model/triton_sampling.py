@@ -1,0 +1,153 @@
+"""Choosing tokens with Triton: what `sampler` does with its plain path, in a few launches and without a sort.
+
+`choose` takes the place of the plain path: `sample(..., choose=triton_sampling.choose)`. The choices are the same up to
+float32 rounding: sums of probabilities are added up in another order, so a draw that falls within a few millionths of a
+border between two tokens may go the other way, and a token whose probability is that close to the floor of min_p may be
+on its other side. Equal logits are equal here, too: the lower id comes first.
+
+`take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from oaiserve.engine.draws import uniform
+from oaiserve.engine.model.sampler import GREEDY_BELOW, Choice
+from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.model.triton_sampling_kernels import (
+    NUM_FLOORS,
+    best_kernel,
+    best_of_chunk_kernel,
+    candidates_kernel,
+    draw_kernel,
+    highest_kernel,
+    weights_kernel,
+)
+from oaiserve.engine.sequence import Sequence
+
+CHUNK = 4096  # ids per program
+TILE = 2048  # candidates at a time
+
+
+def choose(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
+    """A token for each row of `logits` [R, vocab], which are left as they are."""
+    if all(s.params.temperature < GREEDY_BELOW for s in sequences):
+        return take_best(logits)
+    rows = [row_parameters(s) for s in sequences]
+    has_cuts = any(0 < top_k < logits.shape[-1] or top_p < 1.0 for _, _, top_k, top_p, _ in rows)
+    return draw(logits, on_device(rows, logits.device, torch.float32).T.contiguous(), has_cuts=has_cuts)
+
+
+def row_parameters(sequence: Sequence) -> tuple[float, float, float, float, float]:
+    """What `draw` has to know about a row: temperature, min_p, top_k, top_p, and the uniform number of its draw."""
+    params = sequence.params
+    if params.temperature < GREEDY_BELOW:
+        return 1.0, 0.0, 1.0, 1.0, 0.0  # the best one
+    number = uniform(sequence.draw_key, sequence.num_tokens)
+    return params.temperature, params.min_p, float(max(params.top_k, 0)), params.top_p, number
+
+
+def take_best(logits: torch.Tensor) -> Choice:
+    """The id of the highest logit of each row [R, vocab], the lowest of equal ones."""
+    logits, num_rows, vocab, num_chunks = _sizes(logits)
+    best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
+    token_ids, are_finite = _choice(logits)
+    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
+    best_kernel[(num_rows,)](
+        best, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+    )
+    return token_ids, are_finite
+
+
+def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool) -> Choice:
+    """One draw per row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `row_parameters`.
+
+    Without `has_cuts`, what they say of top_k and top_p is passed over.
+    """
+    logits, num_rows, vocab, num_chunks = _sizes(logits)
+    temperatures, min_ps, top_ks, top_ps, uniforms = parameters
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    highest, masses = empty(num_rows, num_chunks), empty(num_rows, num_chunks)
+    token_ids, are_finite = _choice(logits)
+    # Nobody looks at these where nothing is cut.
+    rows_of_cuts = num_rows if has_cuts else 0
+    weights, candidate_weights = empty(rows_of_cuts, vocab), empty(rows_of_cuts, vocab)
+    candidate_ids = empty(rows_of_cuts, vocab, dtype=torch.int32)
+    num_candidates = empty(rows_of_cuts, dtype=torch.int32)
+    floor_masses = empty(rows_of_cuts, num_chunks, NUM_FLOORS.value)
+    floor_counts = empty(rows_of_cuts, num_chunks, NUM_FLOORS.value, dtype=torch.int32)
+    tile_chunks = triton.next_power_of_2(num_chunks)
+
+    highest_kernel[(num_rows, num_chunks)](logits, highest, logits.stride(0), vocab, CHUNK=CHUNK)
+    weights_kernel[(num_rows, num_chunks)](
+        logits,
+        highest,
+        temperatures,
+        min_ps,
+        masses,
+        weights,
+        floor_counts,
+        floor_masses,
+        logits.stride(0),
+        vocab,
+        HAS_CUTS=has_cuts,
+        CHUNK=CHUNK,
+        TILE_CHUNKS=tile_chunks,
+        num_warps=8 if has_cuts else 4,
+    )
+    if has_cuts:
+        candidates_kernel[(num_rows, num_chunks)](
+            weights,
+            masses,
+            floor_counts,
+            floor_masses,
+            top_ks,
+            top_ps,
+            candidate_weights,
+            candidate_ids,
+            num_candidates,
+            vocab,
+            CHUNK=CHUNK,
+            TILE_CHUNKS=tile_chunks,
+            num_warps=8,
+        )
+    draw_kernel[(num_rows,)](
+        logits,
+        highest,
+        temperatures,
+        min_ps,
+        uniforms,
+        masses,
+        top_ks,
+        top_ps,
+        candidate_weights,
+        candidate_ids,
+        num_candidates,
+        token_ids,
+        are_finite,
+        logits.stride(0),
+        vocab,
+        num_chunks,
+        HAS_CUTS=has_cuts,
+        CHUNK=CHUNK,
+        TILE_CHUNKS=tile_chunks,
+        TILE=TILE,
+        num_warps=8,
+    )
+    return token_ids, are_finite
+
+
+def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
+    """The logits with the ids of a row side by side, the numbers of rows and ids, and of chunks in a row."""
+    num_rows, vocab = logits.shape
+    return logits if logits.stride(1) == 1 else logits.contiguous(), num_rows, vocab, triton.cdiv(vocab, CHUNK)
+
+
+def _choice(logits: torch.Tensor) -> Choice:
+    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    return token_ids, torch.empty_like(token_ids, dtype=torch.bool)

@@ -1,0 +1,181 @@
+"""What is noted about steps, and about requests in them, for telemetry. Engine thread only; no torch.
+
+The engine loop says what happened and when; there is no clock here. Nothing here changes what the loop does next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from oaiserve.engine.request import Request
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.record import EventKind, StepKind, StepRecord
+
+MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
+
+
+class EngineSnapshot(NamedTuple):
+    """The engine's numbers after a step. Sequences are choices: a request has `prompts * n` of them."""
+
+    num_running: int = 0
+    num_waiting: int = 0  # tokenized, not yet in a step, or preempted
+    num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
+    blocks_used: int = 0
+    blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
+    blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
+    blocks_total: int = 0
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    num_prefix_hits: int = 0  # those that it had
+    num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
+    drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
+    num_step_tokens: int = 0  # in the last step
+    num_step_sequences: int = 0
+    step_ns: int = 0  # the model's time in the last step
+    num_steps: int = 0
+    model_ns: int = 0  # of all steps
+    idle_with_work_ns: int = 0  # between steps, while there was something to compute
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Added up over all steps so far, so that the difference of two moments tells what a request took part in."""
+
+    num_steps: int = 0
+    model_ns: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+
+class RequestNotes:
+    """What happens to one request in steps: written into its account and its stamps."""
+
+    __slots__ = ("_account", "_preempted_ns", "_times", "_totals_before")
+
+    def __init__(self, request: Request) -> None:
+        self._account = request.account
+        self._times = request.times
+        self._totals_before: StepTotals | None = None  # when its first step began
+        self._preempted_ns: dict[Sequence, int] = {}  # since when each of these is stalled
+
+    def preempted(self, sequence: Sequence, now_ns: int) -> None:
+        self._preempted_ns[sequence] = now_ns
+        self._account.num_preemptions += 1
+        self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
+
+    def admitted(self, sequence: Sequence, now_ns: int) -> bool:
+        """A step that is about to be launched has a chunk of it. True for the first of all its sequences."""
+        account = self._account
+        if sequence in self._preempted_ns:
+            stalled_ns = now_ns - self._preempted_ns.pop(sequence)
+            account.stalled_ns += stalled_ns
+            cached = sequence.num_computed
+            account.note(EventKind.RESUMED, now_ns, sequence.index, cached_tokens=cached, stalled_ns=stalled_ns)
+        elif sequence.num_cached:
+            account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
+        if self._times.scheduled is not None:
+            return False
+        self._times.scheduled = now_ns
+        # A copy: one that is preempted waits again, and that is not part of the phase `queue`.
+        account.waits_ns = sequence.waits_ns.copy()
+        return True
+
+    def first_step_ended(self, before: StepTotals) -> None:
+        self._totals_before = replace(before)
+
+    def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
+        """A chunk of more than one token; `batch`: chunks in its step."""
+        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_tokens
+        self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
+
+    def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
+        """A token of it is on the host."""
+        if sequence.last_token_ns is None:
+            self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
+            if self._times.first_token is None:
+                self._times.first_token = now_ns
+        else:
+            self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
+        sequence.last_token_ns = now_ns
+
+    def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
+        self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
+
+    def close(self, totals: StepTotals, now_ns: int) -> None:
+        account, before = self._account, self._totals_before
+        account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
+        if before is not None:
+            account.first_step = before.num_steps
+            account.num_steps = totals.num_steps - before.num_steps
+            account.model_ns = totals.model_ns - before.model_ns
+            account.num_step_sequences = totals.num_sequences - before.num_sequences
+            account.num_step_tokens = totals.num_tokens - before.num_tokens
+
+
+class StepAccount:
+    """Steps, one after the other: how long each took, and what kept the device waiting before it."""
+
+    def __init__(self) -> None:
+        self.totals = StepTotals()
+        self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
+        self._last: StepRecord | None = None
+        self._idle_ns = 0
+        self._work_since_ns = 0
+        self._last_ended_ns = 0
+
+    def work_arrived(self, now_ns: int) -> None:
+        """There was nothing to compute before."""
+        self._work_since_ns = now_ns
+
+    def step_ended(self, step: Step, launched_ns: int, ended_ns: int) -> int:
+        """Its results are on the host. Returns how long it took.
+
+        Steps run one after the other, so it began when it was launched, or when the one before it had ended. The host
+        sees that end when it takes the results, which may be late; a device that has a clock of its own knows better.
+        """
+        began_ns = max(launched_ns, self._last_ended_ns)
+        duration_ns = ended_ns - began_ns
+        idle_ns = max(0, launched_ns - max(self._work_since_ns, self._last_ended_ns))
+        if step.device_ns is not None:
+            duration_ns = step.device_ns
+        if step.device_gap_ns is not None:
+            idle_ns = min(step.device_gap_ns, launched_ns - self._work_since_ns)
+        self._last_ended_ns = ended_ns
+        num_sequences, num_tokens = len(step.chunks), step.num_tokens
+        if num_tokens == num_sequences:
+            kind = StepKind.DECODE
+        else:
+            kind = StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
+        self._last = StepRecord(kind, began_ns, duration_ns, idle_ns, num_sequences, num_tokens)
+        self.steps.append(self._last)
+        self._idle_ns += idle_ns
+        self.totals.num_steps += 1
+        self.totals.model_ns += duration_ns
+        self.totals.num_sequences += num_sequences
+        self.totals.num_tokens += num_tokens
+        return duration_ns
+
+    def snapshot(self, scheduler: Scheduler, *, num_waiting_tokens: int, drain_rate: float) -> EngineSnapshot:
+        pool, last = scheduler.pool, self._last
+        return EngineSnapshot(
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting + scheduler.num_parked,
+            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached,
+            blocks_reusable=pool.num_reusable,
+            blocks_total=pool.num_blocks,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            num_waiting_tokens=num_waiting_tokens,
+            drain_rate=drain_rate,
+            num_step_tokens=last.num_tokens if last else 0,
+            num_step_sequences=last.num_sequences if last else 0,
+            step_ns=last.duration_ns if last else 0,
+            num_steps=self.totals.num_steps,
+            model_ns=self.totals.model_ns,
+            idle_with_work_ns=self._idle_ns,
+        )

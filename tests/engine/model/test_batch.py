@@ -1,0 +1,70 @@
+"""A step as tensors: what is in them, where ids come from that only the device knows, how they get there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+
+CPU = torch.device("cpu")
+
+
+def sequence(prompt: list[int], blocks: list[int], num_pending: int = 0) -> Sequence:
+    made = Sequence("r", 0, prompt, SamplingParams(), max_len=99)
+    made.blocks, made.num_tokens = blocks, len(prompt) + num_pending
+    return made
+
+
+def a_step() -> tuple[Step, dict[Sequence, int]]:
+    """A decode, one whose token the step before draws, the end of a prompt and the middle of another."""
+    known, unknown = sequence([1, 2, 3], [7]), sequence([4, 5, 6, 7], [3, 9], num_pending=1)
+    whole, part = sequence([8, 9, 10], [5]), sequence(list(range(20, 32)), [1, 2, 4])
+    step = Step([Chunk(known, 2, 1), Chunk(unknown, 4, 1), Chunk(whole, 0, 3), Chunk(part, 4, 6, samples=False)])
+    return step, {whole: 0, unknown: 5}
+
+
+def tensors_of(batch: Batch) -> dict[str, torch.Tensor]:
+    fields = {name: getattr(batch, name) for name in Batch.__slots__}
+    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+
+
+def test_tokens_of_all_chunks_stand_in_one_row() -> None:
+    step, drawn_rows = a_step()
+    batch = build_batch(step, 4, CPU, drawn_rows)
+    assert {name: tensor.tolist() for name, tensor in tensors_of(batch).items()} == {
+        "input_ids": [3, 0, 8, 9, 10, 24, 25, 26, 27, 28, 29],
+        "positions": [2, 4, 0, 1, 2, 4, 5, 6, 7, 8, 9],
+        "slots": [30, 36, 20, 21, 22, 8, 9, 10, 11, 16, 17],
+        "block_tables": [[7, 0, 0], [3, 9, 0], [5, 0, 0], [1, 2, 4]],
+        "query_start": [0, 1, 2, 5, 11],
+        "seq_lens": [3, 5, 3, 10],
+        "logits_rows": [0, 1, 4],
+        "unknown_rows": [1],
+        "drawn_rows": [5],
+    }
+    assert (batch.num_decodes, batch.query_lens, batch.context_lens) == (2, [1, 1, 3, 6], [3, 5, 3, 10])
+    assert (batch.sample_chunks, batch.prompt_rows) == ([0, 1, 2], [])
+
+
+def test_all_travel_as_one_and_each_begins_where_kernels_like_it() -> None:
+    step, drawn_rows = a_step()
+    tensors = tensors_of(build_batch(step, 4, CPU, drawn_rows)).values()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert all(tensor.storage_offset() % ALIGNMENT == 0 and tensor.is_contiguous() for tensor in tensors)
+
+
+def test_without_tokens_on_their_way_nobody_asks_where_they_are() -> None:
+    batch = build_batch(Step([Chunk(sequence([1, 2], [0]), 0, 2)]), 4, CPU)
+    assert (len(batch.unknown_rows), len(batch.drawn_rows)) == (0, 0)
+
+
+@pytest.mark.parametrize(("start", "count", "rows"), [(0, 2, [0, 1]), (2, 2, [1, 0]), (0, 4, [3, 0, 1, 2])])
+def test_prompt_logprobs_take_every_position_but_the_last(start: int, count: int, rows: list[int]) -> None:
+    prompt = sequence([1, 2, 3, 4], [0])
+    prompt.wants_prompt_logprobs = True
+    batch = build_batch(Step([Chunk(prompt, start, count, samples=start + count == 4)]), 4, CPU)
+    assert batch.logits_rows.tolist() == rows  # the row that samples comes first
+    assert batch.prompt_rows == [(0, len(batch.sample_chunks), len(rows) - len(batch.sample_chunks))]

@@ -1,0 +1,227 @@
+"""Answers are the same with a step under way: a small random model, whose drawn ids go from step to step on the device.
+
+On a CPU a launch computes at once; tested is which step takes which id, and what becomes of those drawn too many.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import (
+    Aborted,
+    Event,
+    Finished,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.record import EngineAccount, EventKind
+from oaiserve.times import RequestTimes
+from tests.engine.doubles import Inbox
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
+NUM_REQUESTS = 120
+
+
+class CountingRunner(ModelRunner):
+    """On a CPU, but launched as on a GPU."""
+
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, overlap: bool) -> None:
+        super().__init__(loaded, num_blocks=num_blocks, block_size=4)
+        self.is_asynchronous = overlap
+        self.num_unknown = 0  # ids that were taken from the step before
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self.num_unknown += len(batch.unknown_rows)
+        return super().forward(batch)
+
+
+class Leaver(Inbox):
+    """Aborts requests once so many tokens of them are here, in the midst of a step's events."""
+
+    def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
+        super().__init__()
+        self._engine, self._left = engine, dict(leaves_after)
+
+    def __call__(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokenChunk) and event.request_id in self._left:
+                self._left[event.request_id] -= len(event.token_ids)
+                if self._left[event.request_id] <= 0:
+                    self._engine.abort(event.request_id)
+        super().__call__(events)
+
+
+class Answer(NamedTuple):
+    """Of one choice."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+    logprobs: list[float]
+
+
+class Run(NamedTuple):
+    answers: dict[tuple[str, int], Answer]  # by request and choice
+    prompt_logprobs: dict[str, list[float]]
+    usage: dict[str, tuple[int, int]]  # tokens of prompt and answers
+    ended: dict[str, Event]
+    requests: list[Request]
+    num_preemptions: int
+    num_unknown: int
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+def some_requests(seed: int) -> list[Request]:
+    """Of all kinds: choices, common beginnings, ends of every kind, edits that need the ids before, logprobs."""
+    rng = random.Random(seed)
+    requests = []
+    for i in range(NUM_REQUESTS):
+        prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
+        edits: dict[str, Any] = rng.choice(
+            [*[{}] * 25, {"repetition_penalty": 1.3}, {"bad_words": ("AB", "x")}, *[{"min_tokens": 5}] * 3]
+        )
+        ends: dict[str, Any] = rng.choice([*[{}] * 3, {"stop": ("A", "bc", "7")}, {"stop_token_ids": (11, 12, 13)}])
+        asked: dict[str, Any] = rng.choice([*[{}] * 4, {"logprobs": 2}, {"prompt_logprobs": 1}])
+        params = SamplingParams(
+            max_tokens=rng.choice([0, 1, 2, 8, 16]),
+            temperature=rng.choice([0.0, 1.0]),
+            seed=i,
+            n=rng.choice([1, 1, 2, 3]),
+            ignore_eos=rng.random() < 0.3,
+            **edits,
+            **ends,
+            **asked,
+        )
+        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
+    return requests
+
+
+def run(
+    loaded: LoadedModel,
+    requests: list[Request],
+    *,
+    overlap: bool,
+    num_blocks: int,
+    leaves: dict[str, int] | None = None,
+) -> Run:
+    requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
+    runner = CountingRunner(loaded, num_blocks=num_blocks, overlap=overlap)
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=48,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=frozenset([EOS]),
+        options=EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
+    )
+    inbox = Leaver(engine, leaves or {})
+    with engine:
+        for asked in requests:
+            engine.submit(asked, inbox)
+        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+    scheduler = engine._loop._scheduler
+    scheduler.check_integrity()
+    assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
+    events = [event for events in inbox.hand_overs for event in events]
+    chunks: dict[tuple[str, int], list[TokenChunk]] = {}
+    for event in events:
+        if isinstance(event, TokenChunk):
+            chunks.setdefault((event.request_id, event.index), []).append(event)
+    answers = {
+        key: Answer(
+            [token_id for chunk in of_choice for token_id in chunk.token_ids],
+            "".join(chunk.text for chunk in of_choice),
+            of_choice[-1].finish_reason,
+            of_choice[-1].stop_reason,
+            [row.logprob for chunk in of_choice for row in chunk.logprobs or []],
+        )
+        for key, of_choice in chunks.items()
+    }
+    return Run(
+        answers,
+        {
+            e.request_id: [row.logprob for row in e.logprobs[1:]]
+            for e in events
+            if isinstance(e, PromptDone) and e.logprobs
+        },
+        {key: (event.usage.prompt_tokens, event.usage.completion_tokens) for key, event in ended.items()},  # type: ignore[union-attr]
+        ended,
+        requests,
+        scheduler.num_preemptions,
+        runner.num_unknown,
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
+def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int) -> None:
+    requests = some_requests(1)
+    expected = run(loaded, requests, overlap=False, num_blocks=1000)
+    found = run(loaded, requests, overlap=True, num_blocks=num_blocks)
+    assert (expected.num_unknown, found.num_unknown > 100) == (0, True)
+    assert (found.num_preemptions > 50) == (num_blocks == 14)
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    assert {answer.finish_reason for answer in found.answers.values()} == {"stop", "length"}
+    assert {type(answer.stop_reason) for answer in found.answers.values()} == {type(None), str, int}
+    assert found.answers.keys() == expected.answers.keys()
+    for key, answer in expected.answers.items():
+        assert found.answers[key]._replace(logprobs=[]) == answer._replace(logprobs=[]), key
+        assert found.answers[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+    assert found.usage == expected.usage
+    assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
+    for request_id, logprobs in expected.prompt_logprobs.items():
+        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-4)
+    for asked in found.requests:
+        check_account(asked, found)
+
+
+def check_account(asked: Request, found: Run) -> None:
+    """What is told about a request agrees with what was sent."""
+    account, times = asked.account, asked.times
+    num_tokens = found.usage[asked.request_id][1]
+    assert times.tokenized is not None
+    assert times.scheduled is not None
+    assert times.first_token is not None
+    assert times.last_token is not None
+    assert times.tokenized <= times.scheduled <= times.first_token <= times.last_token
+    assert sum(account.waits_ns.values()) == times.scheduled - times.tokenized
+    if asked.params.max_tokens:
+        assert len(account.inter_token_ns) == num_tokens - asked.params.n
+    kinds = [event.kind for event in account.events]
+    assert kinds.count(EventKind.FINISHED) == kinds.count(EventKind.FIRST_TOKEN) == asked.params.n
+    assert kinds.count(EventKind.PREEMPTED) == kinds.count(EventKind.RESUMED) == account.num_preemptions
+    assert account.num_steps > 0
+    assert 0 < account.model_ns <= times.last_token - times.scheduled
+
+
+def test_requests_may_leave_at_any_moment(loaded: LoadedModel) -> None:
+    rng, requests = random.Random(5), some_requests(2)
+    expected = run(loaded, requests, overlap=False, num_blocks=1000)
+    leaves = {asked.request_id: rng.randint(1, 12) for asked in requests if rng.random() < 0.5}
+    found = run(loaded, requests, overlap=True, num_blocks=14, leaves=leaves)
+    assert sum(isinstance(event, Aborted) for event in found.ended.values()) > 10
+    for key, answer in found.answers.items():
+        if isinstance(found.ended[key[0]], Finished):
+            assert answer.token_ids == expected.answers[key].token_ids
+        else:
+            assert answer.token_ids == expected.answers[key].token_ids[: len(answer.token_ids)]

@@ -1,0 +1,218 @@
+"""The Triton backend against the reference, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.model.attention import LayerCache, reference, select_backend
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from tests.engine.model import test_families
+from tools.random_models import FAMILIES, generate, random_model
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model.attention import triton as backend
+
+# exp2 of a score far above the cap is infinity, and the score becomes the cap, as it should.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+MIXED = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
+
+
+class Inputs(NamedTuple):
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    cache: LayerCache
+    batch: Batch
+
+
+def make_inputs(
+    lengths: tuple[tuple[int, int], ...],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    key_dim: int = 16,
+    value_dim: int | None = None,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Inputs:
+    """Sequences whose blocks lie anywhere. What is in the cache and belongs to no token of theirs is not a number."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    num_blocks = sum(-(-(start + count) // block_size) for start, count in lengths) + 1
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    value_dim = value_dim or key_dim
+    cache = LayerCache(
+        torch.full((num_blocks, block_size, kv_heads, key_dim), math.nan, dtype=dtype),
+        torch.full((num_blocks, block_size, kv_heads, value_dim), math.nan, dtype=dtype),
+    )
+    step = Step()
+    for start, count in lengths:
+        sequence = Sequence("r", 0, [0] * (start + count), SamplingParams(), max_len=9999)
+        sequence.blocks = [free.pop() for _ in range(-(-(start + count) // block_size))]
+        step.chunks.append(Chunk(sequence, start, count))
+        for position in range(start):
+            place = sequence.blocks[position // block_size], position % block_size
+            cache.keys[place], cache.values[place] = randn(kv_heads, key_dim), randn(kv_heads, value_dim)
+    num_tokens = sum(count for _, count in lengths)
+    # Heads outside, as transformers lays them out.
+    query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
+    return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
+
+
+def expected(inputs: Inputs, **scoring: float | int | None) -> torch.Tensor:
+    """The reference's answer in float32, from the same numbers; the caches come out the same."""
+    query, key, value, cache, batch = inputs
+    copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
+    out = reference.attend(query.float(), key.float(), value.float(), copies, batch, **scoring)
+    return out
+
+
+def check(inputs: Inputs, *, window: int | None = None, softcap: float | None = None) -> None:
+    scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
+    want = expected(inputs, **scoring)
+    got = backend.attend(*inputs, **scoring)
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [16, 64, 80, 96, 128, 256])
+def test_it_equals_the_reference_for_any_head_dim_and_dtype(dim: int, dtype: torch.dtype) -> None:
+    check(make_inputs(MIXED, key_dim=dim, dtype=dtype))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (9, 3), (8, 1), (20, 1)])
+def test_it_equals_the_reference_for_any_group_of_heads(heads: int, kv_heads: int) -> None:
+    check(make_inputs(MIXED, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 128])
+def test_it_equals_the_reference_for_any_block_size(block_size: int) -> None:
+    check(make_inputs(MIXED, block_size=block_size))
+
+
+def test_keys_and_values_may_have_different_dims() -> None:
+    check(make_inputs(MIXED, key_dim=24, value_dim=40))
+
+
+@pytest.mark.parametrize("window", [None, 1, 30, 1000])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, softcap: float | None) -> None:
+    check(make_inputs(MIXED, dtype=torch.bfloat16), window=window, softcap=softcap)
+
+
+def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
+    inputs = make_inputs(MIXED, key_dim=20, value_dim=12)
+    before = LayerCache(inputs.cache.keys.clone(), inputs.cache.values.clone())
+    backend.attend(*inputs, scaling=1.0, sliding_window=None, softcap=None)
+    for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
+        old.flatten(0, 1)[inputs.batch.slots] = new
+        torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
+
+
+# Small tiles, so that few tokens are many of them.
+@settings(max_examples=12)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 24)), min_size=1, max_size=3),
+    group=st.integers(1, 5),
+    block_size=st.sampled_from([4, 7, 16]),
+    window=st.sampled_from([None, 1, 3, 17, 100]),
+    softcap=st.sampled_from([None, 2.0]),
+    splits=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
+    lengths: list[tuple[int, int]],
+    group: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    splits: int,
+    seed: int,
+) -> None:
+    lengths = sorted([*lengths, (40, 1)], key=lambda pair: pair[1] != 1)  # chunks of one token come first
+    inputs = make_inputs(tuple(lengths), heads=2 * group, block_size=block_size, key_dim=8, value_dim=5, seed=seed)
+    query, key, value, cache, batch = inputs
+    scoring = backend.Scoring(0.3, window, softcap)
+    want = expected(inputs, **scoring._asdict())
+    out = torch.full_like(want, math.nan)
+    tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
+    if batch.num_decodes < len(lengths):
+        backend.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
+        backend.prefill(query, cache, batch, out, scoring, tile)
+    backend.decode(query, key, value, cache, batch, out, scoring, splits, tile)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int) -> None:
+    inputs = make_inputs(((50, 1), (20, 1)))
+    scoring = backend.Scoring(0.25, None, None)
+    want = expected(inputs, **scoring._asdict())
+    query, key, value, cache, batch = inputs
+    batch.seq_lens[1], batch.slots[1] = 0, -1
+    untouched = cache.keys[batch.block_tables[1]].clone()
+    out = torch.full_like(want, math.nan)
+    backend.decode(query, key, value, cache, batch, out, scoring, splits)
+    torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
+    assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
+    torch.testing.assert_close(cache.keys[batch.block_tables[1]], untouched, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("programs", "tokens", "splits"),
+    [
+        (8, 200, 1),  # too short to be worth it
+        (8, 1024, 4),
+        (8, 8192, 32),
+        (8, 1 << 20, 64),
+        (128, 8192, 3),
+        (512, 512, 1),  # the device is full without
+        (512, 4096, 1),
+        (512, 32768, 8),  # some may be much longer than others
+    ],
+)
+def test_sequences_are_split_where_that_fills_the_device(programs: int, tokens: int, splits: int) -> None:
+    assert backend.num_splits(programs, tokens, num_multiprocessors=132) == splits
+
+
+def test_tiles_that_see_most_come_first() -> None:
+    batch = make_inputs(((9, 1), (0, 5), (100, 3))).batch
+    assert backend._tiles(batch, 2).tolist() == [
+        [2, 8, 1, 102],
+        [2, 6, 2, 100],
+        [1, 5, 1, 4],
+        [1, 3, 2, 2],
+        [1, 1, 2, 0],
+    ]
+
+
+def test_models_answer_as_generate_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_families, "ModelRunner", partial(ModelRunner, backend=backend.attend))
+    model = random_model(FAMILIES["gemma2"])  # grouped heads, windows and softcap
+    expected = generate(model, test_families.PROMPTS, test_families.NUM_TOKENS)
+    assert test_families.run_all(prepare(model), num_blocks=64, max_step_tokens=40) == (expected, 0)
+
+
+def test_the_device_decides_which_backend_is_used() -> None:
+    assert select_backend(CPU) is reference.attend
+    assert select_backend(torch.device("cuda")) is backend.attend

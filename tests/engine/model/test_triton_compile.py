@@ -1,0 +1,37 @@
+"""What the interpreter does not tell: whether the kernels compile, and into the instructions that matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = 227 << 10  # of an SM, for one program
+
+
+@pytest.mark.timeout(400)  # a compiler on a machine that has other things to do
+def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    script = Path(__file__).with_name("triton_compile.py")
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert {kernel["kernel"] for kernel in found} == {
+        *("write_kernel", "prefill_kernel", "decode_kernel", "reduce_kernel"),
+        *("best_of_chunk_kernel", "best_kernel", "highest_kernel", "weights_kernel"),
+        *("candidates_kernel", "draw_kernel"),
+    }
+    for kernel in found:
+        assert kernel["stack_bytes"] == 0, kernel
+        assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
+        if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
+            # Matrix units, and loads that go on while these work.
+            matrices = {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"HMMA", "LDGSTS"}}
+            assert matrices.get(kernel["kernel"], set()) <= set(kernel["instructions"]), kernel

@@ -1,0 +1,134 @@
+"""Choosing tokens with Triton against the sampler's plain path, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from oaiserve.engine.model import sampler
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model import triton_sampling
+
+# Rows without numbers are worked out like the others, and then marked.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few ids each, so that a small vocabulary has several."""
+    monkeypatch.setattr(triton_sampling, "CHUNK", 64)
+    monkeypatch.setattr(triton_sampling, "TILE", 64)
+
+
+def make_sequence(draw_key: int = 0, **params: float) -> Sequence:
+    return Sequence("r", 0, [1, 2, 3], SamplingParams(**params), max_len=9, draw_key=draw_key)
+
+
+def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    token_ids, are_finite = triton_sampling.choose(logits, sequences)
+    want_ids, want_finite = sampler._choose(logits.clone(), sequences)
+    assert are_finite.tolist() == want_finite.tolist()
+    assert token_ids[are_finite].tolist() == want_ids[want_finite].tolist()
+
+
+@pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 0.1), (torch.bfloat16, 6.0)], ids=str)
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.5}], ids=str)
+def test_it_draws_what_the_plain_path_draws(cuts: dict[str, float], spread: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(4, 150) * spread).to(dtype)
+    logits[2:] = (logits[2:] * 2).round() / 2  # many are equal
+    logits[3, torch.rand(150) < 0.5] = -math.inf
+    check(logits, [make_sequence(draw_key=key, temperature=0.7, **cuts) for key in range(4)])
+
+
+def test_rows_of_all_kinds_go_together() -> None:
+    chance = random.Random(5)
+    torch.manual_seed(1)
+    sequences = [
+        make_sequence(
+            draw_key=key,
+            temperature=chance.choice([0.0, 0.3, 1.0, 2.0]),
+            top_k=chance.choice([0, 0, 1, 5, 149, 150, 1000]),
+            top_p=chance.choice([1.0, 0.95, 0.2, 1e-6]),
+            min_p=chance.choice([0.0, 0.02, 1.0]),
+        )
+        for key in range(12)
+    ]
+    check(torch.randn(12, 150) * 3, sequences)
+
+
+def test_every_token_can_be_drawn_and_none_that_is_masked() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
+    for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
+        sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
+        token_ids, are_finite = triton_sampling.choose(logits.expand(10, -1).contiguous(), sequences)
+        assert set(token_ids.tolist()) == {1, 3, 4}
+        assert are_finite.all()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1.0])
+def test_the_ends_of_the_range_are_tokens_that_stay(uniform: float) -> None:
+    """A uniform number is below 1, but may not be so any more in float32."""
+    logits = torch.tensor([[-math.inf, 3.0, 1.0, 2.0, -math.inf]])
+    for has_cuts, top_k, want in ((False, 0.0, (1, 3)), (True, 2.0, (1, 3)), (True, 3.0, (1, 2))):
+        parameters = torch.tensor([[1.0], [0.0], [top_k], [1.0], [uniform]])
+        token_ids, _ = triton_sampling.draw(logits, parameters, has_cuts=has_cuts)
+        assert token_ids.tolist() == [want[int(uniform)]]
+
+
+def test_of_equal_tokens_those_with_the_lowest_ids_stay() -> None:
+    logits = torch.zeros(2, 6)
+    parameters = torch.tensor([[1.0] * 2, [0.0] * 2, [3.0, 0.0], [1.0, 0.5], [1.0] * 2])
+    token_ids, _ = triton_sampling.draw(logits, parameters, has_cuts=True)
+    assert token_ids.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_greedy_takes_the_lowest_id_of_the_best(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    logits = (torch.randn(6, 200) * 4).round().to(dtype)
+    logits[0] = -0.0
+    logits[0, 70] = 0.0  # equal
+    logits[1] = -logits[1].abs() - 1
+    check(logits, [make_sequence(temperature=0.0)] * 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_rows_without_numbers_are_told(temperature: float, top_k: int) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, 130)
+    logits[0, 100] = math.nan
+    logits[1, 3] = -math.nan
+    logits[2, 5] = math.inf
+    logits[3] = -math.inf
+    logits[4, 1:] = -math.inf
+    check(logits, [make_sequence(temperature=temperature, top_k=top_k)] * 6)
+
+
+def test_logits_may_be_part_of_something() -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(3, 500)[:, 100:300]
+    for sequence in (make_sequence(temperature=0.0), make_sequence(temperature=1.0, top_p=0.9)):
+        check(logits, [sequence] * 3)
+        check(logits.contiguous().T.contiguous().T, [sequence] * 3)
+
+
+def test_the_sampler_takes_it_in_place_of_its_own() -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(3, 150)
+    sequences = [
+        make_sequence(temperature=0.0, logit_bias={3: 50.0}),
+        make_sequence(temperature=1.0, logprobs=2),
+        make_sequence(temperature=1.0, top_p=0.5),
+    ]
+    got = sampler.sample(logits.clone(), sequences, choose=triton_sampling.choose)
+    assert got == sampler.sample(logits.clone(), sequences)
+    assert got.token_ids[0] == 3

@@ -1,0 +1,109 @@
+"""Compiles the Triton kernels for an H100 or H200 on a machine that has none, and prints what they need, as JSON.
+
+A process of its own: in that of the tests, Triton is in its interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from oaiserve.engine.model import triton_sampling
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import triton as backend
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoDevice:
+    """What Triton asks of a driver in order to compile."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class CompileOnly:
+    """In the place of a kernel: compiles it where it would be launched."""
+
+    def __init__(self, kernel: Any, found: list[dict[str, Any]]) -> None:
+        self._kernel, self._found = kernel, found
+
+    def __getitem__(self, grid: tuple[int, ...]) -> CompileOnly:
+        return self
+
+    def __call__(self, *arguments: Any, **constants: Any) -> None:
+        compiled = self._kernel.warmup(*arguments, grid=(1,), **constants)
+        resources, code = disassemble(compiled.asm["cubin"])
+        self._found.append(
+            {
+                "kernel": self._kernel.fn.__name__,
+                "dtype": str(arguments[0].dtype),
+                "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # of what does not fit into registers
+                "shared_bytes": compiled.metadata.shared,
+                "instructions": sorted(set(re.findall(r"\b(HGMMA|HMMA|LDGSTS)\b", code))),
+            }
+        )
+
+
+def disassemble(binary: bytes) -> tuple[str, str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        flags = ("--dump-resource-usage", "--dump-sass")
+        resources, code = (
+            subprocess.run([CUOBJDUMP, flag, file.name], check=True, capture_output=True, text=True).stdout
+            for flag in flags
+        )
+    return resources, code
+
+
+def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **scoring: float | None) -> None:
+    """32 heads on 8, blocks of 16: decodes and a prefill."""
+    step = Step()
+    for count in [1] * num_decodes + [query_len]:
+        sequence = Sequence("r", 0, [0] * 4096, SamplingParams(), max_len=4097)
+        sequence.blocks = list(range(256))
+        step.chunks.append(Chunk(sequence, 4096 - count, count))
+    num_tokens = num_decodes + query_len
+    cache = LayerCache(*torch.empty(2, 2, 16, 8, dim, dtype=dtype))
+    query, key = torch.empty(num_tokens, 32, dim, dtype=dtype), torch.empty(num_tokens, 8, dim, dtype=dtype)
+    batch = build_batch(step, 16, torch.device("cpu"))
+    backend.attend(query, key, key, cache, batch, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
+
+
+def main() -> None:
+    driver.set_active(NoDevice())
+    found: list[dict[str, Any]] = []
+    for module in (backend, triton_sampling):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, CompileOnly(getattr(module, name), found))
+    backend._num_multiprocessors = lambda device: 132
+    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
+    attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
+    attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
+    logits = torch.empty(64, 128256, dtype=torch.bfloat16)
+    triton_sampling.take_best(logits)
+    triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""A step is scheduled and launched while the one before is under way: what scheduler and engine loop make of it.
+
+That all else is as without overlap is tested where all else is: tests that use the fixture `overlap` run both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from oaiserve.engine.blocks import hash_block
+from oaiserve.engine.loop import Stop
+from oaiserve.engine.request import Aborted, Event, Failed, Finished, TokenChunk
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import ChunkResult, Place, Sequence, Step
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.memory import Memory, make, sequence
+
+# -- the scheduler: tokens that are not known yet ---------------------------------------------------------------------
+
+
+def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """A step whose results do not come."""
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.advance(step)
+    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
+
+
+def test_a_sequence_goes_on_while_its_newest_token_is_on_its_way() -> None:
+    scheduler, one = make(), sequence("a", 4, max_tokens=3)
+    scheduler.add(one)
+    first = scheduler.schedule()
+    assert first is not None
+    scheduler.advance(first)
+    assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([], 1, 5, 0)
+    assert launch(scheduler) == [("a", 1)]
+    scheduler.commit(first.chunks[0], 7)
+    assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([7], 1, 6, 1)
+    assert launch(scheduler) == [("a", 1)]
+    assert scheduler.schedule() is None  # its third token is its last, whatever it is
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_whoever_needs_no_other_step_makes_room_at_once(max_tokens: int) -> None:
+    scheduler = make(kv_blocks=1, max_running=1)
+    scheduler.add(sequence("a", 3, max_tokens))
+    scheduler.add(sequence("b", 3, max_tokens))
+    assert launch(scheduler) == [("a", 3)]
+    assert scheduler.pool.num_used == 0
+    assert launch(scheduler) == [("b", 3)]
+
+
+def test_what_a_prompt_is_computed_for_need_not_wait_for_the_results() -> None:
+    scheduler = make(max_step_tokens=16)
+    prompt = list(range(8))
+    leader, sibling = sequence("leader", prompt), sequence("sibling", prompt)
+    scheduler.add(leader)
+    scheduler.add(sibling, leader)
+    scheduler.add(sequence("same prefix", [*prompt, 8]))
+    assert launch(scheduler) == [("leader", 8)]
+    assert launch(scheduler) == [("same prefix", 1), ("sibling", 1), ("leader", 1)]
+
+
+def test_a_block_is_published_when_all_its_ids_are_known() -> None:
+    scheduler, one = make(), sequence("a", 3, max_tokens=8)
+    scheduler.add(one)
+    prefill = scheduler.schedule()
+    assert prefill is not None
+    scheduler.advance(prefill)
+    decode = scheduler.schedule()
+    assert decode is not None
+    scheduler.advance(decode)  # computes the fourth token, whose id is on its way
+    assert scheduler.pool.num_cached == 0
+    scheduler.commit(prefill.chunks[0], 7)
+    assert scheduler.pool.num_cached == 0  # who knows whether the answer goes on
+    scheduler.commit(decode.chunks[0], 8)
+    assert scheduler.pool.find(hash_block(None, [*one.token_ids[:3], 7])) == one.blocks[0]
+
+
+def test_the_end_of_an_answer_is_not_in_the_cache_though_a_step_computed_it() -> None:
+    scheduler = make()
+    memory = Memory(scheduler, last_token=9)
+    memory.overlap = True
+    one = sequence("a", [1, 2, 3], max_tokens=8)
+    scheduler.add(one)
+    memory.run(next_token=9)
+    memory.run()
+    memory.settle()
+    assert (one.generated_ids, one.place, scheduler.pool.num_used) == ([9], Place.NOWHERE, 0)
+    assert scheduler.pool.num_cached == 0
+
+
+def test_one_that_gives_way_with_a_token_on_its_way_has_it_when_it_comes_back() -> None:
+    scheduler = make(kv_blocks=2, max_step_tokens=16)
+    old, young = sequence("old", 4, 2), sequence("young", 4, 4)
+    scheduler.add(old)
+    scheduler.add(young)
+    first = scheduler.schedule()
+    assert first is not None
+    scheduler.advance(first)
+    assert launch(scheduler) == [("old", 1)]
+    assert (young.place, young.blocks, young.num_pending) == (Place.WAITING, [], 1)
+    for chunk in first.chunks:
+        scheduler.commit(chunk, 7)
+    scheduler.check_integrity()
+    assert launch(scheduler) == [("young", 5)]
+
+
+def test_what_was_removed_with_a_step_under_way_leaves_its_blocks_to_others() -> None:
+    scheduler = make(kv_blocks=2)
+    scheduler.add(sequence("a", 3, 4))
+    launch(scheduler)
+    scheduler.remove(scheduler.running[0])
+    scheduler.add(sequence("b", 7, 1))
+    assert launch(scheduler) == [("b", 7)]
+
+
+# -- the engine loop --------------------------------------------------------------------------------------------------
+
+
+class Device(ScriptedRunner):
+    """Computes one step after the other, beside the host: each takes so long, by the clock of the test."""
+
+    is_asynchronous = True
+
+    def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] | None = None) -> None:
+        super().__init__(*([token_of] if token_of else []))
+        self._clock, self._step_ns = clock, int(step_seconds * 1e9)
+        self._ended_ns = 0
+        self.has_clock = False
+        self.launched: list[Step] = []
+        self.num_pending: list[list[int]] = []  # at the launch of each step, of each sequence in it
+
+    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+        self.launched.append(step)
+        self.num_pending.append([chunk.sequence.num_pending for chunk in step.chunks])
+        began_ns = max(self._clock.now_ns, self._ended_ns)
+        gap_ns, self._ended_ns = began_ns - self._ended_ns, began_ns + self._step_ns
+        ended_ns = self._ended_ns
+
+        def wait() -> list[ChunkResult]:
+            self._clock.now_ns = max(self._clock.now_ns, ended_ns)
+            if self.has_clock:
+                step.device_ns, step.device_gap_ns = self._step_ns, gap_ns
+            return self.run(step)
+
+        return wait
+
+
+def slow_consumer(clock: Clock, inbox: Inbox, seconds: float) -> Callable[[list[Event]], None]:
+    """Each hand-over takes the engine thread so long."""
+
+    def deliver(events: list[Event]) -> None:
+        clock.move(seconds)
+        inbox(events)
+
+    return deliver
+
+
+def chunks_of(inbox: Inbox, request_id: str = "r") -> list[TokenChunk]:
+    events = (event for events in inbox.hand_overs for event in events)
+    return [event for event in events if isinstance(event, TokenChunk) and event.request_id == request_id]
+
+
+def test_the_host_works_while_the_device_does() -> None:
+    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
+    device = Device(clock, step_seconds=0.010)
+    with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
+        engine.submit(asked, slow_consumer(clock, inbox, 0.004))
+        inbox.wait_terminal("r")
+        steps = engine.take_steps()
+    assert device.num_pending == [[0], [1], [1], [1], [1]]
+    assert [(step.duration_ns, step.idle_ns) for step in steps] == [(10_000_000, 0)] * 5
+    assert list(asked.account.inter_token_ns) == [10_000_000] * 4
+    times = asked.times
+    assert times.scheduled is not None
+    assert (times.first_token, times.last_token) == (times.scheduled + 10_000_000, times.scheduled + 50_000_000)
+
+
+def test_without_overlap_the_device_waits_for_the_host() -> None:
+    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=3)
+    device = Device(clock, step_seconds=0.010)
+    with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=False) as engine:
+        engine.submit(asked, slow_consumer(clock, inbox, 0.004))
+        inbox.wait_terminal("r")
+        steps = engine.take_steps()
+    assert device.num_pending == [[0], [0], [0]]
+    assert [(step.duration_ns, step.idle_ns) for step in steps] == [
+        (10_000_000, idle) for idle in (0, *[4_000_000] * 2)
+    ]
+    assert list(asked.account.inter_token_ns) == [14_000_000] * 2
+
+
+def test_a_device_with_a_clock_tells_that_it_had_to_wait_for_the_host() -> None:
+    clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
+    device = Device(clock, step_seconds=0.010)
+    device.has_clock = True
+    with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
+        engine.submit(asked, slow_consumer(clock, inbox, 0.025))
+        inbox.wait_terminal("r")
+        steps = engine.take_steps()
+        snapshot = engine.snapshot()
+    assert [step.duration_ns for step in steps] == [10_000_000] * 5
+    # The first two were launched one behind the other. Each later one had to wait until the host was done with the step
+    # before last, which it began when that had ended.
+    assert [step.idle_ns for step in steps] == [0, 0, 15_000_000, 15_000_000, 15_000_000]
+    assert (snapshot.model_ns, snapshot.idle_with_work_ns) == (50_000_000, 45_000_000)
+    assert asked.account.model_ns == 50_000_000
+
+
+def test_time_without_work_is_no_gap() -> None:
+    clock, inbox = Clock(), Inbox()
+    device = Device(clock, step_seconds=0.010)
+    device.has_clock = True
+    with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
+        for name in ("a", "b"):
+            clock.move(60)
+            engine.submit(request(name, max_tokens=2), inbox)
+            inbox.wait_terminal(name)
+        assert [step.idle_ns for step in engine.take_steps()] == [0] * 4
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_answer_of_full_length_takes_no_step_more_than_without_overlap(n: int) -> None:
+    steps = []
+    for overlap in (False, True):
+        device = Device(Clock(), 0.01)
+        with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
+            list(engine.stream(request(prompt_len=11, max_tokens=4, n=n)))
+        steps.append(device.steps)
+    assert steps[0] == steps[1]
+
+
+def test_an_end_that_nobody_could_know_costs_one_step_and_leaks_nothing() -> None:
+    events = []
+    for overlap in (False, True):
+        device = Device(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
+        with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
+            asked = request(max_tokens=50, logprobs=1)
+            events.append(list(engine.stream(asked)))
+            for _ in range(3 + overlap):
+                device.started.get(timeout=TIMEOUT_SECONDS)
+            snapshot = engine.snapshot()
+        assert (len(device.steps), asked.account.num_steps) == (3 + overlap, 3)
+        assert (snapshot.blocks_used, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
+    assert events[0] == events[1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1}, {"bad_words": ("ab",)}],
+)
+def test_logits_that_depend_on_the_ids_before_are_waited_for(params: dict[str, object]) -> None:
+    device, inbox = Device(Clock(), 0.01), Inbox()
+    with make_engine(device, tokenize_workers=0) as engine:
+        engine.submit(request("free", max_tokens=20), inbox)
+        engine.submit(request("edited", max_tokens=3, **params), inbox)
+        inbox.wait_terminal("edited", "free")
+    pending = [
+        (chunk.sequence.request_id, num_pending)
+        for step, numbers in zip(device.launched, device.num_pending, strict=True)
+        for chunk, num_pending in zip(step.chunks, numbers, strict=True)
+    ]
+    assert ("edited", 1) not in pending
+    assert ("free", 1) in pending
+
+
+@pytest.mark.parametrize(
+    "params", [{"logit_bias": {5: 1.0}}, {"allowed_token_ids": (5, 6)}, {"min_tokens": 3}, {"seed": 3}]
+)
+def test_logits_that_do_not_are_not(params: dict[str, object]) -> None:
+    device = Device(Clock(), 0.01)
+    with make_engine(device, tokenize_workers=0) as engine:
+        list(engine.stream(request(max_tokens=4, **params)))
+    assert device.num_pending == [[0], [1], [1], [1]]
+
+
+class Held(ScriptedRunner):
+    """Each step waits for `permit()` when its results are collected; `launched` has it before."""
+
+    is_asynchronous = True
+
+    def __init__(self, token_of: Callable[[Sequence], int] | None = None) -> None:
+        super().__init__(*([token_of] if token_of else []), gated=True)
+        self.launched: list[Step] = []
+
+    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+        self.launched.append(step)
+        return super().launch(step)
+
+
+def test_one_that_is_aborted_while_its_first_step_is_under_way_was_in_no_step() -> None:
+    runner, inbox = Held(), Inbox()
+    first, gone = request("first", max_tokens=9), request("gone", max_tokens=9)
+    with make_engine(runner, tokenize_workers=0) as engine:
+        engine.submit(first, inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # of two steps under way, the host waits for the first
+        assert engine.snapshot().num_running == 1
+        engine.submit(gone, inbox)
+        runner.permit(1)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # the third has been launched
+        assert {chunk.sequence.request_id for chunk in runner.launched[2].chunks} == {"first", "gone"}
+        engine.abort("gone")
+        runner.permit(100)
+        ended = inbox.wait_terminal("gone", "first")
+    assert isinstance(ended["gone"], Aborted)
+    assert (gone.account.first_step, gone.account.num_steps, gone.account.model_ns) == (None, 0, 0)
+    assert gone.times.scheduled is not None
+    assert gone.times.tokenized is not None
+    assert sum(gone.account.waits_ns.values()) == gone.times.scheduled - gone.times.tokenized
+    assert (first.account.first_step, first.account.num_steps) == (0, 9)
+
+
+def test_a_request_with_the_id_of_one_whose_step_is_under_way_gets_nothing_of_it() -> None:
+    """Ids are unique among those that are open, and the old one is not."""
+    runner, inbox = Held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b")), Inbox()
+    with make_engine(runner, tokenize_workers=0) as engine:
+        engine.submit(request("r", max_tokens=9), inbox)
+        runner.permit(1)
+        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+        inbox.hand_overs.clear()
+        engine.submit(request("r", max_tokens=2), inbox)
+        runner.permit(100)
+        finished = inbox.wait_terminal("r")["r"]
+    assert "".join(chunk.text for chunk in chunks_of(inbox)) == "bb"
+    assert finished.usage.completion_tokens == 2
+
+
+class BreaksOnLaunch(Held):
+    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+        if len(self.launched) == 2:
+            raise RuntimeError("the device is gone")
+        return super().launch(step)
+
+
+def test_a_launch_that_fails_with_a_step_under_way_ends_everybody_once() -> None:
+    runner, inbox = BreaksOnLaunch(), Inbox()
+    engine = make_engine(runner, tokenize_workers=0)
+    engine.start()
+    engine.submit(request(max_tokens=9), inbox)
+    runner.permit(100)
+    failed = inbox.wait_terminal("r")["r"]
+    assert isinstance(failed, Failed)
+    assert failed.usage.completion_tokens == 1  # what had come back by then
+    assert engine._loop.join(TIMEOUT_SECONDS)
+    assert isinstance(engine.failure, RuntimeError)
+    engine.stop()
+
+
+def test_stopped_with_steps_under_way() -> None:
+    runner, inbox = Held(), Inbox()
+    engine = make_engine(runner, tokenize_workers=0)
+    engine.start()
+    engine.submit(request(max_tokens=200), inbox)
+    runner.started.get(timeout=TIMEOUT_SECONDS)
+    engine._loop.post(Stop(drain=False))
+    runner.permit(1)
+    failed = inbox.wait_terminal("r")["r"]
+    assert isinstance(failed, Failed)
+    assert failed.error.status == 503
+    engine.stop()
+    assert engine.snapshot().blocks_used == 0

@@ -1,0 +1,192 @@
+"""Scheduler, block pool and prefix cache, driven without a model: anything may happen in any order."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.sequence import Place, Sequence
+from tests.engine.memory import Memory, make, sequence
+
+LAST_TOKEN = 3  # of those that are drawn, 0 to 3
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any mix of arrivals, steps and departures keeps the promises of scheduler, pool and cache."""
+
+    policy, prefix_cache, overlap = "fcfs", True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make(
+            kv_blocks=8, max_running=4, max_step_tokens=6, policy=POLICIES[self.policy], prefix_cache=self.prefix_cache
+        )
+        self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
+        self.memory.overlap = self.overlap
+        self.open: list[Sequence] = []
+        self.num_arrived = 0
+        self.now_ns = 0
+        self.arrived_ns: dict[Sequence, int] = {}  # of those that have not been in a step
+
+    @rule(
+        shared=st.integers(0, 12),
+        own=st.integers(1, 9),
+        max_tokens=st.integers(0, 10),
+        choices=st.sampled_from([1, 1, 2, 3]),
+        number=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "a"]),
+    )
+    def arrive(self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str) -> None:
+        prompt = [*range(shared), *(100 + i % 2 for i in range(own))]
+        leader = None
+        self.now_ns += 3
+        self.num_arrived += 1
+        for choice in range(choices):
+            name = f"{self.num_arrived}.{choice}"
+            self.open.append(sequence(name, prompt, max_tokens, priority=number, cache_salt=salt))
+            self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
+            self.arrived_ns[self.open[-1]] = self.now_ns
+            leader = leader or self.open[-1]
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(self.open))
+        self.open.remove(gone)
+        if (arrived_ns := self.arrived_ns.pop(gone, None)) is not None:
+            assert sum(self.scheduler.waits.settle(gone, self.now_ns).values()) == self.now_ns - arrived_ns
+        self.memory.remove(gone)
+        assert (gone.blocks, gone.place) == ([], Place.NOWHERE)
+
+    @rule(tokens=st.lists(st.integers(0, LAST_TOKEN), min_size=4, max_size=4), took_ns=st.integers(0, 9))
+    def step(self, tokens: list[int], took_ns: int = 1) -> None:
+        self.now_ns += took_ns
+        step = self.scheduler.schedule(self.now_ns)
+        assert (step is None) == (not self.open), "there is always something to compute, or deadlock"
+        if step is None:
+            self.memory.settle()
+            return
+        admitted = [chunk.sequence for chunk in step.chunks if chunk.sequence in step.admitted]
+        assert len(admitted) == len(step.admitted)
+        for chunk in step.chunks:
+            if (arrived_ns := self.arrived_ns.pop(chunk.sequence, None)) is not None:
+                assert chunk.sequence in admitted
+                waits_ns = chunk.sequence.waits_ns
+                assert sum(waits_ns.values()) == self.now_ns - arrived_ns, "every nanosecond of waiting has a reason"
+                assert all(ns > 0 for ns in waits_ns.values())
+        assert step.num_tokens <= self.scheduler.limits.max_step_tokens
+        ones = [chunk.num_tokens == 1 for chunk in step.chunks]
+        assert ones == sorted(ones, reverse=True), "chunks of one token come first"
+        assert len({id(chunk.sequence) for chunk in step.chunks}) == len(step.chunks)
+        written = [
+            (chunk.sequence.blocks[p // 4], p % 4) for chunk in step.chunks for p in range(chunk.start, chunk.end)
+        ]
+        assert len(written) == len(set(written)), "two sequences write to one place"
+        assert all(self.scheduler.pool.is_writable(block) for block, _ in written), "a shared block is written to"
+        positions = iter(tokens)
+        self.memory.execute(step, lambda _: next(positions))
+        self.forget_those_that_left()
+
+    def forget_those_that_left(self) -> None:
+        for gone in [one for one in self.open if one.place is Place.NOWHERE]:
+            self.open.remove(gone)
+            assert gone.num_tokens == gone.max_len or gone.token_ids[-1] == LAST_TOKEN
+            assert LAST_TOKEN not in gone.generated_ids[:-1], "it went on after its end"
+
+    @invariant()
+    def consistent(self) -> None:
+        self.scheduler.check_integrity()
+        scheduler = self.scheduler
+        assert len(scheduler.running) <= scheduler.limits.max_running
+        assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(self.open)
+
+    def teardown(self) -> None:
+        for _ in range(10_000):  # whatever happened: everybody gets to the end
+            if not self.open:
+                break
+            self.step([0, 1, 2, 0])
+        assert not self.open
+        assert self.scheduler.pool.num_used == 0
+        self.memory.settle()
+        self.consistent()
+
+
+class WithoutCache(SchedulerMachine):
+    prefix_cache = False
+
+
+class ByPriority(SchedulerMachine):
+    policy = "priority"
+
+
+class ShortestFirst(SchedulerMachine):
+    policy = "shortest"
+
+
+class Overlap(SchedulerMachine):
+    overlap = True
+
+
+class OverlapWithoutCache(WithoutCache):
+    overlap = True
+
+
+class OverlapByPriority(ByPriority):
+    overlap = True
+
+
+MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, OverlapWithoutCache, OverlapByPriority)
+for machine in MACHINES:
+    examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
+TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
+TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase for machine in MACHINES[4:])
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(policy: str, overlap: bool) -> None:
+    """20,000 steps for each policy; nobody waits for ever."""
+    rng = random.Random(policy)
+    scheduler = make(kv_blocks=24, max_running=6, max_step_tokens=16, policy=POLICIES[policy])
+    alive: dict[Sequence, int] = {}  # since which step
+    under_way = None
+    num_arrived = 0
+    for number in range(20_000):
+        if len(alive) < 12:
+            prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 20)))]
+            leader = None
+            for _ in range(rng.choice([1, 1, 3])):
+                made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), priority=num_arrived // 50)
+                scheduler.add(made, leader)
+                leader, alive[made], num_arrived = leader or made, number, num_arrived + 1
+        if rng.random() < 0.02:
+            gone = rng.choice(list(alive))
+            scheduler.remove(gone)
+            del alive[gone]
+        step = scheduler.schedule()
+        if step is not None:
+            scheduler.advance(step)
+        ended, under_way = (under_way, step) if overlap else (step, None)
+        for chunk in ended.chunks if ended else ():
+            if chunk.sequence not in alive:
+                continue
+            token = rng.randrange(50) if chunk.samples else None
+            scheduler.commit(chunk, token)
+            if token == 0 or len(chunk.sequence.token_ids) == chunk.sequence.max_len:
+                scheduler.remove(chunk.sequence)
+                assert number - alive.pop(chunk.sequence) < 2_000
+        if number % 25 == 0:
+            scheduler.check_integrity()
+    for left in list(alive):
+        scheduler.remove(left)
+    scheduler.check_integrity()
+    assert (scheduler.pool.num_used, scheduler.num_waiting, scheduler.num_parked) == (0, 0, 0)
+    assert scheduler.num_preemptions > 100
+    assert num_arrived > 1_000

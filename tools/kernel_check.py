@@ -1,0 +1,455 @@
+"""The Triton kernels on a GPU: right, compared with the reference, and how near to what the hardware can do?
+
+    python -m tools.kernel_check --out FILE.json                          # on the GPU
+    python -m tools.kernel_check --out FILE.json --tune                   # and which tiles are the fastest
+    python -m tools.kernel_check --out FILE.json --device cpu --quick     # a dry run anywhere, in Triton's interpreter
+
+`tools.gpu_check` runs it in a process of its own and shows what it finds. Bandwidths count bytes that have to be moved
+once: keys and values that are read for a decode, whatever the kernel really does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if any(argument.endswith("cpu") for argument in sys.argv):  # Triton has to know before anybody imports it
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import triton
+
+from oaiserve.engine.model import sampler, triton_sampling
+from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.attention import triton as backend
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+
+BLOCK_SIZE = 16
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+COLD_BYTES = 256 << 20  # several times the L2 cache: as much passes between two calls for the same layer
+
+
+class Shape(NamedTuple):
+    """Of one layer's attention."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+SHAPES = {
+    "gpt2-124m": Shape(12, 12, 64, 64),
+    "llama-3.2-1b": Shape(32, 8, 64, 64),
+    "llama-3.1-8b": Shape(32, 8, 128, 128),
+    "gemma-2-9b": Shape(16, 8, 256, 256),
+}
+DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (256, 512)]  # sequences, tokens of each
+PREFILLS = [(1, 2048, 2048), (8, 256, 256), (1, 2048, 16384)]  # sequences, new tokens, and all tokens of each
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the file for what is found, as JSON")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--quick", action="store_true", help="few and small shapes")
+    parser.add_argument("--tune", action="store_true", help="time each shape with other tiles, too: takes minutes")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="those that are timed (all)")
+    arguments = parser.parse_args(argv)
+    device, quick = torch.device(arguments.device), arguments.quick
+    torch.manual_seed(0)
+    report: dict[str, Any] = {"triton": triton.__version__, "interpreted": device.type == "cpu"}
+    with torch.inference_mode():
+        report["attention"] = [check_attention(case, device) for case in attention_cases(quick)]
+        report["attention"] += [check_captured(shape, device) for shape in SHAPES.values()]
+        report["sampling"] = [check_sampling(spread, device, quick=quick) for spread in (0.1, 3.0, 20.0)]
+        report["limits"] = hardware_limits(device)
+        report["write"] = time_write(device, report["limits"], quick=quick)
+        names = arguments.shapes or (["llama-3.2-1b"] if quick else list(SHAPES))
+        for kind, time_kind, sizes in (("decode", time_decode, DECODES), ("prefill", time_prefill, PREFILLS)):
+            sizes = [tuple(max(1, n // 64) for n in size) for size in sizes[:2]] if quick else sizes
+            report[kind] = [
+                {"shape": name, **time_kind(SHAPES[name], *size, device, report["limits"], tune=arguments.tune)}
+                for name in names
+                for size in sizes
+            ]
+            print(f"{kind}: timed", file=sys.stderr, flush=True)
+        report["choose"] = time_choose(device, quick=quick)
+    report["is_correct"] = all(row["equal"] for row in report["attention"] + report["sampling"])
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(as_markdown(report))
+    return 0 if report["is_correct"] else 1
+
+
+# Correctness
+
+
+class Case(NamedTuple):
+    shape: Shape
+    lengths: list[tuple[int, int]]  # (tokens in the cache, new tokens), those with one new token first
+    block_size: int = BLOCK_SIZE
+    window: int | None = None
+    softcap: float | None = None
+
+
+def attention_cases(quick: bool) -> list[Case]:
+    mixed = [(0, 1), (500, 1), (3000, 1), (0, 1), (0, 17), (300, 200), (100, 700)]
+    many = [(37 * i % 900, 1) for i in range(70)]
+    long = [(20_000, 1), (9, 1)]
+    if quick:
+        mixed, many, long = [(5, 1), (70, 1), (30, 20)], [(3 * i, 1) for i in range(4)], [(300, 1)]
+    dims = [16, 64, 80, 96, 128, 256]
+    dtypes = [torch.bfloat16, torch.float16, torch.float32]
+    cases = [Case(Shape(8, 2, dim, dim, dtype), mixed) for dim in dims for dtype in dtypes]
+    base = Shape(8, 2, 128, 128)
+    cases += [Case(base._replace(heads=heads, kv_heads=kv), mixed) for heads, kv in ((12, 12), (9, 3), (71, 1))]
+    cases += [Case(base, mixed, block_size=size) for size in (8, 32, 256)]
+    cases += [Case(base, mixed, window=window, softcap=cap) for window in (None, 100) for cap in (None, 5.0)]
+    cases += [Case(base._replace(value_dim=64), mixed), Case(base._replace(key_dim=192), mixed)]
+    return cases + [Case(shape, lengths) for shape in SHAPES.values() for lengths in (many, long)]
+
+
+def make_batch(lengths: list[tuple[int, int]], block_size: int, device: torch.device) -> Batch:
+    """Sequences whose blocks lie anywhere."""
+    free = torch.randperm(sum(-(-(old + new) // block_size) for old, new in lengths)).tolist()
+    step = Step()
+    for old, new in lengths:
+        sequence = make_sequence(num_tokens=old + new)
+        sequence.blocks = [free.pop() for _ in range(-(-(old + new) // block_size))]
+        step.chunks.append(Chunk(sequence, old, new))
+    return build_batch(step, block_size, device)
+
+
+def make_tensors(
+    shape: Shape, num_tokens: int, num_blocks: int, block_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LayerCache]:
+    """Query, key and value of a step, and a cache full of numbers."""
+
+    def randn(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, dtype=shape.dtype, device=device)
+
+    heads, kv_heads, key_dim, value_dim, _ = shape
+    cache = LayerCache(
+        randn(num_blocks, block_size, kv_heads, key_dim), randn(num_blocks, block_size, kv_heads, value_dim)
+    )
+    query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
+    return query, key, randn(num_tokens, kv_heads, value_dim), cache
+
+
+def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
+    batch = make_batch(case.lengths, case.block_size, device)
+    num_blocks = int(batch.block_tables.max()) + 1
+    query, key, value, cache = make_tensors(case.shape, sum(batch.query_lens), num_blocks, case.block_size, device)
+    scoring = {"scaling": case.shape.key_dim**-0.5, "sliding_window": case.window, "softcap": case.softcap}
+    copies = LayerCache(cache.keys.float(), cache.values.float())
+    want = reference.attend(query.float(), key.float(), value.float(), copies, batch, **scoring)
+    got = backend.attend(query, key, value, cache, batch, **scoring)
+    difference = float((got.float() - want).abs().max())
+    is_written = all(torch.equal(a.float(), b) for a, b in zip(cache, copies, strict=True))
+    tolerance = TOLERANCE[case.shape.dtype]
+    equal = is_written and bool(torch.isclose(got.float(), want, rtol=tolerance, atol=tolerance).all())
+    shape = case.shape._replace(dtype=str(case.shape.dtype).removeprefix("torch."))  # type: ignore[arg-type]
+    about = {**shape._asdict(), "block_size": case.block_size, "window": case.window, "softcap": case.softcap}
+    if not equal:
+        print(f"DIFFERENT by {difference}: {about}", file=sys.stderr, flush=True)
+    return {**about, "sequences": len(case.lengths), "difference": difference, "equal": equal}
+
+
+def check_captured(shape: Shape, device: torch.device) -> dict[str, Any]:
+    """A step of decodes that is captured for long sequences, then replayed for others, one of them padding."""
+    lengths = [(1000, 1), (0, 1), (77, 1)]
+    batch = make_batch(lengths, BLOCK_SIZE, device)
+    num_blocks = int(batch.block_tables.max()) + 1
+    query, key, value, cache = make_tensors(shape, len(lengths), num_blocks, BLOCK_SIZE, device)
+    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+    copies = LayerCache(cache.keys.float(), cache.values.float())
+    want = reference.attend(query.float(), key.float(), value.float(), copies, batch, **scoring._asdict())
+    want[1] = 0.0
+    seq_lens, slots = batch.seq_lens.clone(), batch.slots.clone()
+    seq_lens[1], slots[1] = 0, -1
+    batch.seq_lens.zero_()
+    batch.slots.fill_(-1)
+    splits = backend.num_splits(len(lengths) * shape.kv_heads, 8192, 132)
+    out = torch.full_like(want, math.nan, dtype=shape.dtype)
+    graph = None
+    if device.type == "cuda":
+        backend.decode(query, key, value, cache, batch, out, scoring, splits)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            backend.decode(query, key, value, cache, batch, out, scoring, splits)
+    batch.seq_lens.copy_(seq_lens)
+    batch.slots.copy_(slots)
+    if graph is not None:
+        graph.replay()
+    else:
+        backend.decode(query, key, value, cache, batch, out, scoring, splits)
+    difference = float((out.float() - want).abs().max())
+    return {"captured": str(shape), "splits": splits, "difference": difference, "equal": difference < 3e-2}
+
+
+def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """Rows of all kinds at once. A few may differ, where a draw falls on a border between two tokens."""
+    num_rows, vocab = (8, 300) if quick else (256, 128_256)
+    logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
+    logits[0, 7], logits[1] = math.nan, -math.inf
+    sequences = [
+        make_sequence(
+            row,
+            temperature=(0.0, 0.6, 1.0)[row % 3],
+            top_k=(0, 0, 40, 1)[row % 4],
+            top_p=(1.0, 0.95, 1.0, 0.5, 0.9)[row % 5],
+            min_p=(0.0, 0.05)[row % 7 == 0],
+        )
+        for row in range(num_rows)
+    ]
+    token_ids, are_finite = triton_sampling.choose(logits, sequences)
+    want_ids, want_finite = sampler._choose(logits.clone(), sequences)
+    num_different = int(((token_ids != want_ids) & want_finite).sum())
+    equal = bool((are_finite == want_finite).all()) and num_different <= num_rows // 64
+    return {"spread": spread, "rows": num_rows, "vocab": vocab, "different": num_different, "equal": equal}
+
+
+def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequence:
+    return Sequence("r", 0, [1] * num_tokens, SamplingParams(**params), max_len=num_tokens + 1, draw_key=draw_key)
+
+
+# Speed
+
+
+def seconds(calls: list[Callable[[], object]], device: torch.device) -> float:
+    """Of one call, the median of several runs of all in turn. On a GPU without what the host adds: from a graph."""
+    if device.type == "cpu":
+        started = time.perf_counter()
+        calls[0]()
+        return time.perf_counter() - started
+    for call in calls[:2]:  # compiles
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def hardware_limits(device: torch.device) -> dict[str, float]:
+    """Bytes per second of a copy, read and written, and bfloat16 operations per second of a large product."""
+    size = 1 << (24 if device.type == "cpu" else 31)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    n = 256 if device.type == "cpu" else 8192
+    a, b = torch.randn(2, n, n, device=device, dtype=torch.bfloat16)
+    return {
+        "bytes_per_second": 2 * size / seconds([lambda: target.copy_(source)] * 4, device),
+        "operations_per_second": 2 * n**3 / seconds([lambda: a @ b] * 8, device),
+    }
+
+
+def time_write(device: torch.device, limits: dict[str, float], *, quick: bool) -> dict[str, Any]:
+    shape, num_tokens = SHAPES["llama-3.1-8b"], 64 if quick else 8192
+    batch = make_batch([(0, num_tokens)], BLOCK_SIZE, device)
+    _, key, value, cache = make_tensors(shape, num_tokens, num_tokens // BLOCK_SIZE, BLOCK_SIZE, device)
+    taken = seconds([lambda: backend.write(key, value, cache, batch.slots, first_token=0)] * 8, device)
+    rate = 2 * num_tokens * shape.kv_token_bytes / taken
+    return {"tokens": num_tokens, "us": taken * 1e6, "of_bandwidth": rate / limits["bytes_per_second"]}
+
+
+def time_decode(
+    shape: Shape, num_rows: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
+) -> dict[str, Any]:
+    batch = make_batch([(context - 1, 1)] * num_rows, BLOCK_SIZE, device)
+    kv_bytes = num_rows * context * shape.kv_token_bytes
+    num_blocks = int(batch.block_tables.max()) + 1
+    num_layers = 1 if device.type == "cpu" else max(2, min(256, COLD_BYTES // kv_bytes))
+    layers = [make_tensors(shape, num_rows, num_blocks, BLOCK_SIZE, device) for _ in range(num_layers)]
+    out = layers[0][0].new_empty(num_rows, shape.heads, shape.value_dim)
+    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+    chosen = backend.num_splits(num_rows * shape.kv_heads, context, backend._num_multiprocessors(device))
+
+    def taken(splits: int, tile: backend.Tile | None = None) -> float:
+        return seconds(
+            [
+                lambda layer=layer: backend.decode(*layer, batch, out, scoring, splits, tile)  # type: ignore[misc]
+                for layer in layers
+            ],
+            device,
+        )
+
+    whole = taken(chosen)
+    found = {
+        "sequences": num_rows,
+        "context": context,
+        "splits": chosen,
+        "us": whole * 1e6,
+        "bytes_per_second": kv_bytes / whole,
+        "of_bandwidth": kv_bytes / whole / limits["bytes_per_second"],
+    }
+    if tune:
+        tiles = [
+            backend.Tile(max(16, triton.next_power_of_2(shape.heads // shape.kv_heads)), tokens, warps, stages)
+            for tokens in (32, 64, 128)
+            for warps in (4, 8)
+            for stages in (2, 3, 4)
+        ]
+        halves = {max(1, chosen // 2), chosen, min(backend.MAX_SPLITS, chosen * 2)}
+        tried = {(splits, tile): time_or_none(taken, splits, tile) for splits in halves for tile in tiles}
+        found["best"] = best_of(tried)
+    return found
+
+
+def time_prefill(
+    shape: Shape, num_rows: int, new: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
+) -> dict[str, Any]:
+    batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
+    batch.num_decodes = 0  # in a dry run it may be one token, but is no decode
+    num_blocks = int(batch.block_tables.max()) + 1
+    query, _, _, cache = make_tensors(shape, num_rows * new, num_blocks, BLOCK_SIZE, device)
+    out = query.new_empty(num_rows * new, shape.heads, shape.value_dim)
+    scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
+
+    def taken(tile: backend.Tile | None = None) -> float:
+        backend.prefill(query, cache, batch, out, scoring, tile)  # makes the list of tiles, outside of the graph
+        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tile)] * 4, device)
+
+    # A token sees what is before it and itself; two operations each for a product and a sum, in scores and in values.
+    seen = num_rows * (new * (context - new) + new * (new + 1) / 2)
+    operations = 2 * shape.heads * (shape.key_dim + shape.value_dim) * seen
+    whole = taken()
+    found = {
+        "sequences": num_rows,
+        "new_tokens": new,
+        "context": context,
+        "us": whole * 1e6,
+        "operations_per_second": operations / whole,
+        "of_matmul": operations / whole / limits["operations_per_second"],
+    }
+    if new == context:  # the same without a cache, as torch does it
+        q, k, v = (torch.randn(num_rows, n, new, shape.key_dim, dtype=shape.dtype, device=device)
+                   for n in (shape.heads, shape.kv_heads, shape.kv_heads))  # fmt: skip
+        attention = torch.nn.functional.scaled_dot_product_attention
+        found["torch_us"] = 1e6 * seconds([lambda: attention(q, k, v, is_causal=True, enable_gqa=True)] * 4, device)
+    if tune:
+        tiles = [
+            backend.Tile(rows, tokens, warps, stages)
+            for rows in (64, 128)
+            for tokens in (32, 64, 128)
+            for warps in (4, 8)
+            for stages in (2, 3, 4)
+            if rows * max(tokens, shape.value_dim) <= warps * 32 * 128  # half of a thread's registers
+        ]
+        found["best"] = best_of({(tile,): time_or_none(taken, tile) for tile in tiles})
+    return found
+
+
+def time_or_none(taken: Callable[..., float], *arguments: Any) -> float | None:
+    try:
+        return taken(*arguments)
+    except triton.runtime.errors.OutOfResources:
+        return None
+
+
+def best_of(tried: dict[Any, float | None]) -> dict[str, Any]:
+    possible = {choice: taken for choice, taken in tried.items() if taken is not None}
+    best = min(possible, key=lambda choice: possible[choice])
+    return {"us": possible[best] * 1e6, "choice": str(best)}
+
+
+def time_choose(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
+    """With the host's part, until the ids are there: as long as a step waits for them."""
+    num_rows, vocab = (4, 300) if quick else (64, 128_256)
+    kinds: dict[str, dict[str, float]] = {
+        "greedy": {"temperature": 0.0},
+        "temperature": {"temperature": 1.0},
+        "top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
+        "top_k 50, top_p 0.9": {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
+    }
+    rows = []
+    for spread in (0.5, 4.0):
+        logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
+        for kind, params in kinds.items():
+            sequences = [make_sequence(row, **params) for row in range(num_rows)]
+            row: dict[str, Any] = {"rows": num_rows, "spread": spread, "kind": kind}
+            for name, choose in (("triton_ms", triton_sampling.choose), ("plain_ms", sampler._choose)):
+                times = []
+                for _ in range(1 if device.type == "cpu" else 12):
+                    started = time.perf_counter()
+                    choose(logits, sequences)[0].tolist()
+                    times.append(time.perf_counter() - started)
+                row[name] = statistics.median(times[2:] or times) * 1e3
+            rows.append(row)
+    return rows
+
+
+# What people read
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    wrong = [row for row in report["attention"] + report["sampling"] if not row["equal"]]
+    limits = report["limits"]
+    lines = ["### Triton's kernels", ""]
+    if report["interpreted"]:
+        lines += ["In Triton's interpreter on a CPU: whether they are right, but no time below means anything.", ""]
+    lines += [
+        f"{len(report['attention'])} shapes of attention and {len(report['sampling'])} of sampling are compared with "
+        f"the reference: {'all equal' if not wrong else f'{len(wrong)} DIFFERENT'}.",
+        *(f"DIFFERENT: {row}" for row in wrong),
+        f"A copy moves {limits['bytes_per_second'] / 1e9:,.0f} GB/s, a bfloat16 product does "
+        f"{limits['operations_per_second'] / 1e12:,.1f} TFLOP/s. Writing {report['write']['tokens']} tokens takes "
+        f"{report['write']['us']:,.1f} us, {report['write']['of_bandwidth']:.0%} of that bandwidth.",
+        *("", "| decode | sequences | context | splits | us | GB/s | of a copy |  |", "|---" * 8 + "|"),
+    ]
+    for row in report["decode"]:
+        lines += [
+            f"| {row['shape']} | {row['sequences']} | {row['context']} | {row['splits']} | {row['us']:,.1f} | "
+            f"{row['bytes_per_second'] / 1e9:,.0f} | {row['of_bandwidth']:.0%} | {_best(row)} |"
+        ]
+    lines += [
+        "",
+        "| prefill | sequences | new | context | us | TFLOP/s | of a product | torch, us |  |",
+        "|---" * 9 + "|",
+    ]
+    for row in report["prefill"]:
+        torch_us = f"{row['torch_us']:,.1f}" if "torch_us" in row else ""
+        lines += [
+            f"| {row['shape']} | {row['sequences']} | {row['new_tokens']} | {row['context']} | {row['us']:,.1f} | "
+            f"{row['operations_per_second'] / 1e12:,.1f} | {row['of_matmul']:.0%} | {torch_us} | {_best(row)} |"
+        ]
+    lines += ["", "| choose | rows | spread of logits | Triton, ms | plain, ms |", "|---" * 5 + "|"]
+    for row in report["choose"]:
+        lines += [
+            f"| {row['kind']} | {row['rows']} | {row['spread']} | {row['triton_ms']:.3f} | {row['plain_ms']:.3f} |"
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _best(row: dict[str, Any]) -> str:
+    return f"{row['best']['us']:,.1f} with {row['best']['choice']}" if "best" in row else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
