@@ -105,6 +105,7 @@ def routes(config: Config) -> list[Route]:
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
+    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
     completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
     return [
         Route(
@@ -123,7 +124,7 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        *(private_routes if is_private else []),
+        *(private_routes if is_private else closed_routes),
     ]
 
 

@@ -11,7 +11,7 @@
       SlowReader            408   the client fell too far behind its stream
         WriteTimeout              the client stopped reading, and was cut off
       BodyTooLarge          413
-      Overloaded            429   too many requests wait already
+      Overloaded            429   too many requests wait already, or too many watch the dashboard
       InternalError         500   our fault
       Unavailable           503   not ready: loading, draining, or the engine has stopped
     StartupError                  the server cannot start: one sentence, exit code 2

@@ -1,7 +1,7 @@
 """/dashboard: the live page, its files, and its feed. The page holds no data, and the feed no text of requests.
 
 The page is open even with an API key, as a browser cannot send one for it: it asks its user for the key, and sends that
-with everything else that it loads.
+with everything else that it loads. All addresses in it are relative, so that a proxy may put it under a prefix.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound
 from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
@@ -38,6 +39,8 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+_FEED_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_FEED_MEDIA_TYPE = "text/event-stream"
 
 
 class File(NamedTuple):
@@ -58,6 +61,10 @@ def page_files() -> Mapping[str, File]:
 
 
 async def page(request: Request) -> Response:
+    path = request.scope["raw_path"]  # as it was asked for; TidyPath has taken off what follows the name
+    num_slashes = len(path) - len(path.rstrip(b"/"))
+    if num_slashes:  # its addresses would mean something else there
+        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
     return await _file(request, "index.html")
 
 
@@ -77,10 +84,23 @@ async def _file(request: Request, name: str) -> Response:
 
 
 async def feed(request: Request) -> Response:
-    """Server-sent events: `hello` once, with the last minutes; then `update` about once a second, with what is new."""
-    serving = serving_of(request)
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(serving), headers=headers, media_type="text/event-stream")
+    """Server-sent events: `hello` once, with the last minutes; then `update` about once a second, with what is new.
+    Raises Overloaded."""
+    if request.method == "HEAD":  # it would wait for the end of something that has none
+        return Response(headers=_FEED_HEADERS, media_type=_FEED_MEDIA_TYPE)
+    return _FeedResponse(serving_of(request))
+
+
+class _FeedResponse(StreamingResponse):
+    """Has a place among the viewers for as long as it lasts, however it ends."""
+
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(_events(serving), headers=_FEED_HEADERS, media_type=_FEED_MEDIA_TYPE)
+        self._feed = serving.feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.viewer():
+            await super().__call__(scope, receive, send)
 
 
 async def _events(serving: Serving) -> AsyncIterator[bytes]:

@@ -46,6 +46,14 @@ async def recent_request(request: Request) -> Response:
     return PlainTextResponse(page(entry)) if as_text else json_response(entry)
 
 
+async def closed(request: Request) -> Response:
+    """In the place of this route and of the live page where they are not served. Raises NotFound."""
+    raise NotFound(
+        f"{request.url.path} shows other people's requests, so it is there only with an --api-key, or where --host is "
+        "this machine alone, as in 127.0.0.1."
+    )
+
+
 def _check_names(query: QueryParams, *known: str) -> None:
     for name in query:
         if name not in known:

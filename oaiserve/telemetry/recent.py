@@ -76,8 +76,7 @@ class RecentRequests:
 
     def _entry(self, kept: _Kept) -> Entry:
         record = kept.record
-        phases = record.times.phases()
-        received_ns, duration_ns = phases[0].start_ns, record.times.duration_ns
+        received_ns, duration_ns = _received_ns(record), record.times.duration_ns
         return {
             "request_id": record.request_id,
             "trace_id": record.trace.trace_id_hex,
@@ -101,13 +100,11 @@ class RecentRequests:
             "time_to_first_token_ns": record.times.time_to_first_token_ns,
             "phases": [
                 {
-                    "name": phase.name,
-                    "start_ns": phase.start_ns - received_ns,  # since the request was received
-                    "duration_ns": phase.duration_ns,
-                    "duration_ms": phase.duration_ns / 1e6,
-                    "share": phase.duration_ns / max(1, duration_ns),
+                    **phase,
+                    "duration_ms": phase["duration_ns"] / 1e6,
+                    "share": phase["duration_ns"] / max(1, duration_ns),
                 }
-                for phase in phases
+                for phase in _phases(record, received_ns)
             ],
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
@@ -119,8 +116,19 @@ def _phase_ns(record: RequestRecord, name: str) -> int | None:
     return next((phase.duration_ns for phase in record.times.phases() if phase.name == name), None)
 
 
+def _received_ns(record: RequestRecord) -> int:
+    return record.times.phases()[0].start_ns
+
+
+def _phases(record: RequestRecord, since_ns: int) -> Entries:
+    return [
+        {"name": phase.name, "start_ns": phase.start_ns - since_ns, "duration_ns": phase.duration_ns}
+        for phase in record.times.phases()
+    ]
+
+
 def _events(record: RequestRecord) -> Entry:
-    received_ns = record.times.phases()[0].start_ns
+    received_ns = _received_ns(record)
     events = [
         {
             "name": event.kind.value,
@@ -151,6 +159,7 @@ def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
             "num_shared_steps": num_shared,
+            "phases": _phases(record, _received_ns(kept.record)),  # since this request was received, not the other one
         }
         for num_shared, record in neighbours[:MOST_NEIGHBOURS]
     ]

@@ -113,6 +113,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 def test_its_environment_is_settings_that_there_are() -> None:
     settings = set(re.findall(r"OAISERVE_(\w+)=", DOCKERFILE)) - {"CACHE"}
+    settings |= set(re.findall(r"OAISERVE_(\w+):", (FOLDER / "compose.yaml").read_text()))
     assert {name.lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
 
 

@@ -1,20 +1,25 @@
 """The manifests: valid by Kubernetes' own schemas, and in agreement with each other and with the server.
 
-There is no package with the schemas of ServiceMonitor and InferencePool, so of these only what we rely on is checked.
+There is no package with the schemas of ServiceMonitor, PrometheusRule and InferencePool, so of these only what we rely
+on is checked.
 """
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.kubernetes import build
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS, routes
 from oaiserve.config import Config, ServerOptions
 from oaiserve.server import CUT_SECONDS
 from oaiserve.telemetry import names
+from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 
 FOLDER = DEPLOY / "kubernetes"
@@ -28,7 +33,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 MANIFESTS = {file.name: manifest(file.name) for file in sorted(FOLDER.glob("*.yaml")) if file.name not in NOT_MANIFESTS}
-CUSTOM = {"servicemonitor.yaml", "inferencepool.yaml"}
+CUSTOM = {"servicemonitor.yaml", "prometheusrule.yaml", "inferencepool.yaml"}
 DEPLOYMENT = MANIFESTS["deployment.yaml"]
 POD = DEPLOYMENT["spec"]["template"]
 (CONTAINER,) = POD["spec"]["containers"]
@@ -90,6 +95,11 @@ def test_a_pod_is_given_the_time_that_its_end_may_take() -> None:
     assert POD["spec"]["terminationGracePeriodSeconds"] >= takes + 5
 
 
+def test_its_environment_is_settings_that_there_are() -> None:
+    settings = {variable["name"].removeprefix("OAISERVE_").lower() for variable in CONTAINER["env"]}
+    assert settings == {"api_key"} <= set(ServerOptions.__dataclass_fields__)
+
+
 def test_it_runs_with_few_rights() -> None:
     assert POD["spec"]["securityContext"]["runAsNonRoot"]
     assert POD["spec"]["automountServiceAccountToken"] is False
@@ -130,3 +140,19 @@ def test_prometheus_gets_the_job_that_alerts_ask_for() -> None:
     """The operator takes the name of the service for it, unless a ServiceMonitor says otherwise."""
     assert MANIFESTS["service.yaml"]["metadata"]["name"] == "oaiserve"
     assert "jobLabel" not in MANIFESTS["servicemonitor.yaml"]["spec"]
+
+
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+    rule = MANIFESTS["prometheusrule.yaml"]
+    assert (FOLDER / "prometheusrule.yaml").read_text() == build.page(), "run python -m deploy.kubernetes.build"
+    assert [made for group in rule["spec"]["groups"] for made in group["rules"]] == promql.rules()
+    assert rule["metadata"] == MANIFESTS["servicemonitor.yaml"]["metadata"]
+    assert rule["apiVersion"] == MANIFESTS["servicemonitor.yaml"]["apiVersion"]
+
+
+@pytest.mark.prometheus
+def test_promtool_takes_the_rules_of_the_operator(tmp_path: Path) -> None:
+    """Its `spec` is what Prometheus reads as a file."""
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(MANIFESTS["prometheusrule.yaml"]["spec"]))
+    subprocess.run(["promtool", "check", "rules", str(file)], check=True, capture_output=True, timeout=60)

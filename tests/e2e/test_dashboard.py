@@ -5,13 +5,20 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.e2e.prefix_proxy import under_prefix
 
 # Left out where there is no Chromium, and then this need not be installed either.
 playwright = pytest.importorskip("playwright.sync_api")
@@ -109,6 +116,59 @@ def test_a_request_s_waterfall_under_load_is_that_of_debug_requests(server: Live
     assert page.locator("#detail-body").get_by_text(entry["trace_id"]).count() == 1
 
 
+def test_bars_of_requests_lie_on_one_clock(server: LiveServer, open_page: OpenPage) -> None:
+    """So that it can be seen who ran at the same time as whom."""
+    with load(server, NUM_STREAMS):
+        page = open_page(server)
+        page.wait_for_selector("#requests button >> nth=20")
+        page.click("#pause")
+        entries = {entry["request_id"]: entry for entry in httpx.get(f"{server.url}/debug/requests").json()["requests"]}
+    shown = page.locator("#requests button").evaluate_all(BARS)
+    assert len(shown) > 20
+    phases = {
+        request_id: [
+            (start_ns := entries[request_id]["received_unix_ns"] + phase["start_ns"], start_ns + phase["duration_ns"])
+            for phase in entries[request_id]["phases"]
+        ]
+        for request_id, _ in shown
+    }
+    place = reference_axis([span for spans in phases.values() for span in spans])
+    for request_id, bars in shown:
+        for (left, width), (start_ns, end_ns) in zip(bars, phases[request_id], strict=True):
+            assert left == pytest.approx(place[start_ns], abs=0.005)
+            assert width == pytest.approx(place[end_ns] - place[start_ns], abs=0.005)
+    lefts = [bars[0][0] for _, bars in shown]
+    assert all(a >= b - 0.005 for a, b in pairwise(lefts))  # the newest first, but for parts of a pixel
+    page.locator("#requests button").nth(3).hover()
+    mark = page.locator("#waterfall").evaluate("all => parseFloat(all.style.getPropertyValue('--mark-from')) / 100")
+    assert mark == pytest.approx(lefts[3], abs=0.005)
+
+
+def test_bars_can_begin_at_zero_with_the_longest_first(server: LiveServer, open_page: OpenPage) -> None:
+    for max_tokens in (3, 300, 30):
+        body = {"prompt": "Hi", "max_tokens": max_tokens, "ignore_eos": True}
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    page = open_page(server)
+    page.wait_for_selector("#requests button >> nth=2")
+    page.click("#pause")
+    page.click("#by-duration")
+    shown = page.locator("#requests button").evaluate_all(BARS)
+    ends = [sum(bars[-1]) for _, bars in shown]
+    assert all(bars[0][0] == 0 for _, bars in shown)
+    assert all(a >= b - 0.005 for a, b in pairwise(ends))  # but for parts of a pixel
+    assert ends[0] == pytest.approx(1, abs=0.005)
+    assert ends[-1] < 0.5
+
+
+# Of each row its request id and, as shares of the axis, where its parts begin and how wide they are. A part is at
+# least a pixel wide.
+BARS = """rows => rows.map((row) => {
+  const track = row.querySelector(".track").getBoundingClientRect();
+  const parts = [...row.querySelectorAll(".track i")].map((part) => part.getBoundingClientRect());
+  return [row.dataset.request, parts.map((part) => [(part.left - track.left) / track.width, part.width / track.width])];
+})"""
+
+
 def test_the_playground_shows_the_server_s_phases(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server)
     page.click("#tab-playground")
@@ -177,14 +237,121 @@ def test_every_control_has_a_name(server: LiveServer, open_page: OpenPage) -> No
         assert page.locator("button, input, textarea").evaluate_all(nameless) == 0
 
 
-def test_it_asks_for_the_api_key(live: LiveServer, browser: playwright.Browser) -> None:
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_nothing_moves_for_those_who_do_not_want_it(
+    server: LiveServer, open_page: OpenPage, motion: str, moves: bool
+) -> None:
+    page = open_page(server, reduced_motion=motion)
+    page.click("#tab-playground")
+    page.click("#send")
+    page.wait_for_selector("#chat-detail:visible")
+    found = page.evaluate("""() => [...document.querySelectorAll("*")].flatMap((node) => {
+      const { transitionDuration, animationName } = getComputedStyle(node);
+      return transitionDuration === "0s" && animationName === "none" ? [] : [node.parentElement.id];
+    })""")
+    assert set(found) == ({"chat-bar"} if moves else set())
+
+
+# -- behind a key, a crowd or a proxy ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def visitor(browser: playwright.Browser) -> Iterator[playwright.Page]:
+    """A page that may complain: a browser does when a server refuses it something."""
     with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{live.url}/dashboard")
-        page.fill("#key", API_KEY)
-        page.keyboard.press("Enter")
+        context.set_default_timeout(WAIT_MS)
+        yield context.new_page()
+
+
+def test_without_an_api_key_it_asks_for_one(live: LiveServer, visitor: playwright.Page) -> None:
+    visitor.goto(f"{live.url}/dashboard")
+    visitor.wait_for_selector("#key-form:visible")
+    assert visitor.locator("label[for=key]").inner_text() == "This server asks for an API key."
+    assert visitor.inner_text("#status") == "Waiting for an API key"
+    assert visitor.evaluate("() => document.activeElement.id") == "key"
+    assert visitor.is_hidden("#problem")  # nobody has done anything wrong
+    assert visitor.is_hidden("#main")
+    visitor.fill("#key", API_KEY)
+    visitor.keyboard.press("Enter")
+    visitor.wait_for_selector("#status[data-state=live]")
+    assert visitor.is_hidden("#key-form")
+    assert visitor.is_visible("#main")
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("wrong", "The API key is not known to this server. Please enter another one."),
+        ("schlüssel", "A key has letters, digits and signs of ASCII only, and no spaces."),
+    ],
+)
+def test_a_wrong_api_key_is_called_wrong(live: LiveServer, visitor: playwright.Page, key: str, said: str) -> None:
+    visitor.goto(f"{live.url}/dashboard")
+    visitor.fill("#key", key)
+    visitor.keyboard.press("Enter")
+    visitor.wait_for_selector("#problem:visible")
+    assert visitor.inner_text("#problem") == said
+    assert visitor.get_attribute("#problem", "role") == "alert"
+    assert [named for ratio, named in visitor.evaluate(CONTRASTS) if ratio < 4.5] == []
+    visitor.fill("#key", API_KEY)
+    visitor.keyboard.press("Enter")
+    visitor.wait_for_selector("#status[data-state=live]")
+    assert visitor.is_hidden("#problem")
+
+
+def test_a_key_that_is_taken_away_is_asked_for_wherever_it_is_missed(
+    live: LiveServer, visitor: playwright.Page
+) -> None:
+    with live.http() as http:
+        http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
+    visitor.goto(f"{live.url}/dashboard")
+    for needs_key in ("#requests button >> nth=0", "#send"):
+        visitor.fill("#key", API_KEY)
+        visitor.keyboard.press("Enter")
+        visitor.click("#tab-playground" if needs_key == "#send" else "#tab-live")
+        visitor.wait_for_selector(needs_key)
+        visitor.evaluate("() => sessionStorage.setItem('oaiserve-api-key', 'old')")
+        visitor.click(needs_key)
+        visitor.wait_for_selector("#key-form:visible")
+        assert visitor.is_hidden("dialog")
+        assert visitor.inner_text("#problem").startswith("The API key is not known")
+
+
+def test_one_viewer_too_many_is_told_so_and_let_in_later(server: LiveServer, visitor: playwright.Page) -> None:
+    visitor.clock.install()
+    with ExitStack() as watching:
+        http = watching.enter_context(httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)))
+        for _ in range(MOST_VIEWERS):
+            assert watching.enter_context(http.stream("GET", "/dashboard/feed")).status_code == 200
+        visitor.goto(f"{server.url}/dashboard")
+        visitor.wait_for_selector("#problem:visible")
+        assert visitor.inner_text("#problem").startswith(f"{MOST_VIEWERS} viewers follow the dashboard already")
+        assert visitor.inner_text("#status") == "No connection; trying again"
+    visitor.clock.run_for((RETRY_AFTER_SECONDS + 1) * 1000)
+    visitor.wait_for_selector("#status[data-state=live]")
+    assert visitor.is_hidden("#problem")
+
+
+def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage) -> None:
+    """No request leaves the prefix, or `open_page` complains."""
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
+    with under_prefix(server.url, "/some/where") as url:
+        page = open_page(replace(server, url=url))
         page.wait_for_selector("#status[data-state=live]")
-        assert page.is_hidden("#key-form")
+        page.locator("#requests button").first.click()
+        page.wait_for_selector("dialog[open] tr[data-phase=decode]")
+        page.keyboard.press("Escape")
+        page.click("#tab-playground")
+        page.fill("#max-tokens", "5")
+        page.click("#send")
+        page.wait_for_selector("#chat-detail:visible")
+        page.goto(f"{url}/dashboard/")
+        page.wait_for_selector("#status[data-state=live]")
+        assert page.url == f"{url}/dashboard"
+        page.goto("about:blank")  # so that the proxy need not wait for it
+
+
+# -- the page's arithmetic --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("q", [0.5, 0.95, 0.99, 1])
@@ -212,3 +379,56 @@ def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float
             return edges[bucket] + (edges[bucket + 1] - edges[bucket]) * (rank - below) / count
         below += count
     raise AssertionError("the ranks end with the values")
+
+
+# Starts and durations in whole ms, with rests of all sizes between them.
+SPANS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 500)), min_size=1, max_size=6)
+
+
+def test_the_clock_s_axis_is_true_but_for_long_rests(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    ask = """async (spans) => {
+      const { Axis } = await import("/dashboard/static/axis.js");
+      const axis = new Axis(spans, (ms) => `at ${ms}`);
+      return [spans.map((span) => span.map((ms) => axis.share(ms))), axis.ticks(600)];
+    }"""
+
+    @given(SPANS)
+    @settings(max_examples=50)
+    def check(drawn: list[tuple[int, int]]) -> None:
+        spans = [(start, start + duration) for start, duration in drawn]
+        shares, ticks = page.evaluate(ask, [list(span) for span in spans])
+        expected = reference_axis(spans)
+        for span, shown in zip(spans, shares, strict=True):
+            assert shown == pytest.approx([expected[moment] for moment in span])
+        check_ticks(spans, ticks)
+
+    check()
+
+
+def reference_axis(spans: list[tuple[int, int]]) -> dict[int, float]:
+    """Where each start and end is, from 0 to 1: where something goes on the axis moves with time, and in a rest, too,
+    but by no more than a twentieth of the former."""
+    moments = sorted({moment for span in spans for moment in span})
+    pairs = list(pairwise(moments))
+    is_busy = [any(start <= a and b <= end for start, end in spans) for a, b in pairs]
+    busy = sum(b - a for (a, b), busy in zip(pairs, is_busy, strict=True) if busy)
+    at = [0.0]
+    for (a, b), busy_now in zip(pairs, is_busy, strict=True):
+        at.append(at[-1] + (b - a if busy_now else min(b - a, busy / 20)))
+    return {moment: place / at[-1] for moment, place in zip(moments, at, strict=True)}
+
+
+def check_ticks(spans: list[tuple[int, int]], ticks: list[dict[str, Any]]) -> None:
+    """The first one tells the time, each cut has one, no text lies on another, and each time after something stands
+    behind the text for that."""
+    moments = sorted({moment for span in spans for moment in span})
+    rests = [(a, b) for a, b in pairwise(moments) if not any(start <= a and b <= end for start, end in spans)]
+    busy = moments[-1] - moments[0] - sum(b - a for a, b in rests)
+    ordered = sorted(ticks, key=lambda tick: tick["at"])
+    assert (ordered[0]["at"], ordered[0]["text"]) == (0, f"at {moments[0]}")
+    assert sum(tick["isCut"] for tick in ticks) == sum(b - a > busy / 20 for a, b in rests)
+    with_text = [tick["at"] for tick in ordered if tick["text"]]
+    assert all(b - a >= 0.1 for a, b in pairwise([*with_text, 1]))
+    for before, after in pairwise(ordered):
+        assert before["text"] or not after["text"].startswith("+")

@@ -128,16 +128,16 @@ import time
 from oaiserve.cli import main
 from oaiserve.engine.model.runner import ModelRunner
 
-run = ModelRunner.run
+launch = ModelRunner.launch
 
 
-def stall_and_run(self, step):
+def stall_and_launch(self, step):
     while os.path.exists(os.environ["STALL_FILE"]):
         time.sleep(0.01)
-    return run(self, step)
+    return launch(self, step)
 
 
-ModelRunner.run = stall_and_run
+ModelRunner.launch = stall_and_launch
 sys.exit(main())
 """
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from itertools import count, islice
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.types import Message
 
-from oaiserve.app import routes
+from oaiserve.app import create_app, routes
 from oaiserve.config import Config, ServerOptions
 from oaiserve.routes.dashboard import page_files
-from oaiserve.routes.feed import Feed
+from oaiserve.routes.feed import MOST_VIEWERS, Feed
 from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import FakeEngine, FakeTelemetry
 
 KEY = "secret"
 
@@ -33,10 +38,10 @@ def messages(response: httpx.Response) -> Any:
 def test_the_page_names_only_files_that_are_served(served: Served) -> None:
     page = served.http.get("/dashboard")
     assert page.headers["content-type"].startswith("text/html")
-    named = [part.split('"')[0] for part in page.text.split('"/dashboard/static/')[1:]]
+    named = re.findall(r'(?:href|src)="([^#"]+)"', page.text)
     assert len(named) >= 4
     for name in named:
-        assert served.http.get(f"/dashboard/static/{name}").status_code == 200
+        assert served.http.get(urljoin("/dashboard", name)).status_code == 200
     assert "://" not in page.text  # nothing from the internet
 
 
@@ -47,6 +52,20 @@ def test_modules_import_only_files_that_are_served() -> None:
                 line.split('"./')[1].split('"')[0] for line in file.content.decode().splitlines() if '"./' in line
             ]
             assert set(imported) <= page_files().keys()
+
+
+@pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith("uplot")])
+def test_no_address_begins_at_the_root(name: str) -> None:
+    """So that the page works under any prefix."""
+    assert re.findall(r"""["'`(=]/\w[^"'`]*""", page_files()[name].content.decode()) == []
+
+
+def test_a_slash_at_its_end_is_taken_off(served: Served) -> None:
+    """Relative addresses would mean something else with it."""
+    answer = served.http.get("/dashboard/")
+    assert answer.status_code == 308
+    assert urljoin("http://host/llm/dashboard/", answer.headers["location"]) == "http://host/llm/dashboard"
+    assert served.http.get("/dashboard//").headers["location"] == "../../dashboard"
 
 
 def test_nothing_inline_is_allowed_or_there(served: Served) -> None:
@@ -86,6 +105,13 @@ def test_it_is_there_on_loopback_or_with_a_key(options: ServerOptions, is_there:
     assert ("/dashboard/feed" in {route.path for route in routes(Config("demo", options))}) == is_there
 
 
+@pytest.mark.parametrize("path", ["/dashboard", "/debug/requests"])
+def test_where_it_is_not_there_it_says_why(serve: Serve, path: str) -> None:
+    answer = serve(host="0.0.0.0").http.get(path)  # which the tests' server does not listen on
+    assert answer.status_code == 404
+    assert "--api-key" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("guard_all", [False, True])
 def test_with_a_key_the_page_is_open_and_the_feed_is_not(serve: Serve, guard_all: bool) -> None:
     served = serve(api_key=(KEY,), guard_all=guard_all)
@@ -120,6 +146,61 @@ def test_a_feed_ends_when_the_server_goes_down(served: Served) -> None:
         next(found)
         served.engine.drain()
         assert len(list(found)) <= 1
+
+
+def test_the_feed_s_headers_can_be_asked_for(served: Served) -> None:
+    assert served.http.head("/dashboard/feed").headers["content-type"].startswith("text/event-stream")
+
+
+class Viewer:
+    """One who opens the feed of an app, and leaves when it is told to."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.answered, self.leaving = asyncio.Event(), asyncio.Event()
+        self.start: Message = {}
+        self.body = b""
+        scope = {"type": "http", "method": "GET", "path": "/dashboard/feed", "query_string": b"", "headers": []}
+        self.task = asyncio.create_task(app(scope, self.receive, self.send))
+
+    async def receive(self) -> Message:
+        await self.leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.start = message
+        else:
+            self.body += message["body"]
+            self.answered.set()
+
+    @property
+    async def status(self) -> int:
+        await self.answered.wait()
+        return self.start["status"]
+
+
+def test_of_a_thousand_viewers_so_many_are_let_in_and_a_place_is_free_when_one_has_left() -> None:
+    async def watch() -> None:
+        app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
+        async with app.router.lifespan_context(app):
+            viewers = [Viewer(app) for _ in range(1000)]
+            statuses = [await viewer.status for viewer in viewers]
+            assert statuses == [200] * MOST_VIEWERS + [429] * (1000 - MOST_VIEWERS)
+            refused = viewers[-1]
+            assert (b"retry-after", b"10") in refused.start["headers"]
+            said = json.loads(refused.body)["error"]["message"]
+            assert said.startswith(f"{MOST_VIEWERS} viewers follow the dashboard already")
+            viewers[0].leaving.set()
+            await viewers[0].task
+            viewers[1].task.cancel()
+            await asyncio.wait([viewers[1].task])
+            late = [Viewer(app) for _ in range(3)]
+            assert [await viewer.status for viewer in late] == [200, 200, 429]
+            for viewer in (*viewers, *late):
+                viewer.leaving.set()
+            await asyncio.wait([viewer.task for viewer in (*viewers, *late)])
+
+    asyncio.run(asyncio.wait_for(watch(), 60))
 
 
 def test_viewers_share_each_message_and_nobody_watching_makes_none() -> None:

@@ -151,3 +151,12 @@ def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:
     for _ in range(2):
         recent.add(make_record(account=EngineAccount(first_step=1, num_steps=1)))
     assert ids(recent.get("req-1")["neighbours"]) == ["req-1"]
+
+
+def test_a_neighbour_s_phases_are_on_the_clock_of_the_request_that_was_asked_for(make_record) -> None:
+    recent = RecentRequests(2, 0)
+    account = EngineAccount(first_step=1, num_steps=1)
+    recent.add(make_record(request_id="a", account=account, times=RequestTimes(received=1000, responded=1500)))
+    recent.add(make_record(request_id="b", account=account, times=RequestTimes(received=900, responded=1200)))
+    (other,) = recent.get("a")["neighbours"]
+    assert other["phases"] == [{"name": "receive", "start_ns": -100, "duration_ns": 300}]

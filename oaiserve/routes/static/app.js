@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { Playground } from "./playground.js";
-import { events, keepKey, NeedsKey, request } from "./sse.js";
+import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
@@ -10,7 +10,7 @@ const RETRY_MS = 2000;
 const byId = (id) => document.getElementById(id);
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
-new Playground(askForKey);
+new Playground();
 let reading = null; // the AbortController of the feed that is read
 
 function setStatus(state, text) {
@@ -20,15 +20,26 @@ function setStatus(state, text) {
   status.textContent = text;
 }
 
-function askForKey(error) {
-  if (!(error instanceof NeedsKey)) return;
+function tell(problem) {
+  byId("problem").textContent = problem;
+  byId("problem").hidden = !problem;
+}
+
+function askForKey(said) {
+  stopReading();
+  setStatus("waiting", "Waiting for an API key");
+  tell(hasKey() ? `${said} Please enter another one.` : "");
+  byId("detail").close();
+  byId("main").hidden = true;
   byId("key-form").hidden = false;
   byId("key").focus();
 }
 
 async function readFeed(signal) {
-  const response = await request("/dashboard/feed", { signal });
+  const response = await request("dashboard/feed", { signal });
+  tell("");
   byId("key-form").hidden = true;
+  byId("main").hidden = false;
   let points = null;
   for await (const { event, data } of events(response)) {
     const message = JSON.parse(data);
@@ -46,18 +57,21 @@ async function readFeed(signal) {
 async function follow() {
   if (reading || document.hidden) return;
   const mine = (reading = new AbortController());
+  let waitMs = RETRY_MS;
   try {
     await readFeed(mine.signal);
     setStatus("lost", "The server has ended the feed; trying again");
   } catch (error) {
-    if (error.name === "AbortError") return;
-    askForKey(error);
-    if (error instanceof NeedsKey) return setStatus("waiting", "Waiting for an API key");
+    if (error.name === "AbortError" || error.needsKey) return;
     setStatus("lost", "No connection; trying again");
+    if (error instanceof Refused) {
+      tell(error.message);
+      waitMs = Math.max(waitMs, error.retryAfterSeconds * 1000);
+    }
   } finally {
     if (reading === mine) reading = null;
   }
-  setTimeout(follow, RETRY_MS);
+  setTimeout(follow, waitMs);
 }
 
 function stopReading() {
@@ -66,9 +80,12 @@ function stopReading() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
+document.addEventListener("needs-key", (event) => askForKey(event.detail));
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keepKey(byId("key").value.trim());
+  const key = byId("key").value.trim();
+  if (!/^[!-~]+$/.test(key)) return tell("A key has letters, digits and signs of ASCII only, and no spaces.");
+  keepKey(key);
   byId("key").value = "";
   stopReading();
   follow();

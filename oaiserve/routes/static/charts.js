@@ -85,7 +85,7 @@ export class Charts {
         hooks: { setData: [tell], setCursor: [tell] },
         scales: {
           x: { range: (_, min, max) => [Math.min(min, max - LEAST_SECONDS), max] },
-          y: { range: (_, min, max) => [0, chart.top ?? Math.max(max ?? 0, 1e-3) * 1.1] },
+          y: { range: (_, min, max) => [0, chart.top ?? Math.max(max ?? 0, chart.show === duration ? 1e-3 : 1) * 1.1] },
         },
         axes: [
           { ...axis, size: 26, space: 70, values: (_, times, axis, space, step) => times.map((time) => clock(time * 1000).slice(0, step < 60 ? 8 : 5)) },

@@ -1,14 +1,13 @@
 // Streams one chat answer and shows its phases: those that the headers tell, the one that runs, and in the end all.
 
+import { showDetail } from "./detail.js";
 import { duration, element, fillBar, phaseCells } from "./show.js";
 import { events, request } from "./sse.js";
-import { showDetail } from "./waterfall.js";
 
 const byId = (id) => document.getElementById(id);
 
 export class Playground {
-  constructor(onError) {
-    this.onError = onError;
+  constructor() {
     byId("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -32,7 +31,7 @@ export class Playground {
     this.numChunks = 0;
     const ticking = setInterval(() => this.#showPhases(), 100);
     try {
-      const response = await request("/v1/chat/completions", {
+      const response = await request("v1/chat/completions", {
         method: "POST",
         headers: { "content-type": "application/json" },
         signal: this.abort.signal,
@@ -54,7 +53,6 @@ export class Playground {
       if (error.name !== "AbortError") {
         answer.textContent += error.message;
         answer.classList.add("error");
-        this.onError(error);
       }
     } finally {
       clearInterval(ticking);

@@ -33,7 +33,7 @@ export function number(value) {
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? "–" : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
+  return share === null || share === undefined ? "–" : `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }
 
 export function clock(unixMs) {
@@ -48,6 +48,25 @@ export function fillBar(bar, phases, fullNs) {
     part.className = `phase-${name}`;
     part.style.width = `${(100 * ns) / Math.max(1, fullNs)}%`;
   });
+}
+
+// `phases`: names, each with its start and end in ms. What is not on the axis is left out.
+export function placeBar(track, phases, axis) {
+  const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);
+  while (track.children.length > parts.length) track.lastChild.remove();
+  parts.forEach(([name, from, to], position) => {
+    const part = track.children[position] ?? track.appendChild(element("i"));
+    const left = axis.share(from);
+    part.className = `phase-${name}`;
+    part.style.left = `min(${100 * left}%, 100% - 1px)`;
+    part.style.width = `${100 * (axis.share(to) - left)}%`;
+  });
+}
+
+// A time on an axis: a round one.
+export function tick(ms) {
+  const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
+  return `+${Number(value.toPrecision(6))} ${unit}`;
 }
 
 export function phaseCells(name, ns, ...more) {

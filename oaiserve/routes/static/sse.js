@@ -1,22 +1,38 @@
-// Server-sent events over fetch: an EventSource cannot send an API key.
+// Requests to the server, with the API key if there is one; and server-sent events over fetch, since an EventSource
+// cannot send a key.
 
 const KEY = "oaiserve-api-key";
+// Where the server's routes begin: behind a proxy that may be some way down.
+const ROOT = new URL("../../", import.meta.url);
 
-export class NeedsKey extends Error {}
+// What the server said instead of an answer.
+export class Refused extends Error {
+  constructor(message, response) {
+    super(message);
+    this.needsKey = response.status === 401;
+    this.retryAfterSeconds = Number(response.headers.get("retry-after"));
+  }
+}
+
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
+}
 
 export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-// Rejects with NeedsKey, or with an Error that says what the server said.
+// `path` is relative, as in "v1/models". Rejects with Refused, and with fetch's errors. Where a key is missing or
+// wrong the document hears of it as `needs-key`, too, whoever has asked.
 export async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(new URL(path, ROOT), { ...options, headers });
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  const message = body.error?.message ?? `The server answered with status ${response.status}.`;
-  throw response.status === 401 ? new NeedsKey(message) : new Error(message);
+  const refused = new Refused(body.error?.message ?? `The server answered with status ${response.status}.`, response);
+  if (refused.needsKey) document.dispatchEvent(new CustomEvent("needs-key", { detail: refused.message }));
+  throw refused;
 }
 
 // The events of a response, as {event, data}; data is text.

@@ -1,0 +1,52 @@
+"""A proxy that serves another server under a prefix, as people put several behind one host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from threading import Thread
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+OWN_HEADERS = ("host", "connection", "transfer-encoding", "keep-alive")  # of one connection, not of what it carries
+
+
+@contextmanager
+def under_prefix(url: str, prefix: str) -> Iterator[str]:
+    """The URL under which it serves what is at `url`. It takes the prefix off; without it there is nothing."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as app.state.http:
+            yield
+
+    async def pass_on(request: Request) -> Response:
+        http = request.app.state.http
+        headers = [pair for pair in request.headers.items() if pair[0] not in OWN_HEADERS]
+        path = request.scope["raw_path"].decode().removeprefix(prefix)
+        target = httpx.URL(path, query=request.scope["query_string"])
+        asked = http.build_request(request.method, target, headers=headers, content=await request.body())
+        answer = await http.send(asked, stream=True)
+        response = StreamingResponse(answer.aiter_raw(), answer.status_code, background=BackgroundTask(answer.aclose))
+        response.raw_headers = [pair for pair in answer.headers.raw if pair[0].decode().lower() not in OWN_HEADERS]
+        return response
+
+    app = Starlette(routes=[Route(f"{prefix}/{{path:path}}", pass_on, methods=["GET", "POST"])], lifespan=lifespan)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()  # who comes before it is up waits
+        thread = Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}{prefix}"
+        finally:
+            server.should_exit = True
+            thread.join()

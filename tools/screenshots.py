@@ -1,0 +1,117 @@
+"""The pictures of the live page in docs/images, taken anew: python -m tools.screenshots
+
+Serves the demo model, lets a few users ask it for two minutes, and opens the page in Chromium. Look at what
+comes out before you commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tools.figures import free_port
+from tools.overhead import child, wait_until_ready
+
+FOLDER = Path(__file__).parent.parent / "docs" / "images"
+DESK, PHONE = {"width": 1280, "height": 1100}, {"width": 390, "height": 844}
+THINK_SECONDS = 1.5  # on average
+# How the request ids begin, tokens of the answer, questions.
+KINDS = [
+    ("search", (4, 12), ["Find a recipe with beans.", "Which town is this?", "Opening hours of the museum"]),
+    ("assistant", (20, 70), ["Why do leaves fall?", "Explain tides to a child.", "Tell me about the sea. " * 12]),
+    ("batch", (8, 24), ["Summarise: " + "the meeting was long and nothing was decided. " * 15, "Translate: good day"]),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120, help="of load before the first picture (default 120)")
+    parser.add_argument("--users", type=int, default=8, help="who ask, and think about the answer (default 8)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures (default docs/images)")
+    arguments = parser.parse_args()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    # So small that some wait.
+    env = {"OAISERVE_MAX_RUNNING": "5", "OAISERVE_KV_CACHE_MEMORY": "64MiB"}
+    with child("-m", "oaiserve", "serve", port=port, env=env), sync_playwright() as running:
+        wait_until_ready(url)
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with load(url, arguments.users) as loaded:
+            loaded.wait(arguments.seconds)
+            take_all(browser, url, arguments.out)
+        browser.close()
+
+
+def take_all(browser: Browser, url: str, folder: Path) -> None:
+    for scheme in ("light", "dark"):
+        page = open_page(browser, url, DESK, scheme)
+        page.locator("#requests button").nth(4).hover()
+        page.screenshot(path=folder / f"dashboard-{scheme}.png")
+    page = open_page(browser, url, DESK, "light")
+    page.click("#by-duration")
+    page.locator("#requests button").first.click()
+    page.wait_for_selector("dialog[open] tr[data-phase]")
+    page.screenshot(path=folder / "dashboard-detail.png")
+    page = open_page(browser, url, PHONE, "light")
+    page.screenshot(path=folder / "dashboard-phone.png")
+    page.locator("#recent-title").evaluate("title => title.closest('section').scrollIntoView()")
+    page.screenshot(path=folder / "dashboard-phone-requests.png")
+    page = open_page(browser, url, DESK | {"height": 780}, "dark")
+    page.click("#tab-playground")
+    page.click("#send")
+    page.wait_for_selector("#chat-detail:visible", timeout=120_000)
+    page.screenshot(path=folder / "dashboard-playground.png")
+
+
+def open_page(browser: Browser, url: str, viewport: Any, scheme: Any) -> Page:
+    page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
+    page.goto(f"{url}/dashboard")
+    page.wait_for_selector("#status[data-state=live]")
+    page.wait_for_selector("#requests button")
+    return page
+
+
+@contextmanager
+def load(url: str, num_users: int) -> Iterator[Event]:
+    """Requests until it ends; the event is never set."""
+    ending = Event()
+    rng = random.Random(1)
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        while not ending.is_set():
+            await asyncio.sleep(rng.expovariate(1 / THINK_SECONDS))
+            name, tokens, questions = rng.choice(KINDS)
+            body = {
+                "messages": [{"role": "user", "content": rng.choice(questions)}],
+                "max_tokens": rng.randint(*tokens),
+                "ignore_eos": True,
+            }
+            headers = {"x-request-id": f"{name}-{uuid.UUID(int=rng.getrandbits(128)).hex[:8]}"}
+            (await http.post("/v1/chat/completions", json=body, headers=headers)).raise_for_status()
+
+    async def ask_all() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+            await asyncio.gather(*(ask(http) for _ in range(num_users)))
+
+    thread = Thread(target=asyncio.run, args=(ask_all(),))
+    thread.start()
+    try:
+        yield Event()
+    finally:
+        ending.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
