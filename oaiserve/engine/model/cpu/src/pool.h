@@ -26,15 +26,17 @@ class Work {
 
 class Pool {
  public:
+  // Throws std::system_error where the system gives no more threads.
   explicit Pool(int threads) {
-    for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { serve(thread); });
+    try {
+      for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { serve(thread); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
 
-  ~Pool() {
-    stopping_ = true;
-    wake();
-    for (std::thread& worker : workers_) worker.join();
-  }
+  ~Pool() { stop(); }
 
   int threads() const { return int(workers_.size()) + 1; }
 
@@ -55,6 +57,12 @@ class Pool {
   static constexpr int GENERATION = 40, PHASE = 24;
   static constexpr uint64_t LEFT = (1ull << PHASE) - 1;
   static constexpr uint64_t IDLE = ((1ull << (GENERATION - PHASE)) - 1) << PHASE;  // as a phase: there is nothing to do
+
+  void stop() {
+    stopping_ = true;
+    wake();
+    for (std::thread& worker : workers_) worker.join();
+  }
 
   static bool is_over(uint64_t state) { return (state & IDLE) == IDLE; }
 

@@ -78,7 +78,7 @@ inline float max(f32x16 v) {
 #endif
 }
 
-// e^x to about 1e-7 relative: 2^round(t) times a polynomial in the rest, t = x log2(e). 0 below -87, infinity above 88.7.
+// e^x to about 1e-7 relative: 2^round(t) times a polynomial in the rest, t = x log2(e). 0 below -87, infinity from 88.4 on.
 inline f32x16 exp(f32x16 x) {
   const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
   f32x16 clamped = min(max(x, splat(-87.3f)), splat(88.8f));

@@ -31,9 +31,10 @@ class Buffer {
   }
   void reserve(long rows) {
     if (rows <= rows_) return;
-    rows_ = rows;
+    rows_ = 0;
     data_.reset(static_cast<E*>(std::aligned_alloc(64, size_t(rows) * width_ * sizeof(E))));
     if (!data_) throw std::bad_alloc();
+    rows_ = rows;
   }
   E* row(long i) { return data_.get() + i * width_; }
   long stride() const { return width_; }
