@@ -70,7 +70,9 @@ def start_native(
     def prepare() -> None:
         try:
             runner.use(make())
-        except (BuildError, NotKnown, MemoryError) as error:
+        except NotKnown as error:  # of the model, which nobody can do anything about
+            log.info("The model runs without its native step, which is slower: %s", error)
+        except (BuildError, MemoryError) as error:
             log.warning("The model runs without its native step, which is slower: %s", error)
         except Exception:  # of transformers' code, which is read and called here in unusual ways
             log.exception("The model runs without its native step, which is slower: its code could not be read")
