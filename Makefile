@@ -1,6 +1,8 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
 # make check   format, lint and types; `make format` puts the first two right
+# make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
+# make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
 # make setup   only prepares: the environment that all of these make when it is not there
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: serve test check format setup
+.PHONY: serve test check format bench bench-peers setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
@@ -28,6 +30,14 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m tools.bench.ours --json build/bench/ours.json
+	$(BIN)/python -m tools.bench.step --json build/bench/step.json
+
+PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
+bench-peers: setup
+	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
 
 setup: $(INSTALLED)
 

@@ -114,6 +114,7 @@ def test_what_keeps_it_from_being_compiled_is_one_line_and_no_more(
 
 
 def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     loaded = load(FAMILIES["llama"])
 
     def a_little_more(module: Module, args: object, output: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""The floor of a step, and how steps are shown."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.bench import floor, plot, step_table
+from tools.bench.ceilings import Ceilings
+from tools.bench.numerics import distance
+from tools.bench.step import BLOCK_SIZE, choose_points, middle
+
+DEMO = floor.Shape(layers=30, hidden=576, queries=576, keys=192, intermediate=1536, vocab=49152, element_bytes=2)
+MACHINE = Ceilings(bytes_per_second=52e9, flops_per_second=890e9)
+
+
+def decode(batch: int, context: int) -> dict[str, floor.Work]:
+    return floor.work(DEMO, [(context - 1, context)] * batch)
+
+
+def test_a_decode_step_reads_every_weight_and_what_is_cached() -> None:
+    """The demo model: 135 M parameters, the output embedding among them; 23,040 bytes of keys and values a token."""
+    works = decode(1, 192)
+    weights = sum(work.num_bytes for name, work in works.items() if name not in ("attention", "embed"))
+    assert weights == pytest.approx(2 * 134.5e6, rel=0.001)
+    assert works["attention"].num_bytes == 23_040 * 192
+
+
+def test_floors_of_the_demo_model_are_those_worked_out_by_hand() -> None:
+    floors_ms = {batch: floor.floor_seconds(decode(batch, 192), MACHINE) * 1e3 for batch in (1, 8, 64)}
+    assert floors_ms[1] == pytest.approx(269e6 / 52e9 * 1e3, rel=0.03)
+    assert floors_ms[8] == pytest.approx((269e6 + 8 * 192 * 23_040) / 52e9 * 1e3, rel=0.03)
+    assert floors_ms[64] == pytest.approx(2 * 134.5e6 * 64 / 890e9 * 1e3, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=4))
+def test_attention_counts_each_query_and_each_key_that_it_sees(lengths: list[tuple[int, int]]) -> None:
+    chunks = [(start, start + length) for start, length in lengths]
+    pairs = sum(position + 1 for start, end in chunks for position in range(start, end))
+    assert floor.work(DEMO, chunks)["attention"].flops == pytest.approx(4 * 30 * 576 * pairs)
+
+
+@given(st.integers(1, 256), st.integers(1, 8192), st.floats(1e9, 1e12), st.floats(1e9, 1e13))
+def test_a_step_may_be_faster_than_its_operations_one_after_the_other(
+    batch: int, context: int, bandwidth: float, peak: float
+) -> None:
+    works, limits = decode(batch, context), Ceilings(bandwidth, peak)
+    whole, parts = floor.floor_seconds(works, limits), [work.seconds(limits) for work in works.values()]
+    assert max(parts) <= whole * (1 + 1e-9)
+    assert whole <= sum(parts) * (1 + 1e-9)
+
+
+def test_points_that_do_not_fit_are_left_out_and_named() -> None:
+    points, left_out = choose_points(64 * 2048 // BLOCK_SIZE, quick=False)
+    assert left_out == ["64 x 8192"]
+    assert all(point.num_blocks <= 64 * 2048 // BLOCK_SIZE for kind in points.values() for point in kind)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=30))
+def test_parts_add_up_to_the_step_and_outliers_do_not_count(times: list[tuple[float, float]]) -> None:
+    rows = [{"step": a + b, "first": a, "second": b} for a, b in times]
+    found = middle([*rows, {"step": 100.0, "first": 100.0, "second": 0.0}])
+    assert found["step"] == pytest.approx(found["first"] + found["second"])
+    assert found["step"] <= 2000
+
+
+def results() -> dict[str, object]:
+    def row(batch: int) -> dict[str, object]:
+        point = {"num_sequences": batch, "num_tokens": 1, "context": 192}
+        parts = {"batch": 0.1, "qkv": 2.0}
+        return point | {"step_ms": 10.0 * batch, "floor_ms": 5.0, "parts_ms": parts, "floors_ms": {"qkv": 1.0}}
+
+    rows = [row(1), row(2)]
+    return {
+        "machine": "M",
+        "created": "D",
+        "dtype": "bfloat16",
+        "threads": 2,
+        "ceilings": {"bytes_per_second": 52e9, "flops_per_second": 890e9},
+        "left_out": ["64 x 8192"],
+        "decode": [measured | {"engine_ms": 0.5} for measured in rows],
+        "context": rows,
+        "prefill": rows,
+    }
+
+
+def test_a_report_has_floors_below_times_and_what_was_left_out() -> None:
+    text = step_table.report(results())
+    assert "| 2 | 4.00 x floor | **20.00** | 100 | 0.10 | 2.00 | 0.50 |\n|  | floor | 5.00 |  |  | 1.00 |  |" in text
+    assert "read at 52 GB/s" in text
+    assert "64 x 8192" in text
+
+
+def test_the_plot_is_an_image_with_the_floor_below() -> None:
+    drawn = ElementTree.fromstring(step_table.decode_plot(results()))
+    lines = [line.attrib["points"] for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    heights = [[float(pair.split(",")[1]) for pair in line.split()] for line in lines]
+    measured, at_best = heights
+    assert all(y < y_floor for y, y_floor in zip(measured, at_best, strict=True))  # pixels count downwards
+    assert at_best[0] == at_best[1]
+
+
+@given(st.floats(0.01, 1e4), st.floats(1, 1e4))
+def test_marks_enclose_the_values(least: float, factor: float) -> None:
+    marks = plot._marks(least, least * factor)
+    assert marks[0] <= least * (1 + 1e-9)
+    assert marks[-1] >= least * factor * (1 - 1e-9)
+    assert marks == sorted(set(marks))
+
+
+def test_distance_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected, got = (torch.randn(6, 11, generator=generator) for _ in range(2))
+    ids = [3, 1, 4, 1, 5, 9]
+    found = distance(expected, got, ids)
+    divergence = torch.nn.functional.kl_div(
+        got.log_softmax(-1), expected.log_softmax(-1), reduction="batchmean", log_target=True
+    )
+    assert found.divergence == pytest.approx(float(divergence), rel=1e-5)
+    assert found.loss == pytest.approx(
+        float(torch.nn.functional.cross_entropy(got[:-1], torch.tensor(ids[1:]))), rel=1e-5
+    )
+    assert found.agreement == sum(a.argmax() == b.argmax() for a, b in zip(expected, got, strict=True)) / 6
+
+
+def test_distance_to_itself_is_none() -> None:
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
+    found = distance(logits, logits, [0, 1, 2, 3])
+    assert (found.agreement, found.divergence) == (1.0, 0.0)

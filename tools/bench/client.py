@@ -1,0 +1,126 @@
+"""The load generator for all servers alike: a third party's, `vllm bench serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oaiserve import demo
+from tools.bench import prepare
+from tools.bench.process import Running, machine_cpu_seconds
+from tools.bench.workloads import Workload
+
+# Of the requests of a run. Some servers drop a connection now and then; the rates count only what came, and the table
+# says how much did not.
+MOST_MISSING = 0.25
+_FIGURES = {"output_throughput": "output_throughput", "total_token_throughput": "total_throughput"}
+
+
+class RunFailed(Exception):
+    pass
+
+
+class Client:
+    """A process in vLLM's environment, which makes one run after the other."""
+
+    def __init__(self, limit_seconds: int) -> None:
+        self._limit_seconds = limit_seconds
+
+    def __enter__(self) -> Client:
+        command = [prepare.vllm() / "bin/python", "-u", Path(__file__).with_name("vllm_client.py")]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        self._read()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def run(self, server: Running, model_name: str, workload: Workload, seed: int) -> dict[str, Any]:
+        """The figures of one run; milliseconds, where a key says so. Raises RunFailed."""
+        with tempfile.TemporaryDirectory() as folder:
+            log, result = Path(folder) / "log", Path(folder) / "result.json"
+            argv = arguments(workload, seed, server.url, model_name, result)
+            before = (time.monotonic(), server.cpu_seconds(), machine_cpu_seconds())
+            job = {"argv": argv, "log": str(log), "limit_seconds": self._limit_seconds}
+            assert self._process.stdin is not None
+            print(json.dumps(job), file=self._process.stdin, flush=True)
+            done = self._read()
+            after = (time.monotonic(), server.cpu_seconds(), machine_cpu_seconds())
+            if done["exit_code"] == -signal.SIGALRM:
+                raise RunFailed(f"not finished within {self._limit_seconds} s")
+            if done["exit_code"] != 0 or not result.exists():
+                raise RunFailed(f"the client failed: {log.read_text(errors='replace')[-300:].strip()}")
+            figures = read_result(json.loads(result.read_text()), workload)
+        took, server_seconds, machine_seconds = (b - a for a, b in zip(before, after, strict=True))
+        return figures | {  # averages over the run
+            "server_cores": round(server_seconds / took, 3),
+            "client_cores": round(done["cpu_seconds"] / took, 3),
+            "other_cores": round((machine_seconds - server_seconds - done["cpu_seconds"]) / took, 3),
+        }
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"The load generator, {' '.join(map(str, self._process.args))}, has ended.")  # type: ignore[arg-type]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def arguments(workload: Workload, seed: int, url: str, model_name: str, result: Path) -> list[str]:
+    """Of `vllm bench serve`."""
+    options = {
+        "--backend": "openai",
+        "--endpoint": "/v1/completions",
+        "--base-url": url,
+        "--model": model_name,
+        "--tokenizer": demo.resolve(),
+        "--dataset-name": "random",
+        "--random-input-len": workload.input_len,
+        "--random-output-len": workload.output_len,
+        "--random-prefix-len": workload.prefix_len,
+        "--num-prompts": workload.num_requests,
+        "--seed": seed,
+        "--temperature": 0,
+        "--percentile-metrics": "ttft,tpot,itl,e2el",
+        "--metric-percentiles": "50,99",
+        "--result-dir": result.parent,
+        "--result-filename": result.name,
+        "--request-rate": "inf" if workload.rate is None else workload.rate,
+    }
+    if workload.concurrency is not None:
+        options["--max-concurrency"] = workload.concurrency
+    words = [str(word) for option in options.items() for word in option]
+    return [*words, "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
+
+
+def read_result(result: dict[str, Any], workload: Workload) -> dict[str, Any]:
+    """Raises RunFailed where too little of the workload was done to call it that."""
+    missing_requests = workload.num_requests - result["completed"]
+    missing_tokens = workload.num_requests * workload.output_len - result["total_output_tokens"]
+    if missing_requests > MOST_MISSING * workload.num_requests:
+        said = next((error.strip() for error in result.get("errors", []) if error), "no reason was given")
+        raise RunFailed(f"{missing_requests} of {workload.num_requests} requests were not answered: {said[-200:]}")
+    figures: dict[str, Any] = {"seconds": round(result["duration"], 3)}
+    figures |= {"missing_requests": missing_requests, "missing_tokens": missing_tokens}
+    figures |= {ours: round(result[theirs], 2) for theirs, ours in _FIGURES.items()}
+    # Of a single token there is no time between tokens, though the client then says 0.
+    for kind in ("ttft", "tpot", "itl", "e2el") if workload.output_len > 1 else ("ttft", "e2el"):
+        for percentile in ("p50", "p99"):
+            figures[f"{kind}_{percentile}_ms"] = round(result[f"{percentile}_{kind}_ms"], 2)
+    return figures

@@ -1,0 +1,137 @@
+"""This server against its peers, on the same machine, in turns: python -m tools.bench.compare
+
+A round starts each server once, one after the other, and runs the six workloads on it with the same client and the same
+prompts; rounds are repeated, so that whatever else the machine does hits all alike. In the first round a server is
+started twice: with empty compile caches, then with full ones. Model files are in the page cache either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tools.bench import machine, prepare, table
+from tools.bench.client import Client, RunFailed
+from tools.bench.process import Running, StartFailed, exit_on_sigterm, running
+from tools.bench.servers import OURS, PEERS, Server, oaiserve
+from tools.bench.workloads import WORKLOADS, Workload
+
+WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="default: all")
+    add("--once", nargs="*", default=[], choices=list(PEERS), help="peers that get one round only, being very slow")
+    add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
+    add("--repeats", type=int, default=3, help="rounds (default 3)")
+    add("--quick", action="store_true", help="the short form of each workload")
+    add("--limit-seconds", type=int, default=600, help="of a run; one that takes longer is not repeated (default 600)")
+    add("--json", type=Path, help="write the results there, after each server")
+    add("--markdown", type=Path, help="write the tables there, between the markers of cpu-peers")
+    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables of these results")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    print(table.report(results))
+    if arguments.markdown:
+        table.write_between(arguments.markdown, "cpu-peers", table.report(results))
+    return 1 if results["servers"][OURS]["problems"] else 0
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    servers = [oaiserve(), *(PEERS[name]() for name in arguments.peers)]
+    workloads = [WORKLOADS[name].short() if arguments.quick else WORKLOADS[name] for name in arguments.only]
+    results: dict[str, Any] = {
+        "created": date.today().isoformat(),
+        "machine": machine.sentence(),
+        "client": f"`vllm bench serve` of {prepare.VLLM.replace('==', ' ')}",
+        "repeats": arguments.repeats,
+        "is_short": arguments.quick,
+        "servers": {
+            server.name: {"version": server.version, "command": server.shown(), "rounds": [], "problems": {}}
+            for server in servers
+        },
+    }
+    with Client(arguments.limit_seconds) as client:
+        for number in range(arguments.repeats):
+            for server in servers:
+                if number == 0 or server.name not in arguments.once:
+                    run_round(server, number, workloads, client, results["servers"][server.name])
+                    if arguments.json:
+                        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def run_round(server: Server, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:
+    """Appends to the server's rounds. What failed is a problem, and is not tried again in later rounds."""
+    if "start" in into["problems"]:
+        return
+    log = prepare.FOLDER / "logs" / f"{server.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {"workloads": {}}
+    into["rounds"].append(figures)
+    try:
+        if number == 0:
+            figures |= first_start(server, log)
+            say(f"{server.name}: {figures}")
+        with running(server, log) as process:
+            figures["start_seconds"] = round(process.start_seconds, 2)
+            if server.ready_log:
+                process.wait_for_log(server.ready_log)
+            client.run(process, server.model_name, WARM_UP, seed=0)
+            for workload in workloads:
+                if workload.name not in into["problems"]:
+                    _run_workload(server, process, workload, number, client, into)
+                    figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), process.peak_rss_mib()))
+    except (StartFailed, RunFailed) as error:
+        into["problems"]["start"] = one_line(error)
+        say(f"{server.name}: {error}")
+
+
+def _run_workload(
+    server: Server, process: Running, workload: Workload, number: int, client: Client, into: dict[str, Any]
+) -> None:
+    try:
+        run = client.run(process, server.model_name, workload, workload.seed(number))
+    except RunFailed as error:
+        into["problems"][workload.name] = one_line(error)
+        say(f"{server.name}, {workload.name}: {error}")
+        return
+    into["rounds"][-1]["workloads"][workload.name] = run
+    say(f"{server.name}, round {number + 1}, {workload.name}: {run}")
+
+
+def first_start(server: Server, log: Path) -> dict[str, float]:
+    """With empty compile caches, but what it reads from disk in the page cache."""
+    for path in server.files:
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file():
+                file.read_bytes()
+    for cache in server.compile_caches:
+        shutil.rmtree(cache, ignore_errors=True)
+    with running(server, log) as process:
+        figures = {"first_start_seconds": round(process.start_seconds, 2)}
+        if server.ready_log:
+            process.wait_for_log(server.ready_log)
+        return figures | {"full_speed_seconds": round(process.seconds(), 2)}
+
+
+def one_line(error: Exception) -> str:
+    """For a cell of a table: the end of a log is in some of them."""
+    return " ".join(str(error).replace("|", " ").split())
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

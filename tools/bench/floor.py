@@ -1,0 +1,64 @@
+"""What a step has to do at least: the bytes it must read from memory, and its floating-point operations. Pure.
+
+Weights are read once in a step, keys and values once for each sequence. Activations stay in the CPU's caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tools.bench.ceilings import Ceilings
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder with a gated MLP. Widths in numbers."""
+
+    layers: int
+    hidden: int
+    queries: int  # of all heads together
+    keys: int  # the same, and of values
+    intermediate: int
+    vocab: int
+    element_bytes: int
+
+
+class Work(NamedTuple):
+    num_bytes: float
+    flops: float
+
+    def seconds(self, ceilings: Ceilings) -> float:
+        return max(self.num_bytes / ceilings.bytes_per_second, self.flops / ceilings.flops_per_second)
+
+
+def work(shape: Shape, chunks: Sequence[tuple[int, int]]) -> dict[str, Work]:
+    """By operation, in order. A chunk is a sequence's tokens from `start` to before `end`; the last of them samples."""
+    tokens = sum(end - start for start, end in chunks)
+    cached = sum(end for _, end in chunks)
+    pairs = sum((start + 1 + end) * (end - start) / 2 for start, end in chunks)  # of a query and a key that it sees
+
+    def linear(rows: int, columns: int, width: int, times: int = 1) -> Work:
+        return Work(times * columns * width * shape.element_bytes, 2.0 * times * rows * columns * width)
+
+    layers, hidden = shape.layers, shape.hidden
+    nothing = Work(0, 0)
+    return {
+        "embed": Work(tokens * hidden * shape.element_bytes, 0),
+        "norm": nothing,
+        "qkv": linear(tokens, shape.queries + 2 * shape.keys, hidden, layers),
+        "rotary": nothing,
+        "attention": Work(
+            2.0 * layers * cached * shape.keys * shape.element_bytes, 4.0 * layers * pairs * shape.queries
+        ),
+        "output": linear(tokens, hidden, shape.queries, layers),
+        "gate and up": linear(tokens, 2 * shape.intermediate, hidden, layers),
+        "down": linear(tokens, hidden, shape.intermediate, layers),
+        "logits": linear(len(chunks), shape.vocab, hidden),
+    }
+
+
+def floor_seconds(works: dict[str, Work], ceilings: Ceilings) -> float:
+    """Of the whole step, were reading and computing to overlap: less than the sum of its operations' floors."""
+    return Work(*(sum(parts) for parts in zip(*works.values(), strict=True))).seconds(ceilings)

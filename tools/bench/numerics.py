@@ -1,0 +1,152 @@
+"""How far each way to run the model is from transformers in float32, on real text: python -m tools.bench.numerics
+
+Each variant computes the logits of the same chunks of text. Shown are how often its most likely next token is the
+reference's, the KL divergence of its distribution from the reference's, and its perplexity on the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from oaiserve import demo
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from tools.bench import table
+
+ROOT = Path(__file__).parents[2]
+CHUNK_TOKENS = 512
+BLOCK_SIZE = 16
+
+Logits = Callable[[list[int]], Tensor]  # token ids to float32 [tokens, vocab]
+
+
+def transformers_logits(folder: Path, dtype: str) -> Logits:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+    def logits(ids: list[int]) -> Tensor:
+        out: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+        return out
+
+    return logits
+
+
+def native_logits(folder: Path, dtype: str, *, tokens_per_step: int = CHUNK_TOKENS) -> Logits:
+    """With one token in a step it goes the way of decoding, with many that of prompts: these are other kernels."""
+    loaded = load_model(folder, dtype=dtype)
+    num_blocks = CHUNK_TOKENS // BLOCK_SIZE
+    native = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=default_threads())
+
+    def logits(ids: list[int]) -> Tensor:
+        sequence = Sequence("text", 0, ids, SamplingParams(), max_len=len(ids) + 1)
+        sequence.blocks = list(range(num_blocks))
+        parts = []
+        for start in range(0, len(ids), tokens_per_step):
+            chunk = Chunk(sequence, start, min(tokens_per_step, len(ids) - start))
+            batch = build_batch(Step([chunk]), BLOCK_SIZE, loaded.device)
+            batch.logits_rows = torch.arange(chunk.num_tokens)
+            parts.append(native.forward(batch).clone())
+        return torch.cat(parts)
+
+    return logits
+
+
+REFERENCE = "transformers, float32"
+VARIANTS: dict[str, Callable[[Path], Logits]] = {
+    "transformers, bfloat16": lambda folder: transformers_logits(folder, "bfloat16"),
+    "native, bfloat16": lambda folder: native_logits(folder, "bfloat16"),
+    "native, bfloat16, a token at a time": lambda folder: native_logits(folder, "bfloat16", tokens_per_step=1),
+    "native, float32": lambda folder: native_logits(folder, "float32"),
+}
+
+
+@dataclass(slots=True)
+class Distance:
+    """Of one chunk: how the variant's next-token distributions differ from the reference's."""
+
+    agreement: float  # share of the positions with the same most likely token
+    divergence: float  # mean of KL(reference || variant), in nats
+    loss: float  # mean negative log-likelihood of the text's own next token, in nats
+
+
+def distance(reference: Tensor, logits: Tensor, ids: list[int]) -> Distance:
+    expected, got = reference.double().log_softmax(-1), logits.double().log_softmax(-1)
+    nexts = torch.tensor(ids[1:])[:, None]
+    return Distance(
+        agreement=float((expected.argmax(-1) == got.argmax(-1)).double().mean()),
+        divergence=float((expected.exp() * (expected - got)).sum(-1).mean()),
+        loss=-float(got[:-1].gather(1, nexts).mean()),
+    )
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, help="texts (default: this project's documentation)")
+    add("--chunks", type=int, default=32, help=f"of {CHUNK_TOKENS} tokens, evenly over the texts (default 32)")
+    add("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), help="variants (default: all)")
+    add("--json", type=Path, help="write the results there")
+    add("--markdown", type=Path, help="write the table there, between the markers of numerics")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    folder = demo.resolve()
+    chunks = read_chunks(folder, arguments.files or sorted((ROOT / "docs").glob("*.md")), arguments.chunks)
+    reference = transformers_logits(folder, "float32")
+    variants = {REFERENCE: reference} | {name: VARIANTS[name](folder) for name in arguments.only}
+    found: dict[str, list[Distance]] = {name: [] for name in variants}
+    for number, ids in enumerate(chunks, start=1):
+        expected = reference(ids)
+        for name, logits in variants.items():
+            found[name].append(distance(expected, expected if name == REFERENCE else logits(ids), ids))
+        print(f"{number} of {len(chunks)}", file=sys.stderr, flush=True)
+    results = {name: summary(distances) for name, distances in found.items()}
+    print(report(results, len(chunks)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.markdown:
+        table.write_between(arguments.markdown, "numerics", report(results, len(chunks)))
+
+
+def read_chunks(folder: Path, files: list[Path], most: int) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+    chunks = [ids[i : i + CHUNK_TOKENS] for i in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS)]
+    if not chunks:
+        sys.exit(f"The texts have {len(ids)} tokens, fewer than one chunk of {CHUNK_TOKENS}.")
+    return [chunks[i * len(chunks) // most] for i in range(most)] if len(chunks) > most else chunks
+
+
+def summary(distances: list[Distance]) -> dict[str, float]:
+    rows = [asdict(row) for row in distances]
+    means = {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+    return means | {"perplexity": float(torch.tensor(means["loss"]).exp())}
+
+
+def report(results: dict[str, dict[str, float]], num_chunks: int) -> str:
+    rows = [["", "same most likely token", "KL divergence, nats", "perplexity"]]
+    for name, row in results.items():
+        same = "" if name == REFERENCE else f"{row['agreement']:.2%}"
+        divergence = "" if name == REFERENCE else f"{row['divergence']:.2e}"
+        rows.append([name, same, divergence, f"{row['perplexity']:.3f}"])
+    head = f"{num_chunks} chunks of {CHUNK_TOKENS} tokens:"
+    return "\n".join([head, "", *table.as_markdown(rows)])
+
+
+if __name__ == "__main__":
+    main()

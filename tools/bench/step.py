@@ -1,0 +1,254 @@
+"""Where the time of a step goes, against what the machine allows at best: python -m tools.bench.step
+
+In process, on random tokens and a full KV cache with its blocks in random order. Each step is repeated, and a time is
+the mean over the middle half of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from oaiserve import demo
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import LoadedModel, load_model
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampler import sample
+from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.record import StepKind
+from tools.bench import ceilings, floor, machine, step_table, table
+
+BLOCK_SIZE = 16
+CONTEXT = 192  # a short prompt, half way through its answer
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES_BY_CONTEXT = (1, 8, 64)
+CONTEXTS = (128, 512, 2048, 8192)
+PROMPTS = (64, 128, 256, 512, 1024, 2048)
+OF_MEMORY = 0.7  # what the KV cache may take of what is available
+LEAST_STEPS = 5
+ENGINE_TOKENS = 40  # of each answer, where the engine's own time is measured
+GREEDY = SamplingParams(temperature=0.0, max_tokens=ENGINE_TOKENS, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of `num_sequences` that compute their last `num_tokens` of `context`, and sample."""
+
+    num_sequences: int
+    num_tokens: int
+    context: int
+
+    @property
+    def blocks_each(self) -> int:
+        return -(-self.context // BLOCK_SIZE)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_sequences * self.blocks_each
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
+    add("--seconds", type=float, default=0.6, help="for each point (default 0.6)")
+    add("--quick", action="store_true", help="a few points only")
+    add("--json", type=Path, help="write the results there")
+    add("--markdown", type=Path, help="write the tables there, between the markers of decode-step")
+    add("--plot", type=Path, help="draw decode steps by batch there, as SVG")
+    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables and the plot of these results")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    print(step_table.report(results))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.markdown:
+        table.write_between(arguments.markdown, "decode-step", step_table.report(results))
+    if arguments.plot:
+        arguments.plot.write_text(step_table.decode_plot(results))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    folder, num_threads = demo.resolve(), default_threads()
+    loaded = load_model(folder, dtype=arguments.dtype)
+    limits = ceilings.measure(loaded.dtype, num_threads)
+    points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick)
+    num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2
+    native = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
+    bench = StepBench(loaded, native, limits, arguments.seconds)
+    results = {
+        "created": date.today().isoformat(),
+        "machine": machine.sentence(),
+        "threads": num_threads,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "ceilings": asdict(limits),
+        "left_out": left_out,
+        **{kind: [bench.measure(point) for point in chosen] for kind, chosen in points.items()},
+    }
+    for row, engine_ms in zip(
+        results["decode"], engine_times_ms(loaded, native, folder, points["decode"]), strict=True
+    ):
+        row["engine_ms"] = engine_ms
+    return results
+
+
+def choose_points(most_blocks: int, *, quick: bool) -> tuple[dict[str, list[Point]], list[str]]:
+    """By kind, and what is left out because the KV cache would not fit."""
+    batches, contexts, prompts = (BATCHES[:4], CONTEXTS[:1], PROMPTS[:2]) if quick else (BATCHES, CONTEXTS, PROMPTS)
+    points = {
+        "decode": [Point(batch, 1, CONTEXT) for batch in batches],
+        "context": [Point(batch, 1, context) for batch in BATCHES_BY_CONTEXT for context in contexts],
+        "prefill": [Point(1, tokens, tokens) for tokens in prompts],
+    }
+    left_out = [f"{p.num_sequences} x {p.context}" for p in points["context"] if p.num_blocks > most_blocks]
+    return {kind: [p for p in chosen if p.num_blocks <= most_blocks] for kind, chosen in points.items()}, left_out
+
+
+def _most_blocks(loaded: LoadedModel) -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return int(OF_MEMORY * available_bytes / (loaded.kv_bytes_per_token * BLOCK_SIZE))
+
+
+class StepBench:
+    def __init__(self, loaded: LoadedModel, native: NativeDecoder, limits: ceilings.Ceilings, seconds: float) -> None:
+        self._loaded, self._native, self._limits, self._seconds = loaded, native, limits, seconds
+        self._num_filled = 0
+        self._random = random.Random(0)
+
+    @torch.inference_mode()
+    def measure(self, point: Point) -> dict[str, Any]:
+        """Milliseconds: the step, its parts, and the floors of both."""
+        self._fill(point.num_blocks)
+        step = self._step(point)
+        sequences = [chunk.sequence for chunk in step.chunks]
+        rows: list[dict[str, float]] = []
+        give_up = 0.0
+        while len(rows) < LEAST_STEPS + 2 or time.perf_counter() < give_up:
+            before = self._native.durations_seconds()
+            started = time.perf_counter()
+            batch = build_batch(step, BLOCK_SIZE, self._loaded.device)
+            built = time.perf_counter()
+            logits = self._native.forward(batch)
+            computed = time.perf_counter()
+            sample(logits, sequences)
+            ended = time.perf_counter()
+            after = self._native.durations_seconds()
+            operations = {name: after[name] - before[name] for name in after}
+            rows.append(
+                {"step": ended - started, "batch": built - started}
+                | operations
+                | {"call": computed - built - sum(operations.values()), "sample": ended - computed}
+            )
+            if len(rows) == 2:  # those were the warm-up
+                give_up = time.perf_counter() + self._seconds
+        times_ms = middle(rows[2:])
+        works = floor.work(_shape(self._loaded), [(chunk.start, chunk.end) for chunk in step.chunks])
+        return asdict(point) | {
+            "step_ms": times_ms.pop("step"),
+            "floor_ms": floor.floor_seconds(works, self._limits) * 1e3,
+            "parts_ms": times_ms,
+            "floors_ms": {name: work.seconds(self._limits) * 1e3 for name, work in works.items()},
+        }
+
+    def _step(self, point: Point) -> Step:
+        blocks = self._random.sample(range(point.num_blocks), point.num_blocks)
+        step = Step()
+        for i in range(point.num_sequences):
+            ids = self._random.choices(range(self._loaded.vocab_size), k=point.context)
+            sequence = Sequence(str(i), 0, ids, GREEDY, max_len=point.context + 1)
+            sequence.blocks = blocks[i * point.blocks_each : (i + 1) * point.blocks_each]
+            step.chunks.append(Chunk(sequence, point.context - point.num_tokens, point.num_tokens))
+        return step
+
+    def _fill(self, num_blocks: int) -> None:
+        """With numbers: pages that were never written to are all the same one, which would stay in the CPU's caches."""
+        if num_blocks > self._num_filled:
+            for cache in self._native.caches:
+                for blocks in cache:
+                    blocks[self._num_filled : num_blocks] = torch.randn(blocks.shape[1:]).to(blocks.dtype)
+            self._num_filled = num_blocks
+
+
+def middle(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Milliseconds, from rows of seconds: means over the middle half of the steps. So the parts add up to the step."""
+    ordered = sorted(rows, key=lambda row: row["step"])
+    rows = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+    return {name: statistics.fmean(row[name] for row in rows) * 1e3 for name in rows[0]}
+
+
+def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, points: list[Point]) -> list[float]:
+    """The engine thread's own time between two decode steps: scheduling, text, stop conditions, handing over.
+
+    The prompts are the same, so the prefix cache has them at once, and the sequences share their blocks.
+    """
+    num_blocks = native.caches[0][0].shape[0]
+    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    runner.use(native)
+    prompt = [(7 * i + 3) % loaded.vocab_size for i in range(CONTEXT)]
+    engine = Engine(
+        tokenizer=Tokenizer.from_pretrained(folder),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=BLOCK_SIZE),
+    )
+    medians = []
+    with engine:
+        for point in points:
+            _submit_and_wait(engine, point.num_sequences, prompt)
+            own_ns = [
+                record.idle_ns
+                for record in engine.take_steps()
+                if record.kind == StepKind.DECODE and record.num_sequences == point.num_sequences
+            ]
+            medians.append(statistics.median(own_ns) / 1e6)
+    return medians
+
+
+def _submit_and_wait(engine: Engine, num_requests: int, prompt: list[int]) -> None:
+    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    for i in range(num_requests):
+        engine.submit(Request(f"r{i}", (TokenPrompt(prompt),), GREEDY), inbox.put)
+    num_open = num_requests
+    while num_open:
+        for event in inbox.get():
+            if isinstance(event, TERMINAL):
+                assert isinstance(event, Finished), event
+                num_open -= 1
+
+
+def _shape(loaded: LoadedModel) -> floor.Shape:
+    config, kv = loaded.model.config, loaded.kv_shapes[0]
+    return floor.Shape(
+        layers=len(loaded.kv_shapes),
+        hidden=config.hidden_size,
+        queries=config.num_attention_heads * kv.key_dim,
+        keys=kv.kv_heads * kv.key_dim,
+        intermediate=config.intermediate_size,
+        vocab=loaded.vocab_size,
+        element_bytes=loaded.dtype.itemsize,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What step.py has measured, as tables and as a plot. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.bench import plot, table
+
+
+def report(results: dict[str, Any]) -> str:
+    limits = results["ceilings"]
+    lines = [
+        f"{results['machine']}; {results['created']}.",
+        f"The demo model in {results['dtype']}, {results['threads']} threads.",
+        f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
+        f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
+        "",
+        f"A decode step by its sequences, of {results['decode'][0]['context']} tokens each. Times in ms:",
+        "",
+        *_decode_table(results["decode"]),
+        "",
+        "By context:",
+        "",
+        *_parts_table(results["context"], {"sequences": "num_sequences", "context": "context"}),
+        "",
+        "A prompt in one step:",
+        "",
+        *_parts_table(results["prefill"], {"tokens": "num_tokens"}),
+    ]
+    if results["left_out"]:
+        lines += ["", f"Left out, since the KV cache would not fit into memory: {', '.join(results['left_out'])}."]
+    return "\n".join(lines)
+
+
+def _decode_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A row of floors below each measured one."""
+    parts = list(rows[0]["parts_ms"])
+    lines = [["sequences", "", "step", "tokens/s", *parts, "engine"]]
+    for row in rows:
+        batch = row["num_sequences"]
+        ratio = f"{row['step_ms'] / row['floor_ms']:.2f} x floor"
+        speed = table.number(batch / row["step_ms"] * 1e3)
+        measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
+        lines.append([str(batch), ratio, f"**{row['step_ms']:.2f}**", speed, *measured, f"{row['engine_ms']:.2f}"])
+        floors = [f"{row['floors_ms'][name]:.2f}" if row["floors_ms"].get(name) else "" for name in parts]
+        lines.append(["", "floor", f"{row['floor_ms']:.2f}", "", *floors, ""])
+    return table.as_markdown(lines)
+
+
+def _parts_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[str]:
+    parts = list(rows[0]["parts_ms"])
+    lines = [[*keys, "step", "floor", "x floor", "tokens/s", *parts]]
+    for row in rows:
+        speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
+        times = [f"**{row['step_ms']:.2f}**", f"{row['floor_ms']:.2f}", f"{row['step_ms'] / row['floor_ms']:.2f}"]
+        measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
+        lines.append([*(f"{row[key]:,}" for key in keys.values()), *times, table.number(speed), *measured])
+    return table.as_markdown(lines)
+
+
+def decode_plot(results: dict[str, Any]) -> str:
+    rows = results["decode"]
+    series = [
+        (label, [(row["num_sequences"], row[key]) for row in rows])
+        for label, key in (("measured", "step_ms"), ("floor", "floor_ms"))
+    ]
+    return plot.log_log("Time of a decode step", "sequences in the step", "ms", series)

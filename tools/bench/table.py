@@ -1,0 +1,148 @@
+"""From measured rounds to tables in markdown. Pure, but for `write_between`.
+
+A server has a list of rounds, one for each repeat. A round has figures of the server (start_seconds, peak_rss_mib) and
+a dictionary of figures for each workload that it finished.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.servers import OURS
+from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+
+Rounds = list[dict[str, Any]]
+
+
+def values(rounds: Rounds, measure: Measure) -> dict[int, float]:
+    """By number of the round, of those that have it."""
+    found: dict[int, float] = {}
+    for number, figures in enumerate(rounds):
+        if measure.workload is not None:
+            figures = figures.get("workloads", {}).get(measure.workload, {})
+        if (value := figures.get(measure.key)) is not None:
+            found[number] = value
+    return found
+
+
+def best_peer(servers: dict[str, Any], measure: Measure) -> str | None:
+    """By its median; None where no peer has the figure."""
+    medians = {
+        name: statistics.median(found.values())
+        for name, server in servers.items()
+        if name != OURS and (found := values(server["rounds"], measure))
+    }
+    if not medians:
+        return None
+    return (max if measure.more_is_better else min)(medians, key=lambda name: medians[name])
+
+
+def ratios(ours: Rounds, theirs: Rounds, measure: Measure) -> list[float]:
+    """Ours to theirs, of each round that both have: what disturbs the machine for long disturbs both."""
+    mine, others = values(ours, measure), values(theirs, measure)
+    return [value / others[number] for number, value in mine.items() if others.get(number)]
+
+
+def number(value: float) -> str:
+    """Three digits at least, and all before the point; of whole numbers, these."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+
+
+def spread(found: Sequence[float]) -> str:
+    """Median (least..most)."""
+    if not found:
+        return ""
+    median = number(statistics.median(found))
+    return median if len(found) == 1 else f"{median} ({number(min(found))}..{number(max(found))})"
+
+
+def comparison(servers: dict[str, Any]) -> list[str]:
+    """A row for each measure: every server's median and spread, and the ratio to the best peer."""
+    rows = [["", "measure", *servers, "best peer", "ratio", "goal"]]
+    for measure in MEASURES:
+        found = {name: values(server["rounds"], measure) for name, server in servers.items()}
+        if not any(found.values()):
+            continue
+        cells = [spread([*by_round.values()]) for by_round in found.values()]
+        best = best_peer(servers, measure)
+        ratio = spread(ratios(servers[OURS]["rounds"], servers[best]["rounds"], measure)) if best else ""
+        title = f"{measure.title}, {measure.unit}"
+        rows.append([measure.workload or "", title, *cells, best or "", ratio and f"**{ratio}**", goal(measure)])
+    return as_markdown(rows)
+
+
+def goal(measure: Measure) -> str:
+    sign = "≥" if measure.more_is_better else "≤"
+    if measure.limit is not None:
+        return f"{sign} {number(measure.limit)} {measure.unit}"
+    return "" if measure.goal is None else f"{sign} {measure.goal:g} times"
+
+
+def details(servers: dict[str, Any]) -> list[str]:
+    """Medians of everything that the load generator tells, by workload and server."""
+    keys = {
+        "output_throughput": "out/s",
+        "total_throughput": "in and out/s",
+        **{f"{kind}_{p}_ms": f"{kind.upper()} {p}" for kind in ("ttft", "tpot", "itl") for p in ("p50", "p99")},
+        "missing_requests": "requests lost",
+        "missing_tokens": "tokens lost",
+    }
+    rows = [["", "server", *keys.values()]]
+    for workload in WORKLOADS:
+        for name, server in servers.items():
+            found = [values(server["rounds"], Measure("", "", key, workload)).values() for key in keys]
+            problem = server["problems"].get(workload)
+            if problem is not None:
+                rows.append([workload, name, problem, *[""] * (len(keys) - 1)])
+            elif any(found):
+                medians = [number(statistics.median(f)) if f else "" for f in found]
+                rows.append([workload, name, *medians])
+    return as_markdown(rows)
+
+
+def report(results: dict[str, Any]) -> str:
+    """The whole part of the page."""
+    servers: dict[str, Any] = results["servers"]
+    runs = [run for s in servers.values() for r in s["rounds"] for run in r.get("workloads", {}).values()]
+    others = max((run["other_cores"] for run in runs), default=0.0)
+    form = ", in the short form" if results["is_short"] else ""
+    lines = [
+        f"{results['machine']}; {results['created']}. Client: {results['client']}.",
+        f"Median (least..most) of {results['repeats']} rounds{form}.",
+        f"Other processes of the machine used {others:.2f} cores at most, on average over a run.",
+        "",
+        *comparison(servers),
+        "",
+        *(f"- {name} {server['version']}: `{server['command']}`" for name, server in servers.items()),
+        *(
+            f"- {name}, {what}: {problem}"
+            for name, server in servers.items()
+            for what, problem in server["problems"].items()
+        ),
+        "",
+        "Medians of all figures; times in ms:",
+        "",
+        *details(servers),
+    ]
+    return "\n".join(lines)
+
+
+def as_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first row is the head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
+
+
+def write_between(page: Path, name: str, text: str) -> None:
+    """Replaces what stands between `<!-- name -->` and `<!-- end of name -->` of a page. Raises ValueError."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = page.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise ValueError(f"{page} has no lines '{begin}' and '{end}' to write between.")
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
