@@ -6,9 +6,8 @@ import torch
 
 from oaiserve.engine.model.attention import AttentionCall, Backend, LayerCache, reference
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.kv_cache import zeroed
+from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
 from oaiserve.engine.model.load import LoadedModel, model_inputs
-from oaiserve.engine.model.transfer import on_device
 
 
 class EagerExecutor:
@@ -37,7 +36,4 @@ class EagerExecutor:
         return logits[0]
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        source, target = on_device(copies, self._model.device).T
-        for cache in self.caches.values():
-            for blocks in cache:
-                blocks.index_copy_(0, target, blocks.index_select(0, source))
+        copy_blocks(self.caches.values(), copies)

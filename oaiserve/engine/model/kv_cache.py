@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
+
+from oaiserve.engine.model.transfer import on_device
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -15,3 +18,11 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | No
     # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which
     # takes seconds for some GiB.
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: list[tuple[int, int]]) -> None:
+    """Keys and values of whole blocks (from, to), in every layer; the blocks are the tensors' first dimension."""
+    all_blocks = [blocks for cache in caches for blocks in cache]
+    source, target = on_device(copies, all_blocks[0].device).T
+    for blocks in all_blocks:
+        blocks.index_copy_(0, target, blocks.index_select(0, source))

@@ -14,7 +14,7 @@ from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
-from oaiserve.engine.model.kv_cache import zeroed
+from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
 
 LANES = 16  # numbers the native code works on at a time: rows of activations are made of so many
 MAX_HEAD_DIM = 256
@@ -85,10 +85,7 @@ class NativeDecoder:
         return totals
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        source, target = torch.tensor(copies).T
-        for cache in self.caches:
-            for blocks in cache:
-                blocks.index_copy_(0, target, blocks.index_select(0, source))
+        copy_blocks(self.caches, copies)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
         """Takes over the first blocks of another executor's cache, by layer; their keys and values get this layout."""

@@ -28,6 +28,7 @@ from oaiserve.times import monotonic_ns
 log = logging.getLogger(__name__)
 
 _NUM_TOKENS = 9
+_SLOWER = "The model runs without its native step, which is slower: %s"
 
 
 def start_native(
@@ -63,7 +64,7 @@ def start_native(
     try:
         is_built = library_path(loaded.dtype).exists()
     except BuildError as error:
-        log.warning("The model runs without its native step, which is slower: %s", error)
+        log.warning(_SLOWER, error)
         return
     started_ns = monotonic_ns()
 
@@ -71,11 +72,11 @@ def start_native(
         try:
             runner.use(make())
         except NotKnown as error:  # of the model, which nobody can do anything about
-            log.info("The model runs without its native step, which is slower: %s", error)
+            log.info(_SLOWER, error)
         except (BuildError, MemoryError) as error:
-            log.warning("The model runs without its native step, which is slower: %s", error)
+            log.warning(_SLOWER, error)
         except Exception:  # of transformers' code, which is read and called here in unusual ways
-            log.exception("The model runs without its native step, which is slower: its code could not be read")
+            log.exception(_SLOWER, "its code could not be read")
         else:
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 

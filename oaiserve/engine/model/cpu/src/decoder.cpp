@@ -1,8 +1,8 @@
 // The C interface of the library: build a decoder operation by operation, then run steps on it. library.py is its twin.
 //
-// Compiled for one element type, bf16 or float: that of activations between operations, of keys and values, and of weights
-// unless these have eight bits. Sums and the hidden state are float32. Nothing throws across the interface: what can fail
-// returns null or a negative number.
+// Compiled for one element type, bf16 or float: that of activations between operations, of keys and values, and of
+// weights unless these have eight bits. Sums and the hidden state are float32. Nothing throws across the interface: what
+// can fail returns null or a negative number.
 
 #include <chrono>
 #include <deque>
@@ -80,8 +80,8 @@ class Decoder : public Work {
 
   long phases() const override { return long(items_.size()); }
   long items(long phase) const override { return items_[size_t(phase)]; }
-  void run(long phase, long item, int thread) override {
-    operations[size_t(phase)]->run(*step_, threads_, item, thread);
+  void run(long phase, long item, int) override {
+    operations[size_t(phase)]->run(*step_, threads_, item);
   }
   void ended(long phase) override {
     int64_t now = now_ns();

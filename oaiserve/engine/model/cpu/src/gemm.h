@@ -78,16 +78,6 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
     }
 }
 
-// W [n, k] to panels. Parts of it that begin at a multiple of 32 rows can be packed apart.
-template <class T>
-void pack_panels(const T* weight, long n, long k, long row_stride, T* panels) {
-  pack_columns(columns_of(weight, n, row_stride), n, k, panels);
-}
-template <class T>
-void pack_gated(const T* gate, const T* up, long n, long k, long row_stride, T* panels) {
-  pack_columns(columns_of_gated(gate, up, n, row_stride), gated_columns(n), k, panels);
-}
-
 typedef float Vector __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
 
@@ -314,7 +304,7 @@ void linear_item(const Weights& w, const T* x, long x_stride, long rows, int thr
   });
 }
 
-// The same for a layer of pack_gated: store(row, column, gate, up), columns as in the two matrices.
+// The same for a layer of columns_of_gated: store(row, column, gate, up), columns as in the two matrices.
 template <class Weights, class T, class Store>
 void gated_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   panel_item(w, x, x_stride, rows, threads, item,

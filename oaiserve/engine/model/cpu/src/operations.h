@@ -25,7 +25,7 @@ class Operation {
  public:
   virtual ~Operation() = default;
   virtual long items(const StepInput& step, int threads) const = 0;
-  virtual void run(const StepInput& step, int threads, long item, int thread) = 0;
+  virtual void run(const StepInput& step, int threads, long item) = 0;
 };
 
 // hidden = table[token] * scale (+ position_table[position])
@@ -35,7 +35,7 @@ class Embed : public Operation {
   Embed(Buffer<float>& out, const T* table, const T* position_table, long width, float scale)
       : out_(out), table_(table), position_table_(position_table), width_(width), scale_(scale) {}
   long items(const StepInput& step, int) const override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item, int) override {
+  void run(const StepInput& step, int, long item) override {
     RowRange rows(item, step.num_tokens, width_);
     for (long row = rows.first; row < rows.last; row++) {
       const T* from = table_ + step.token_ids[row] * width_;
@@ -93,7 +93,7 @@ class Norm : public Operation {
   Norm(Buffer<float>& x, Buffer<T>& out, Normalize normalize, bool of_logits_rows)
       : x_(x), out_(out), normalize_(normalize), of_logits_rows_(of_logits_rows) {}
   long items(const StepInput& step, int) const override { return row_items(rows(step), normalize_.width); }
-  void run(const StepInput& step, int, long item, int) override {
+  void run(const StepInput& step, int, long item) override {
     RowRange range(item, rows(step), normalize_.width);
     for (long row = range.first; row < range.last; row++)
       normalize_(x_.row(of_logits_rows_ ? step.logits_rows[row] : row), out_.row(row));
@@ -113,7 +113,7 @@ class AddNorm : public Operation {
   AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale)
       : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale) {}
   long items(const StepInput& step, int) const override { return row_items(step.num_tokens, normalize_.width); }
-  void run(const StepInput& step, int, long item, int) override {
+  void run(const StepInput& step, int, long item) override {
     RowRange rows(item, step.num_tokens, normalize_.width);
     for (long row = rows.first; row < rows.last; row++) {
       float *x = x_.row(row), *hidden = hidden_.row(row);
@@ -137,7 +137,7 @@ class Project : public Operation {
   long items(const StepInput& step, int threads) const override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item, int) override {
+  void run(const StepInput& step, int threads, long item) override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
                   float* out = out_.row(row) + column;
@@ -162,7 +162,7 @@ class Activate : public Operation {
   long items(const StepInput& step, int threads) const override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item, int) override {
+  void run(const StepInput& step, int threads, long item) override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
                   store(out_.row(row) + column, activate(activation_, values));
@@ -184,7 +184,7 @@ class Gate : public Operation {
   long items(const StepInput& step, int threads) const override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item, int) override {
+  void run(const StepInput& step, int threads, long item) override {
     gated_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                [this](long row, long column, f32x16 gate, f32x16 up) {
                  store(out_.row(row) + column, activate(activation_, gate) * up);
@@ -206,7 +206,7 @@ class Logits : public Operation {
   long items(const StepInput& step, int threads) const override {
     return linear_items(weights_, step.num_logits, threads);
   }
-  void run(const StepInput& step, int threads, long item, int) override {
+  void run(const StepInput& step, int threads, long item) override {
     long vocab = weights_.n;
     linear_item(weights_, x_.row(0), x_.stride(), step.num_logits, threads, item,
                 [&](long row, long column, f32x16 values) {

@@ -62,16 +62,6 @@ void quantize_columns(const Columns& columns, long n, long k, int8_t* panels) {
     }
 }
 
-// As pack_panels and pack_gated of gemm.h: T is the type of x, W that of the weights.
-template <class T, class W>
-void quantize_panels(const W* weight, long n, long k, long row_stride, int8_t* panels) {
-  quantize_columns<T>(columns_of(weight, n, row_stride), n, k, panels);
-}
-template <class T, class W>
-void quantize_gated(const W* gate, const W* up, long n, long k, long row_stride, int8_t* panels) {
-  quantize_columns<T>(columns_of_gated(gate, up, n, row_stride), gated_columns(n), k, panels);
-}
-
 // Weights as floats.
 template <class V>
 V load_int8(const int8_t* p) {
