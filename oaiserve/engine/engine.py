@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
@@ -42,16 +42,15 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
-from oaiserve.errors import Overloaded, StartupError, Unavailable
+from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.record import StepRecord
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from oaiserve.engine.model.load import LoadedModel
 
-# A step of so many tokens keeps the device busy; a longer one would only make streams wait for other people's prompts.
-CPU_STEP_TOKENS = 512
-GPU_STEP_TOKENS = 2048
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
         default_params: Mapping[str, float | int] | None = None,
         options: EngineOptions | None = None,
-        max_step_tokens_default: int = CPU_STEP_TOKENS,
+        max_step_tokens_default: int = 512,
         device: str = "",
         dtype: str = "",
         clock_ns: Callable[[], int] = monotonic_ns,
@@ -145,11 +144,7 @@ class Engine:
         Raises StartupError where the model cannot be loaded or served.
         """
         # torch and transformers take seconds to import: `import oaiserve` does without them.
-        from oaiserve.engine.model.cpu.cores import default_threads
-        from oaiserve.engine.model.cpu.start import start_native
         from oaiserve.engine.model.load import load_model
-        from oaiserve.engine.model.memory import kv_blocks
-        from oaiserve.engine.model.runner import ModelRunner
 
         options = replace(options or EngineOptions(), **kwargs)
         if model == "demo":
@@ -169,35 +164,25 @@ class Engine:
                 max_model_len=options.max_model_len,
                 offline=offline,
             ).result()
-        max_model_len = loaded.max_model_len
-        num_blocks = kv_blocks(loaded, options, max_model_len)
-        capacity = num_blocks * options.block_size
-        if capacity < max_model_len:
-            log.warning("The KV cache holds %d tokens, so no request can be longer (not %d)", capacity, max_model_len)
-            max_model_len = capacity
+        return cls.from_loaded(loaded, tokenizer, options)
+
+    @classmethod
+    def from_loaded(cls, loaded: LoadedModel, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+        """With all that the options and the device ask for. Raises StartupError where the model cannot be served so."""
+        from oaiserve.engine.model.start import start_runner
+
+        started = start_runner(loaded, options)
         eos_token_id = tokenizer.eos_token_id
-        runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=options.block_size)
-        if options.quantize != "none" and loaded.device.type != "cpu":
-            raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
-        if options.compile and loaded.device.type == "cpu":
-            start_native(
-                runner,
-                loaded,
-                quantize=options.quantize,
-                num_blocks=num_blocks,
-                block_size=options.block_size,
-                num_threads=options.cpu_threads or default_threads(),
-            )
         engine = cls(
             tokenizer=tokenizer,
-            runner=runner,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
+            runner=started.runner,
+            num_blocks=started.num_blocks,
+            max_model_len=started.max_model_len,
             vocab_size=loaded.vocab_size,
             eos_token_ids=loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id}),
             default_params=loaded.default_params if options.generation_config else {},
             options=options,
-            max_step_tokens_default=CPU_STEP_TOKENS if loaded.device.type == "cpu" else GPU_STEP_TOKENS,
+            max_step_tokens_default=started.max_step_tokens_default,
             device=str(loaded.device),
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
@@ -206,10 +191,10 @@ class Engine:
             type(loaded.model).__name__,
             loaded.device,
             str(loaded.dtype).removeprefix("torch."),
-            num_blocks,
+            started.num_blocks,
             options.block_size,
-            capacity * loaded.kv_bytes_per_token / 2**30,
-            max_model_len,
+            started.num_blocks * options.block_size * loaded.kv_bytes_per_token / 2**30,
+            started.max_model_len,
         )
         if engine.default_params:
             log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
