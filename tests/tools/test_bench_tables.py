@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.bench import table
+from tools.bench import compare, table
 from tools.bench.client import MOST_MISSING, RunFailed, arguments, read_result
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
@@ -74,7 +74,7 @@ def test_a_report_has_ratios_and_what_went_wrong() -> None:
     for measured in servers.values():
         for figures in measured["rounds"]:
             figures["workloads"]["W1"] |= run
-    results = {"machine": "M", "created": "D", "client": "C", "repeats": 2, "is_short": False, "servers": servers}
+    results = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": servers}
     text = table.report(results)
     assert "| W1 | output, tokens/s | 25.0 (20.0..30.0) | 10.0 (10.0..10.0) | peer | **2.50 (2.00..3.00)** |" in text
     assert "used 0.05 cores" in text
@@ -82,6 +82,17 @@ def test_a_report_has_ratios_and_what_went_wrong() -> None:
     assert "| W6 | peer | not finished within 5 s |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("| W1 | output, ")}
     assert widths == {line.count("|") for line in text.splitlines() if line.startswith("|  | measure")}
+
+
+def test_rounds_go_on_where_all_is_as_before() -> None:
+    before = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": {"ours": server(1.0)}}
+    begun = before | {"created": "E", "servers": {"ours": server(), "peer": server()}}
+    assert compare.joined(before, begun)["servers"] == {"ours": server(1.0), "peer": server()}
+    for key, other in {"machine": "N", "client": "D", "is_short": True}.items():
+        with pytest.raises(SystemExit, match=f"{key} was"):
+            compare.joined(before, begun | {key: other})
+    with pytest.raises(SystemExit, match="ours's version was 1, is 2"):
+        compare.joined(before, begun | {"servers": {"ours": server() | {"version": "2"}}})
 
 
 def test_text_is_written_between_its_markers_again_and_again(tmp_path: Path) -> None:

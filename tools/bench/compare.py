@@ -35,8 +35,11 @@ def main() -> int:
     add("--limit-seconds", type=int, default=600, help="of a run; one that takes longer is not repeated (default 600)")
     add("--json", type=Path, help="write the results there, after each server")
     add("--markdown", type=Path, help="write the tables there, between the markers of cpu-peers")
+    add("--continue", dest="continues", action="store_true", help="add to the rounds in --json, if all is as then")
     add("--show", type=Path, metavar="JSON", help="measure nothing: the tables of these results")
     arguments = parser.parse_args()
+    if arguments.continues and not (arguments.json and arguments.json.exists()):
+        parser.error("--continue needs --json with a file that holds the rounds so far")
     exit_on_sigterm()
     results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
     print(table.report(results))
@@ -48,26 +51,48 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     servers = [oaiserve(), *(PEERS[name]() for name in arguments.peers)]
     workloads = [WORKLOADS[name].short() if arguments.quick else WORKLOADS[name] for name in arguments.only]
-    results: dict[str, Any] = {
+    results = begin(arguments, servers)
+    if arguments.continues:
+        results = joined(json.loads(arguments.json.read_text()), results)
+    with Client(arguments.limit_seconds) as client:
+        for _ in range(arguments.repeats):
+            for server in servers:
+                into = results["servers"][server.name]
+                number = len(into["rounds"])
+                if number == 0 or server.name not in arguments.once:
+                    run_round(server, number, workloads, client, into)
+                    if arguments.json:
+                        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def begin(arguments: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
+    """Results without any rounds."""
+    return {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
         "client": f"`vllm bench serve` of {prepare.VLLM.replace('==', ' ')}",
-        "repeats": arguments.repeats,
         "is_short": arguments.quick,
         "servers": {
             server.name: {"version": server.version, "command": server.shown(), "rounds": [], "problems": {}}
             for server in servers
         },
     }
-    with Client(arguments.limit_seconds) as client:
-        for number in range(arguments.repeats):
-            for server in servers:
-                if number == 0 or server.name not in arguments.once:
-                    run_round(server, number, workloads, client, results["servers"][server.name])
-                    if arguments.json:
-                        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    return results
+
+
+def joined(so_far: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """The rounds so far, to go on with. An hour of a quiet machine is easier to have in pieces; what is in one table
+    must be of one machine, and of the same versions."""
+    for key in ("machine", "client", "is_short"):
+        if so_far[key] != begun[key]:
+            sys.exit(f"The rounds so far cannot be continued: {key} was {so_far[key]!r}, and is {begun[key]!r}.")
+    for name, server in begun["servers"].items():
+        before = so_far["servers"].setdefault(name, server)
+        for key in ("version", "command"):
+            if before[key] != server[key]:
+                sys.exit(f"The rounds so far cannot be continued: {name}'s {key} was {before[key]}, is {server[key]}.")
+    return so_far
 
 
 def run_round(server: Server, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:

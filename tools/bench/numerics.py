@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from oaiserve import demo
+from oaiserve.config import Quantize
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import native_decoder
@@ -45,11 +46,15 @@ def transformers_logits(folder: Path, dtype: str) -> Logits:
     return logits
 
 
-def native_logits(folder: Path, dtype: str, *, tokens_per_step: int = CHUNK_TOKENS) -> Logits:
+def native_logits(
+    folder: Path, dtype: str, *, tokens_per_step: int = CHUNK_TOKENS, quantize: Quantize = "none"
+) -> Logits:
     """With one token in a step it goes the way of decoding, with many that of prompts: these are other kernels."""
     loaded = load_model(folder, dtype=dtype)
     num_blocks = CHUNK_TOKENS // BLOCK_SIZE
-    native = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=default_threads())
+    native = native_decoder(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=default_threads(), quantize=quantize
+    )
 
     def logits(ids: list[int]) -> Tensor:
         sequence = Sequence("text", 0, ids, SamplingParams(), max_len=len(ids) + 1)
@@ -70,6 +75,7 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
     "transformers, bfloat16": lambda folder: transformers_logits(folder, "bfloat16"),
     "native, bfloat16": lambda folder: native_logits(folder, "bfloat16"),
     "native, bfloat16, a token at a time": lambda folder: native_logits(folder, "bfloat16", tokens_per_step=1),
+    "native, int8 weights": lambda folder: native_logits(folder, "bfloat16", quantize="int8"),
     "native, float32": lambda folder: native_logits(folder, "float32"),
 }
 

@@ -111,9 +111,10 @@ def report(results: dict[str, Any]) -> str:
     runs = [run for s in servers.values() for r in s["rounds"] for run in r.get("workloads", {}).values()]
     others = max((run["other_cores"] for run in runs), default=0.0)
     form = ", in the short form" if results["is_short"] else ""
+    num_rounds = max(len(server["rounds"]) for server in servers.values())
     lines = [
         f"{results['machine']}; {results['created']}. Client: {results['client']}.",
-        f"Median (least..most) of {results['repeats']} rounds{form}.",
+        f"Median (least..most) of {num_rounds} rounds{form}.",
         f"Other processes of the machine used {others:.2f} cores at most, on average over a run.",
         "",
         *comparison(servers),
