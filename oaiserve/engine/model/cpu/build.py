@@ -22,7 +22,7 @@ from oaiserve.config import Quantize
 SOURCES = Path(__file__).parent / "src"
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
 FLAGS = [
-    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"),
+    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
 ]
 

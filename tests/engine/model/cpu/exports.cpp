@@ -53,6 +53,7 @@ class Checked : public Work {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Runs of the same pool with all kinds of phases. Null, or what was wrong.
@@ -83,3 +84,4 @@ void run_normalize(const Normalize* normalize, const float* x, float* out) { (*n
 void run_normalize_to_bf16(const Normalize* normalize, const float* x, bf16* out) { (*normalize)(x, out); }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.request import SamplingParams
@@ -19,6 +23,7 @@ from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, make_m
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
+CPU = torch.device("cpu")
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
 CONFIGS = {
     "grouped": config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48),
@@ -63,16 +68,49 @@ class Both(NamedTuple):
     natives: list[NativeDecoder]  # with 1, 2 and 3 threads
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@contextmanager
+def compiled_for(instructions: str) -> Iterator[None]:
+    """Another CPU than this one, which has its instructions, too."""
+    if instructions != "native" and platform.machine() != "x86_64":
+        pytest.skip("for x86 CPUs")
+    replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])
+        yield
+
+
+# AVX2 and SSE: vectors of other widths take other ways.
+OTHERS = [("grouped", "x86-64-v3"), ("capped", "x86-64-v3"), ("alone", "x86-64-v2")]
+
+
+@pytest.fixture(scope="module", params=[*((name, "native") for name in CONFIGS), *OTHERS], ids="-".join)
 def both(request: pytest.FixtureRequest) -> Both:
-    loaded = load(CONFIGS[request.param])
-    natives = [native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads) for threads in (1, 2, 3)]
+    name, instructions = request.param
+    loaded = load(CONFIGS[name])
+    with compiled_for(instructions):
+        natives = [native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads) for threads in (1, 2, 3)]
     with torch.inference_mode():
         for decoder in natives:
             for cache in decoder.caches:
                 for blocks in cache:
                     blocks.fill_(math.nan)
     return Both(EagerExecutor(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
+
+
+def test_bfloat16_on_other_cpus() -> None:
+    loaded = load(CONFIGS["grouped"], dtype=torch.bfloat16)
+    ids = [(7 * i + 3) % loaded.vocab_size for i in range(90)]
+    sequence = Sequence("", 0, ids, SamplingParams(), max_len=91)
+    sequence.blocks = list(range(6))
+    results = []
+    for instructions in ("native", "x86-64-v3"):
+        with compiled_for(instructions), torch.inference_mode():
+            decoder = native(loaded, num_blocks=8)
+            for start, end in ((0, 89), (89, 90)):
+                logits = decoder.forward(build_batch(Step([Chunk(sequence, start, end - start)]), BLOCK_SIZE, CPU))
+                results.append(logits.clone())
+    for here, there in zip(results[:2], results[2:], strict=True):
+        assert (here - there).norm() < 0.01 * here.norm()
 
 
 # For each sequence: how many tokens came before, and how many this step computes.
@@ -105,7 +143,7 @@ def test_logits_equal_the_reference(both: Both, shape: list[tuple[int, int]], se
         for executor in (both.eager, *both.natives):
             for part in (before, step):
                 if part.chunks:
-                    logits = executor.forward(build_batch(part, BLOCK_SIZE, torch.device("cpu")))
+                    logits = executor.forward(build_batch(part, BLOCK_SIZE, CPU))
             results.append(logits.clone())
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=1e-3, atol=1e-3)

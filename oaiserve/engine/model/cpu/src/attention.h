@@ -11,17 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include "simd.h"
+#include "packs.h"
 
 namespace oaiserve {
 
 constexpr long PANEL_KEYS = LANES;  // keys side by side
 constexpr long MAX_HEAD_DIM = 256;
+// Multiplied at once: their sums fill the registers.
 #if defined(__AVX512F__)
-constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;  // multiplied at once: 24 of the 32 registers hold sums
+constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;
 #else
-constexpr int REGISTER_ROWS = 2, REGISTER_PANELS = 2;
+constexpr int REGISTER_ROWS = 4, REGISTER_PANELS = 1;
 #endif
+constexpr int PANEL_VECTORS = LANES / WIDTH;
 constexpr long UNIT_ROWS = 96;              // rows that go along the keys together
 constexpr long CHUNK_PANELS = 64;           // the most that a chunk has
 constexpr long CHUNK_NUMBERS = 128 * 1024;  // in its keys and values: they stay in L2 while all rows pass
@@ -237,33 +239,34 @@ f32x16 exp2_of_negative(f32x16 x) {
 // scores[r][16 c ..] = queries[r] . the keys of panel c. On the way, asks for the panels that are read `later`.
 template <class T, int R, int C>
 void score_panels(const T* queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
-  f32x16 sums[R][C];
+  constexpr int VECTORS = C * PANEL_VECTORS;
+  Vector sums[R][VECTORS];
   const T *panel[C], *ahead[C];
 #pragma GCC unroll 8
-  for (int c = 0; c < C; c++) {
-    panel[c] = panels[c], ahead[c] = later[c];
+  for (int c = 0; c < C; c++) panel[c] = panels[c], ahead[c] = later[c];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) sums[r][c] = f32x16{};
-  }
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = Vector{};
 #pragma GCC unroll 1
   for (long d = 0; d < key_dim; d += PACK<T>) {
-    Packed<T> keys[C];
+    Packs<T> keys[VECTORS];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-      keys[c] = Packed<T>::load(panel[c] + d * PANEL_KEYS);
-      __builtin_prefetch(ahead[c] + d * PANEL_KEYS);
-    }
+    for (int v = 0; v < VECTORS; v++)
+      keys[v] = Packs<T>::load(panel[v / PANEL_VECTORS] + d * PANEL_KEYS + v % PANEL_VECTORS * WIDTH * PACK<T>);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) __builtin_prefetch(ahead[c] + d * PANEL_KEYS);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      Packed<T> query = Packed<T>::splat(queries + r * QUERY_STRIDE + d);
+      Packs<T> query = Packs<T>::splat(queries + r * QUERY_STRIDE + d);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) sums[r][c] = dot(sums[r][c], query, keys[c]);
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = dot(sums[r][v], query, keys[v]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) store(scores + r * SCORE_STRIDE + c * PANEL_KEYS, sums[r][c]);
+    for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
 // 16 C columns of out[r] = out[r] * factors[r] + weights[r] . the values of `count` panels.
@@ -271,33 +274,35 @@ template <class T, int R, int C>
 void add_columns(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
                  long value_dim, long column, float* out) {
   constexpr long P = PACK<T>;
-  f32x16 sums[R][C];
+  constexpr int VECTORS = C * PANEL_VECTORS;
+  Vector sums[R][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) sums[r][c] = load(out + r * value_dim + column + c * LANES) * factors[r];
+    for (int v = 0; v < VECTORS; v++)
+      sums[r][v] = load_vector<Vector>(out + r * value_dim + column + v * WIDTH) * factors[r];
   for (long p = 0; p < count; p++) {
     const T *panel = panels[p] + column * P, *ahead = later[p] + column * P;
 #pragma GCC unroll 1
     for (long k = 0; k < PANEL_KEYS; k += P) {
-      Packed<T> values[C];
+      Packs<T> values[VECTORS];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) {
-        values[c] = Packed<T>::load(panel + k * value_dim + c * LANES * P);
-        __builtin_prefetch(ahead + k * value_dim + c * LANES * P);
-      }
+      for (int v = 0; v < VECTORS; v++) values[v] = Packs<T>::load(panel + k * value_dim + v * WIDTH * P);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) __builtin_prefetch(ahead + k * value_dim + c * LANES * P);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        Packed<T> weight = Packed<T>::splat(weights + r * SCORE_STRIDE + p * PANEL_KEYS + k);
+        Packs<T> weight = Packs<T>::splat(weights + r * SCORE_STRIDE + p * PANEL_KEYS + k);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) sums[r][c] = dot(sums[r][c], weight, values[c]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = dot(sums[r][v], weight, values[v]);
       }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) store(out + r * value_dim + column + c * LANES, sums[r][c]);
+    for (int v = 0; v < VECTORS; v++)
+      memcpy(out + r * value_dim + column + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
 template <class T, int R>

@@ -127,6 +127,9 @@ long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const
 
 using namespace oaiserve;
 
+// All else is hidden: the linker would share what several libraries of one process define, though each is compiled for
+// its own numbers and instructions.
+#pragma GCC visibility push(default)
 extern "C" {
 
 Pool* oaiserve_pool(int threads) {
@@ -231,3 +234,4 @@ void oaiserve_durations(const Decoder* decoder, int64_t* durations_ns) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -7,22 +7,19 @@
 #include <algorithm>
 #include <utility>
 
-#include "simd.h"
+#include "packs.h"
 
 namespace oaiserve {
 
 constexpr int PANEL = 2 * LANES;  // columns
 
-// A tile's sums fill the registers, which hold WIDTH floats each. (GCC keeps wider vectors, like those of simd.h where
-// there is no AVX-512, in memory. Elsewhere this does not matter much.)
+// A tile's sums fill the registers.
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16, TILE_ROWS = 12, TILE_COLUMNS = 2 * WIDTH;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
+constexpr int TILE_ROWS = 12, TILE_COLUMNS = 2 * WIDTH;
 #elif defined(__aarch64__)
-constexpr int WIDTH = 4, TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
+constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
-constexpr int WIDTH = 4, TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
+constexpr int TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
 constexpr long BLOCK_ROWS = 128;  // rows of an item at most: 16 KiB of sums
 
@@ -77,55 +74,6 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
         panels[(i / PACK<T> * PANEL + c) * PACK<T> + i % PACK<T>] = weights && i < k ? weights[i] : T{};
     }
 }
-
-typedef float Vector __attribute__((vector_size(WIDTH * 4)));
-typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
-
-template <class V, class E>
-V load_vector(const E* p) {
-  V v;
-  memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-// WIDTH packs: of as many columns, or one of x in all lanes.
-template <class T>
-struct Packs;
-
-template <>
-struct Packs<float> {
-  Vector v;
-  static Packs load(const float* p) { return {load_vector<Vector>(p)}; }
-  static Packs splat(const float* p) { return {*p - Vector{}}; }
-};
-inline Vector dot(Vector sum, Packs<float> a, Packs<float> b) { return sum + a.v * b.v; }
-
-#if defined(__AVX512BF16__)
-template <>
-struct Packs<bf16> {
-  VectorBits v;
-  static Packs load(const bf16* p) { return {load_vector<VectorBits>(p)}; }
-  static Packs splat(const bf16* p) {
-    uint32_t pair;
-    memcpy(&pair, p, 4);
-    return {pair - VectorBits{}};
-  }
-};
-inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) {
-  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.v, (__m512bh)b.v);
-}
-#else
-template <>
-struct Packs<bf16> {
-  Vector first, second;  // of each pair
-  static Packs load(const bf16* p) {
-    const VectorBits pairs = load_vector<VectorBits>(p);
-    return {(Vector)(pairs << 16), (Vector)(pairs & 0xffff0000u)};
-  }
-  static Packs splat(const bf16* p) { return {to_float(p[0]) - Vector{}, to_float(p[1]) - Vector{}}; }
-};
-inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) { return sum + a.first * b.first + a.second * b.second; }
-#endif
 
 // Where a tile gets its weights from: here from a panel, as they are.
 template <class T>

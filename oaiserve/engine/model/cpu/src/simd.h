@@ -98,47 +98,4 @@ inline f32x16 exp(f32x16 x) {
   return x == x ? out : x;
 }
 
-// A dot product takes this many neighbours at once: pairs of bfloat16, single floats.
-template <class T>
-constexpr int PACK = 1;
-template <>
-constexpr int PACK<bf16> = 2;
-
-// What 16 columns of a packed matrix hold for one step along k: T[16][PACK].
-template <class T>
-struct Packed;
-
-template <>
-struct Packed<float> {
-  f32x16 v;
-  static Packed load(const float* p) { return {oaiserve::load(p)}; }
-  static Packed splat(const float* p) { return {oaiserve::splat(*p)}; }
-};
-
-template <>
-struct Packed<bf16> {
-  u32x16 v;
-  static Packed load(const bf16* p) {
-    Packed out;
-    memcpy(&out.v, p, 64);
-    return out;
-  }
-  static Packed splat(const bf16* p) {  // one pair into every lane
-    uint32_t pair;
-    memcpy(&pair, p, 4);
-    return {pair - u32x16{}};
-  }
-};
-
-// sum + a * b, products and sum in float32.
-inline f32x16 dot(f32x16 sum, Packed<float> a, Packed<float> b) { return sum + a.v * b.v; }
-inline f32x16 dot(f32x16 sum, Packed<bf16> a, Packed<bf16> b) {
-#if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.v, (__m512bh)b.v);
-#else
-  sum = sum + (f32x16)(a.v << 16) * (f32x16)(b.v << 16);
-  return sum + (f32x16)(a.v & 0xffff0000u) * (f32x16)(b.v & 0xffff0000u);
-#endif
-}
-
 }  // namespace oaiserve
