@@ -1,0 +1,113 @@
+"""What grows with prompts: the time to the first token, and memory: python -m tools.bench.growth
+
+One request at a time, in process, with the settings that a server has by default. Prompts are random, so that the
+prefix cache never has them, and each takes blocks of the KV cache that nobody has written to, until none is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
+from tools.bench import machine, plot, table
+
+PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8128)
+REPEATS = 3
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--json", type=Path, help="write the results there")
+    add("--markdown", type=Path, help="write the tables there, between the markers of growth")
+    add("--plot", type=Path, help="draw the time to the first token by prompt length there, as SVG")
+    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables and the plot of these results")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.show.read_text()) if arguments.show else measure()
+    print(report(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.markdown:
+        table.write_between(arguments.markdown, "growth", report(results))
+    if arguments.plot:
+        points = [(row["tokens"], row["ttft_ms"]) for row in results["prompts"]]
+        arguments.plot.write_text(
+            plot.log_log("Time to the first token", "tokens in the prompt", "ms", [("measured", points)])
+        )
+
+
+def measure() -> dict[str, Any]:
+    random_numbers = random.Random(0)
+    with Engine.from_pretrained("demo") as engine:
+        block_tokens = int(engine.model_info["block_size"])
+
+        def ttft_ms(num_tokens: int) -> float:
+            prompt = random_numbers.choices(range(engine.vocab_size), k=num_tokens)
+            request = Request(f"r{random_numbers.getrandbits(64)}", (TokenPrompt(prompt),), GREEDY)
+            for _ in engine.stream(request):
+                pass
+            assert request.times.time_to_first_token_ns is not None
+            return request.times.time_to_first_token_ns / 1e6
+
+        for _ in range(REPEATS):
+            ttft_ms(256)  # the native step is there, and has met both of its kinds of steps
+        memory = [_memory(engine)]
+        prompts = []
+        for num_tokens in PROMPTS:
+            found = [ttft_ms(num_tokens) for _ in range(REPEATS)]
+            memory.append(_memory(engine))
+            prompts.append({"tokens": num_tokens, "ttft_ms": statistics.median(found), "all_ms": found})
+        return {
+            "created": date.today().isoformat(),
+            "machine": machine.sentence(),
+            "block_tokens": block_tokens,
+            "num_blocks": int(engine.model_info["kv_blocks"]),
+            "prompts": prompts,
+            "memory": memory,
+        }
+
+
+def _memory(engine: Engine) -> dict[str, float]:
+    """Blocks that keep something for others, and the process's memory."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    rss_mib = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
+    return {"blocks": engine.snapshot().blocks_cached, "rss_mib": rss_mib}
+
+
+def report(results: dict[str, Any]) -> str:
+    first, *later = results["prompts"]
+    rows = [["tokens in the prompt", "TTFT, ms", "of its three", "µs a token", "µs for each one more"]]
+    for before, row in zip([first, first, *later], results["prompts"], strict=False):
+        more = row["tokens"] - before["tokens"]
+        marginal = f"{(row['ttft_ms'] - before['ttft_ms']) / more * 1e3:,.0f}" if more else ""
+        spread = f"{min(row['all_ms']):,.1f} to {max(row['all_ms']):,.1f}"
+        each = f"{row['ttft_ms'] / row['tokens'] * 1e3:,.0f}"
+        rows.append([f"{row['tokens']:,}", f"{row['ttft_ms']:,.1f}", spread, each, marginal])
+    blocks = [["blocks in the prefix cache", "RSS, MiB", "KiB for each one more"]]
+    first_point, *later_points = results["memory"]
+    for before, point in zip([first_point, first_point, *later_points], results["memory"], strict=False):
+        more = point["blocks"] - before["blocks"]
+        marginal = f"{(point['rss_mib'] - before['rss_mib']) * 1024 / more:,.0f}" if more else ""
+        blocks.append([f"{point['blocks']:,}", f"{point['rss_mib']:,.0f}", marginal])
+    size = f"{results['num_blocks']:,} blocks of {results['block_tokens']} tokens"
+    return "\n".join(
+        [
+            f"{results['machine']}; {results['created']}. {size}.",
+            "",
+            *table.as_markdown(rows),
+            "",
+            *table.as_markdown(blocks),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
