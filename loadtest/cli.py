@@ -283,10 +283,7 @@ def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: 
     line, on_samples = ProgressLine(), _sample_writer(run.samples)
     point = run_engine(model, workload, arrivals, engine, parse_slos(run.slo), line.show, on_samples)
     line.clear()
-    notes = [f"{flag} has no effect: this engine does not have it yet." for flag in engine.without_effect()]
-    report = make_report(
-        "engine", [point], workload=_plain(workload), engine=_plain(engine), model=model or "demo", notes=notes
-    )
+    report = make_report("engine", [point], workload=_plain(workload), engine=_plain(engine), model=model or "demo")
     return publish(report, run)
 
 

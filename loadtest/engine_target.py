@@ -71,11 +71,11 @@ class EngineRun:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. auto: the GPU where there is one."""
 
-    cuda_graph: bool = False
-    """Accepted, but without effect: this engine has no CUDA graphs."""
+    cuda_graph: bool = True
+    """On a GPU, capture the steps in which all sequences decode as CUDA graphs."""
 
     nvtx: bool = False
-    """Accepted, but without effect: this engine sets no NVTX ranges."""
+    """On a GPU, mark what the engine thread does, step by step, for NVIDIA's profilers."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (
@@ -86,10 +86,6 @@ class EngineRun:
         ):
             if value < least:
                 raise UsageError(f"{flag} is {value:g}, but must be at least {least}.")
-
-    def without_effect(self) -> list[str]:
-        """Flags that were given and do nothing."""
-        return [flag for flag, is_set in (("--cuda-graph", self.cuda_graph), ("--nvtx", self.nvtx)) if is_set]
 
 
 def load_engine(model: str, options: EngineRun) -> Engine:
@@ -108,6 +104,8 @@ def load_engine(model: str, options: EngineRun) -> Engine:
                 prefill_max_tokens=options.prefill_max_tokens,
                 prefix_cache=options.prefix_cache,
                 tokenize_workers=options.tokenize_workers,
+                cuda_graph=options.cuda_graph,
+                nvtx=options.nvtx,
                 max_waiting=MOST_REQUESTS,
             ),
         )

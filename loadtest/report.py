@@ -56,11 +56,10 @@ def number(value: float | None) -> str:
 
 def _heading(report: dict[str, Any]) -> str:
     machine = report["environment"]
-    heading = (
+    return (
         f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
         f"load average {machine['load_average']:.1f}"
     )
-    return "\n".join([heading, *report.get("notes", ())])
 
 
 def subject(report: dict[str, Any]) -> str:

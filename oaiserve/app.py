@@ -44,6 +44,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             recent_requests=config.telemetry.recent_requests,
             model_info=engine.model_info,
             vllm_metrics=config.telemetry.vllm_metrics,
+            trace_step_share=config.telemetry.trace_step_share,
         )
 
     @asynccontextmanager
@@ -62,6 +63,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
             stream_interval=config.server.stream_interval,
+            profile_dir=config.telemetry.profile_dir,
             trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
         engine.start()
@@ -101,11 +103,13 @@ def routes(config: Config) -> list[Route]:
     private_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
+        Route("/debug/profile", debug.profile, methods=["POST"]),
         Route("/dashboard", dashboard.page),
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
     closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
+    closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
     completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
     return [
         Route(

@@ -110,7 +110,7 @@ def _command_line(serve_app: ServeApp) -> App:
         settings = Config(model, server, engine, telemetry)
         if model != "demo":
             find_model(model)  # refuses what is no model before torch is imported to find that out
-        _check_files(server, engine)
+        _check_files(server, engine, telemetry)
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
 
@@ -153,7 +153,7 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         raise
 
 
-def _check_files(server: ServerOptions, engine: EngineOptions) -> None:
+def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
     for flag, path in (
         ("--tls-certificate", server.tls_certificate),
         ("--tls-key", server.tls_key),
@@ -164,6 +164,9 @@ def _check_files(server: ServerOptions, engine: EngineOptions) -> None:
                 path.open("rb").close()
         except OSError as error:
             raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+    profile_dir = telemetry.profile_dir
+    if profile_dir is not None and not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
+        raise StartupError(f"--profile-dir is '{profile_dir}', which is no folder that can be written to.")
     if server.tls_certificate is None:
         return
     try:

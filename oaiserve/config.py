@@ -14,6 +14,7 @@ from typing import Literal, get_args
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
+Attention = Literal["auto", "triton", "varlen", "reference"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
@@ -140,12 +141,29 @@ class EngineOptions:
 
     compile: bool = True
     """On a CPU, compile the model's step for this machine: in the background of the first start, with the system's C++
-    compiler. Otherwise, and for models that it does not cover, transformers' code runs, which is slower."""
+    compiler. On a GPU, compile its layers with torch's Inductor: during the start, which takes longer, above all
+    the first time. Otherwise, and for models that it does not cover, transformers' code runs, which is slower."""
 
     overlap: bool = True
     """On a GPU, launch each step before the tokens of the one before are back, so that the GPU does not wait while they
     are handed over. An answer that ends before its max_tokens takes part in one step too many, for nothing. Steps with
     penalties, or with bad_words of several tokens, are waited for all the same."""
+
+    cuda_graph: bool = True
+    """On a GPU, capture the steps in which all sequences decode as CUDA graphs, for some numbers of sequences up to
+    --max-running. That takes some seconds of the start, and some memory; then the GPU does not wait for the launch of
+    such a step."""
+
+    attention: Attention = "auto"
+    """What computes attention on a GPU. triton: kernels of our own. varlen: the same, but prompts by the FlashAttention
+    that torch has. reference: plain torch, slow. auto: triton where it is installed, else reference."""
+
+    nvtx: bool = False
+    """On a GPU, mark what the engine thread does, step by step, for NVIDIA's profilers (NVTX ranges)."""
+
+    tensor_parallel: int = 1
+    """Processes that hold the model together, each with a part of every large weight and of the KV cache, and a GPU of
+    its own. Must divide the model's heads. Sizes of memory are then those of one of them."""
 
     quantize: Quantize = "none"
     """On a CPU, keep the weights in 8 bits: half the memory, and faster where few sequences run. Answers change a
@@ -167,12 +185,16 @@ class EngineOptions:
     block_size: int = 16
     """Tokens in one block of the KV cache."""
 
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that may be in use, by this server and others, above 0 and up to 1. What the weights and
+    the largest step leave of it, as measured at the start, is for the KV cache."""
+
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Give only one of the two."""
 
     kv_cache_memory: Bytes | None = None
-    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU most of what is free; on a CPU
-    room for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
+    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU what --gpu-memory-utilization
+    leaves; on a CPU room for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
 
     max_running: int = 256
     """Most sequences that are computed together."""
@@ -221,10 +243,15 @@ class EngineOptions:
         _check_choice("--dtype", self.dtype, Dtype)
         _check_choice("--policy", self.policy, SchedulingPolicy)
         _check_choice("--quantize", self.quantize, Quantize)
+        _check_choice("--attention", self.attention, Attention)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code does not have it.")
+        if self.quantize != "none" and self.tensor_parallel > 1:
+            both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
+            raise OptionError(f"{both} do not go together: weights in 8 bits are not split.")
         for name, least in (
             ("cpu_threads", 1),
+            ("tensor_parallel", 1),
             ("max_model_len", 1),
             ("block_size", 1),
             ("kv_blocks", 1),
@@ -247,6 +274,8 @@ class EngineOptions:
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
             # Every sequence that decodes takes one token of every step.
             _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
+        share = self.gpu_memory_utilization
+        _check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Give only one.")
 
@@ -262,6 +291,14 @@ class TelemetryOptions:
     trace_prompt_characters: int = 0
     """Most characters of a prompt that its trace carries, for those who may read them. 0: none."""
 
+    trace_step_share: float = 0
+    """Share of the engine's steps that are traced, each as a span that the traces of its requests link to, 0 to 1. A
+    sampler of OTEL_TRACES_SAMPLER chooses among these."""
+
+    profile_dir: Path | None = None
+    """Folder for the traces of POST /debug/profile, which records the next steps with torch's profiler and slows them
+    down. Without one, there is no such route."""
+
     vllm_metrics: bool = True
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers that know these."""
 
@@ -269,6 +306,7 @@ class TelemetryOptions:
         _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")
         characters = self.trace_prompt_characters
         _check(characters >= 0, "--trace-prompt-characters", characters, "at least 0")
+        _check(0 <= self.trace_step_share <= 1, "--trace-step-share", self.trace_step_share, "between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@
       RequestTimeout        408   the body did not arrive in time
       SlowReader            408   the client fell too far behind its stream
         WriteTimeout              the client stopped reading, and was cut off
+      Conflict              409   what is there once is in use
       BodyTooLarge          413
       Overloaded            429   too many requests wait already, or too many watch the dashboard
       InternalError         500   our fault
@@ -131,6 +132,11 @@ class SlowReader(APIError):
 
 class WriteTimeout(SlowReader):
     """Only told in the record: the connection is gone."""
+
+
+class Conflict(APIError):
+    status = 409
+    type = "invalid_request_error"
 
 
 class BodyTooLarge(APIError):

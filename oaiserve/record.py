@@ -1,4 +1,5 @@
-"""What is told about a request once it has ended, and about each step of the engine. Stdlib only.
+"""What is told about a request once it has ended, about each step of the engine, and about some of them in depth.
+Stdlib only.
 
 The engine thread notes facts here as they happen; telemetry reads them afterwards, and nothing else.
 """
@@ -9,7 +10,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
@@ -121,6 +124,18 @@ class StepKind(StrEnum):
     MIXED = "mixed"
 
 
+class HostPart(StrEnum):
+    """What the engine thread is doing, in the order of a step. The parts touch: it is always in one of them."""
+
+    IDLE = "idle"  # there is nothing to compute, so it waits for a command
+    COMMANDS = "commands"  # it takes what came in: requests, aborts, deadlines
+    SCHEDULE = "schedule"  # it chooses what the next step computes
+    LAUNCH = "launch"  # it hands the step to the device; where the model runs on a CPU, that computes it
+    WAIT = "wait"  # for the results of a step
+    PROCESS = "process"  # it turns these into text, and ends answers
+    HAND_OVER = "hand_over"  # it gives events to whoever takes them, and publishes its numbers
+
+
 class StepRecord(NamedTuple):
     """One step of the engine."""
 
@@ -130,3 +145,22 @@ class StepRecord(NamedTuple):
     idle_ns: int  # before it, while there was work: the engine thread's own time, and waiting for a core
     num_sequences: int
     num_tokens: int
+    number: int = 0  # steps are numbered from 0
+    host_ns: Mapping[HostPart, int] = MappingProxyType({})  # of the engine thread, since the results of the step before
+    # Where the device has a clock of its own:
+    device_ns: int | None = None  # so long it was busy with this step
+    device_gap_ns: int | None = None  # since the end of the step before, whether there was work or not
+
+
+class Recording(Protocol):
+    def save(self, path: Path) -> None:
+        """As a trace for Chrome and Perfetto, compressed where the name ends in .gz. May take seconds; any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a profiler has seen of the engine's steps."""
+
+    recording: Recording
+    num_steps: int  # that were launched while it was made
+    duration_ns: int

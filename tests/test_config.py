@@ -75,9 +75,14 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
     [
         ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
         ({"dtype": "int8"}, "--dtype is 'int8'"),
+        ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
+        ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
         ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
         ({"block_size": 0}, "--block-size is 0"),
         ({"kv_blocks": 0}, "--kv-blocks is 0"),
+        ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0, but must be above 0 and at most 1."),
+        ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization is 1.1"),
+        ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization is nan"),
         ({"kv_cache_memory": Bytes(0)}, "--kv-cache-memory is 0"),
         ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Give only one."),
         ({"max_running": 0}, "--max-running is 0"),
@@ -97,6 +102,9 @@ def test_a_wrong_telemetry_option_is_named_with_its_value() -> None:
         TelemetryOptions(recent_requests=-1)
     with pytest.raises(OptionError, match="--trace-prompt-characters is -1, but must be at least 0."):
         TelemetryOptions(trace_prompt_characters=-1)
+    for share in (-0.1, 1.5, float("nan")):
+        with pytest.raises(OptionError, match="--trace-step-share is .*, but must be between 0 and 1."):
+            TelemetryOptions(trace_step_share=share)
 
 
 @pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000"])

@@ -32,6 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
     f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request", "oaiserve.record"},
+    f"{ENGINE}.host_time": {f"{ENGINE}.sequence", "oaiserve.record"},
+    f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
     f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
@@ -47,11 +49,29 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(
             f"{ENGINE}.{m}"
             for m in (
+                "detokenize",
+                "host_time",
+                "open_requests",
+                "pacing",
+                "profiling",
+                "request",
+                "scheduler",
+                "sequence",
+                "shortage",
+                "step_account",
+                "tokenize",
+            )
+        ),
+    },
+    f"{ENGINE}.open_requests": {
+        *LEAVES,
+        *(
+            f"{ENGINE}.{m}"
+            for m in (
                 "backpressure",
                 "detokenize",
                 "draws",
                 "output",
-                "pacing",
                 "request",
                 "scheduler",
                 "sequence",
@@ -60,8 +80,9 @@ MAY_IMPORT: dict[str, set[str]] = {
             )
         ),
     },
+    f"{ENGINE}.shortage": {f"{ENGINE}.sequence"},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("request", "scheduler", "sequence")),
+        *(f"{ENGINE}.{m}" for m in ("host_time", "request", "scheduler", "sequence")),
         "oaiserve.record",
     },
     f"{ENGINE}.engine": {

@@ -14,12 +14,44 @@ def dashboard() -> Dashboard:
         "oaiserve-engine",
         "oaiserve / Engine",
         "The engine from within. It has no model: choose an instance.",
-        [("Steps", _steps()), ("KV cache", _cache()), ("Queue", _queue()), ("Process", _process())],
+        [
+            ("Device and host", _host()),
+            ("Steps", _steps()),
+            ("KV cache", _cache()),
+            ("Queue", _queue()),
+            ("Process", _process()),
+        ],
     )
 
 
 def _mean(histogram: str) -> str:
     return f"{rate(f'{histogram}_sum', ENGINE, 'instance')} / {rate(f'{histogram}_count', ENGINE, 'instance')}"
+
+
+def _host() -> list[Panel]:
+    """Means over the instances, so that the parts add up to 1."""
+
+    def mean(counter: str, by: str = "") -> str:
+        grouping = f" by ({by})" if by else ""
+        return f"avg{grouping} (rate({counter}{{{ENGINE}}}[{RATE}]))"
+
+    return [
+        lines(
+            "Is the device busy? What does the engine thread do?",
+            "Share of time; of several instances, the mean. Lines: the device is busy with steps, or waits although "
+            "there is work. Areas: what the engine thread does, which adds up to 1. wait: the device is the limit. Any "
+            "other large area, with a device that waits: the host is; docs/telemetry.md says what helps.",
+            "percentunit",
+            [Query(mean("oaiserve_engine_host_seconds_total", "part"), "{{part}}")],
+            over=[
+                Query(mean("oaiserve_engine_model_seconds_total"), "device busy"),
+                Query(mean("oaiserve_engine_idle_with_work_seconds_total"), "device waits with work"),
+            ],
+            stacked=True,
+            span=24,
+            most=1,
+        )
+    ]
 
 
 def _steps() -> list[Panel]:
@@ -94,10 +126,14 @@ def _cache() -> list[Panel]:
             most=1,
         ),
         lines(
-            "Preemptions",
-            "Per second. Each one throws work away. All the time: raise --kv-cache-memory or lower --max-running.",
+            "Preemptions, steps out of memory",
+            "Per second. Preemptions throw work away; all the time: raise --kv-cache-memory or lower --max-running. "
+            "Steps that the GPU has no memory for are computed in parts: lower --gpu-memory-utilization.",
             "short",
-            [Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "{{instance}}")],
+            [
+                Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "preemptions {{instance}}"),
+                Query(rate("oaiserve_engine_out_of_memory_total", ENGINE, "instance"), "out of memory {{instance}}"),
+            ],
             span=8,
         ),
     ]

@@ -20,6 +20,12 @@ ENGINE = 'instance=~"$instance"'
 RATE = "$__rate_interval"
 QUANTILES = (0.5, 0.95, 0.99)
 
+_ALONE = [
+    models.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
+    models.DynamicConfigValue("custom.fillOpacity", 0),
+    models.DynamicConfigValue("custom.lineWidth", 3),
+]
+
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel
 Thresholds = Sequence[tuple[float | None, str]]  # from this value on, this color
 
@@ -67,14 +73,16 @@ def lines(
     unit: str,
     queries: Sequence[Query],
     *,
+    over: Sequence[Query] = (),
     span: int = 12,
     stacked: bool = False,
     share: bool = False,
     most: float | None = None,
     thresholds: Thresholds = (),
 ) -> Panel:
-    """Over time. `stacked` where the lines add up to something, and `share` to show each one's part of it; `most` is
-    where the axis ends; thresholds are drawn as lines."""
+    """Over time. `stacked` where the lines add up to something, and `share` to show each one's part of it; `over` has
+    lines that are drawn over the others and belong to no stack. `most` is where the axis ends; thresholds are drawn as
+    lines."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -108,8 +116,11 @@ def lines(
         panel.thresholds_style(
             common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
-    for number, query in enumerate(queries):
-        panel.with_target(_target(query, chr(ord("A") + number)))
+    for number, query in enumerate((*queries, *over)):
+        ref_id = chr(ord("A") + number)
+        panel.with_target(_target(query, ref_id))
+        if number >= len(queries):
+            panel.override_by_query(ref_id, _ALONE)
     return panel
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,8 +22,11 @@ from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
-from oaiserve.engine.loop import Abort, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -43,12 +46,13 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
 from oaiserve.errors import Overloaded, Unavailable
-from oaiserve.record import StepRecord
+from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.load import LoadedModel
+    from oaiserve.engine.model.parallel.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,8 @@ class Engine:
         max_step_tokens_default: int = 512,
         device: str = "",
         dtype: str = "",
+        ranges: Ranges | None = None,
+        profiler: Profiler | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -103,6 +109,7 @@ class Engine:
         self._num_submitted = itertools.count()  # next() is atomic
         self._last_submitted = 0
         self._is_draining = False
+        self._workers: Workers | None = None  # of a model that is split
         max_step_tokens = options.max_step_tokens or max(max_step_tokens_default, options.max_running)
         self._loop = EngineLoop(
             Scheduler(
@@ -119,14 +126,18 @@ class Engine:
             ),
             runner,
             TokenTable(tokenizer.backend),
+            Bounds(
+                max_model_len=max_model_len,
+                max_waiting_tokens=options.max_waiting_tokens,
+                queue_timeout_seconds=options.queue_timeout_seconds,
+                request_timeout_seconds=options.request_timeout_seconds,
+            ),
             eos_token_ids=eos_token_ids,
-            max_model_len=max_model_len,
             clock_ns=clock_ns,
             overlap=options.overlap and runner.is_asynchronous,
-            max_waiting_tokens=options.max_waiting_tokens,
-            queue_timeout_seconds=options.queue_timeout_seconds,
-            request_timeout_seconds=options.request_timeout_seconds,
             itl_target_seconds=options.itl_target_seconds,
+            ranges=ranges,
+            profiler=profiler,
         )
         self._tokenize = TokenizeStage(
             tokenizer,
@@ -156,15 +167,28 @@ class Engine:
         # cores all of them sleep between operations instead of spinning, which costs two thirds more time per decode
         # step on a CPU. Afterwards only the engine thread computes.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-            loaded = loader.submit(
-                load_model,
-                model,
-                device=options.device,
-                dtype=options.dtype,
-                max_model_len=options.max_model_len,
-                offline=offline,
-            ).result()
-        return cls.from_loaded(loaded, tokenizer, options)
+            if options.tensor_parallel > 1:
+                from oaiserve.engine.model.parallel.workers import load_parallel
+
+                loading = loader.submit(load_parallel, model, options, offline=offline)
+            else:
+                loading = loader.submit(
+                    load_model,
+                    model,
+                    device=options.device,
+                    dtype=options.dtype,
+                    max_model_len=options.max_model_len,
+                    offline=offline,
+                )
+            loaded = loading.result()
+        if loaded.workers is None:
+            return cls.from_loaded(loaded, tokenizer, options)
+        try:
+            with loaded.workers.explained():
+                return cls.from_loaded(loaded, tokenizer, options)
+        except BaseException:
+            loaded.workers.stop()
+            raise
 
     @classmethod
     def from_loaded(cls, loaded: LoadedModel, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
@@ -185,6 +209,8 @@ class Engine:
             max_step_tokens_default=started.max_step_tokens_default,
             device=str(loaded.device),
             dtype=str(loaded.dtype).removeprefix("torch."),
+            ranges=started.ranges,
+            profiler=started.profiler,
         )
         log.info(
             "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
@@ -196,27 +222,37 @@ class Engine:
             started.num_blocks * options.block_size * loaded.kv_bytes_per_token / 2**30,
             started.max_model_len,
         )
+        if loaded.workers is not None:
+            engine._workers = loaded.workers
+            loaded.workers.watch(lambda failure: engine._loop.post(Broken(failure)))
         if engine.default_params:
             log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
         return engine
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the engine thread, where it was not `stop`."""
+        """What ended the engine thread, where it was not `stop`, or is about to."""
+        if self._loop.failure is None and self._workers is not None:
+            return self._workers.failure
         return self._loop.failure
 
     @property
     def is_ready(self) -> bool:
-        return self._loop.is_alive and not self._is_draining
+        return self._loop.is_alive and not self._is_draining and self.failure is None
 
     @property
     def num_waiting(self) -> int:
         """Requests that have not entered a step yet."""
-        return self._last_submitted - self._loop.num_left_waiting
+        return self._last_submitted - self._loop.requests.num_left_waiting
 
     def snapshot(self) -> EngineSnapshot:
         """The numbers after the last step; at no cost to the engine thread."""
-        return self._loop.snapshot._replace(num_tokenizing=self._tokenize.num_waiting)
+        now_ns = self._clock_ns()  # first, so that what it was idle does not go back once it is known
+        snapshot = self._loop.snapshot
+        host_ns = dict(snapshot.host_ns)
+        if snapshot.idle_since_ns is not None:
+            host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
+        return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, host_ns=host_ns)
 
     def take_steps(self) -> list[StepRecord]:
         """The steps since the last call, oldest first, as far as they are kept. Never blocks; for one caller."""
@@ -241,7 +277,7 @@ class Engine:
         if self.num_waiting >= self._max_waiting:
             raise Overloaded(
                 f"{self._max_waiting} requests are waiting already, which is the limit; try again later.",
-                retry_after_seconds=self._loop.drain_rate.retry_after_seconds(self.num_waiting),
+                retry_after_seconds=self._loop.requests.drain_rate.retry_after_seconds(self.num_waiting),
             )
         if request.times.received is None:
             request.times.received = self._clock_ns()
@@ -254,6 +290,20 @@ class Engine:
         """Ends a request early, in any phase. Does nothing for one that has ended."""
         self._tokenize.abort(request_id)
         self._loop.post(Abort(request_id))
+
+    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
+        """Of the next `num_steps` steps, or of as many as come in that time. Slows all requests down meanwhile.
+
+        The future has the profile, or Conflict (there is one under way), NotFound (this engine has no profiler),
+        InternalError (the profiler failed), Unavailable (the engine ends).
+        """
+        asked = StartProfile(num_steps, int(timeout_seconds * 1e9))
+        self._loop.post(asked)
+        return asked.future
+
+    def end_profile(self, asked: Future[Profile]) -> None:
+        """With the steps that it has. Does nothing where it has ended, or never began."""
+        self._loop.post(EndProfile(asked))
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Submits and yields the events, the terminal one last. Closing the generator early aborts the request."""
@@ -304,6 +354,8 @@ class Engine:
                 self._loop.post(Stop(drain=False))
                 self._loop.join()
         self._tokenize.stop()
+        if self._workers is not None:
+            self._workers.stop()
 
     def __enter__(self) -> Engine:
         self.start()

@@ -67,7 +67,10 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # those that it had
-        self.prefill_budget: int | None = None  # for steps in which others decode; set by the engine loop
+        # Set by the engine loop: the bound of a step, lower while the device is short of memory, and at least 1; and of
+        # the prompt tokens in steps in which others decode.
+        self.max_step_tokens = limits.max_step_tokens
+        self.prefill_budget: int | None = None
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +111,8 @@ class Scheduler:
         step = Step()
         num_decodes = self._continue_decodes(step)
         bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
-        budget = min([self.limits.max_step_tokens - num_decodes, *(bound for bound in bounds if bound is not None)])
+        room = max(0, self.max_step_tokens - num_decodes)
+        budget = min([room, *(bound for bound in bounds if bound is not None)])
         num_prefills, spent = self._continue_prefills(step, budget)
         self._admit_waiting(step, budget - spent, num_prefills)
         return step if step.chunks else None

@@ -175,7 +175,9 @@ class Step:
     """What one run of the model computes. Chunks of one token come first: attention treats them as one batch."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy (from, to) before anything else
+    # Blocks to copy (from, to) before anything else. The runner takes out those that it has copied: one that was copied
+    # from may be written to in this step, so it must not be copied again.
+    copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # they waited, and now have a chunk
     preempted: list[Sequence] = field(default_factory=list)
     # Written by the runner with the results, where the device has a clock of its own.
@@ -185,6 +187,11 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class OutOfMemory(Exception):
+    """The device had no memory for a step, which has not been computed. The runner is as it was before, but for blocks
+    that it has copied."""
 
 
 @dataclass(slots=True)

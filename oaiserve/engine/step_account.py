@@ -6,13 +6,16 @@ The engine loop says what happened and when; there is no clock here. Nothing her
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
+from oaiserve.engine.host_time import HostTime, kind_of
 from oaiserve.engine.request import Request
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Chunk, Sequence, Step
-from oaiserve.record import EventKind, StepKind, StepRecord
+from oaiserve.record import EventKind, HostPart, StepRecord
 
 MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
 
@@ -28,6 +31,7 @@ class EngineSnapshot(NamedTuple):
     blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
     blocks_total: int = 0
     num_preemptions: int = 0
+    num_out_of_memory: int = 0  # steps that the device had no memory for as a whole
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int = 0  # those that it had
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
@@ -38,6 +42,8 @@ class EngineSnapshot(NamedTuple):
     num_steps: int = 0
     model_ns: int = 0  # of all steps
     idle_with_work_ns: int = 0  # between steps, while there was something to compute
+    host_ns: Mapping[HostPart, int] = MappingProxyType(dict.fromkeys(HostPart, 0))  # of the engine thread, so far
+    idle_since_ns: int | None = None  # it is in this part since then, which is not in `host_ns` yet
 
 
 @dataclass(slots=True)
@@ -116,9 +122,12 @@ class RequestNotes:
 
 
 class StepAccount:
-    """Steps, one after the other: how long each took, and what kept the device waiting before it."""
+    """Steps, one after the other: how long each took, what kept the device waiting before it, and what the engine
+    thread did meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostTime) -> None:
+        self._host = host
+        self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.totals = StepTotals()
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
         self._last: StepRecord | None = None
@@ -145,11 +154,19 @@ class StepAccount:
             idle_ns = min(step.device_gap_ns, launched_ns - self._work_since_ns)
         self._last_ended_ns = ended_ns
         num_sequences, num_tokens = len(step.chunks), step.num_tokens
-        if num_tokens == num_sequences:
-            kind = StepKind.DECODE
-        else:
-            kind = StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
-        self._last = StepRecord(kind, began_ns, duration_ns, idle_ns, num_sequences, num_tokens)
+        before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
+        self._last = StepRecord(
+            kind_of(step, num_tokens),
+            began_ns,
+            duration_ns,
+            idle_ns,
+            num_sequences,
+            num_tokens,
+            number=self.totals.num_steps,
+            host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
+            device_ns=step.device_ns,
+            device_gap_ns=step.device_gap_ns,
+        )
         self.steps.append(self._last)
         self._idle_ns += idle_ns
         self.totals.num_steps += 1
@@ -158,7 +175,9 @@ class StepAccount:
         self.totals.num_tokens += num_tokens
         return duration_ns
 
-    def snapshot(self, scheduler: Scheduler, *, num_waiting_tokens: int, drain_rate: float) -> EngineSnapshot:
+    def snapshot(
+        self, scheduler: Scheduler, *, num_waiting_tokens: int, drain_rate: float, num_out_of_memory: int
+    ) -> EngineSnapshot:
         pool, last = scheduler.pool, self._last
         return EngineSnapshot(
             num_running=len(scheduler.running),
@@ -168,6 +187,7 @@ class StepAccount:
             blocks_reusable=pool.num_reusable,
             blocks_total=pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
+            num_out_of_memory=num_out_of_memory,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,
@@ -178,4 +198,5 @@ class StepAccount:
             num_steps=self.totals.num_steps,
             model_ns=self.totals.model_ns,
             idle_with_work_ns=self._idle_ns,
+            host_ns=self._host.spent_ns.copy(),
         )

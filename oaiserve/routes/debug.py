@@ -1,19 +1,29 @@
-"""/debug/requests: the accounts of the last requests that ended, for people. No prompt or answer text."""
+"""/debug/requests: the accounts of the last requests that ended, for people. /debug/profile: what the engine does, step
+by step. No prompt or answer text."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from datetime import UTC, datetime
+
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
 
-from oaiserve.errors import NotFound
+from oaiserve.errors import NotFound, RequestTimeout, Unavailable
 from oaiserve.record import Outcome
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.protocol import invalid, show
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
 from oaiserve.times import PHASES
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2  # between two looks at whether a profile is still wanted
+MOST_STEPS, MOST_SECONDS = 1000, 600
 
 
 async def recent_requests(request: Request) -> Response:
@@ -23,7 +33,7 @@ async def recent_requests(request: Request) -> Response:
     _check_names(query, "slowest", "outcome", "id", "limit")
     slowest = _one_of("slowest", query.get("slowest"), PHASES)
     outcome = _one_of("outcome", query.get("outcome"), tuple(Outcome))
-    id_prefix, limit = query.get("id", ""), _limit(query.get("limit"))
+    id_prefix, limit = query.get("id", ""), _integer("limit", query.get("limit"))
     recent = serving_of(request).recent
 
     def render() -> Response:
@@ -46,8 +56,46 @@ async def recent_request(request: Request) -> Response:
     return PlainTextResponse(page(entry)) if as_text else json_response(entry)
 
 
+async def profile(request: Request) -> Response:
+    """The trace of the next `steps` steps of the engine, or of as many as come within `seconds`; it is kept in
+    --profile-dir, too. Raises NotFound without one, Conflict while another one is made, RequestTimeout where no step
+    came, Unavailable where the server ends before."""
+    serving, query = serving_of(request), request.query_params
+    if serving.profile_dir is None:
+        raise NotFound("Profiles are made only where the server was started with --profile-dir FOLDER.")
+    _check_names(query, "steps", "seconds")
+    num_steps = _integer("steps", query.get("steps"), MOST_STEPS) or 20
+    seconds = _integer("seconds", query.get("seconds"), MOST_SECONDS) or 30
+    engine, has_left = serving.engine, False
+    asked = engine.profile(num_steps, seconds)
+    made = asyncio.wrap_future(asked)
+    try:
+        while not (await asyncio.wait((made,), timeout=POLL_SECONDS))[0]:
+            has_left = await request.is_disconnected()
+            if has_left or not engine.is_ready:
+                engine.end_profile(asked)
+    finally:
+        if not made.done():  # the server cuts off what still runs
+            made.cancel()
+            engine.end_profile(asked)
+    got = made.result()
+    if has_left:
+        raise ClientDisconnect
+    if got.num_steps == 0:
+        if not engine.is_ready:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        raise RequestTimeout(f"No step came within {seconds} seconds. Send requests while the profile is made.")
+    at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    path = serving.profile_dir / f"oaiserve-{at}-{got.num_steps}-of-{num_steps}-steps.json.gz"
+    await run_in_threadpool(got.recording.save, path)
+    took_seconds = got.duration_ns / 1e9
+    logger.info("A profile of %d of %d steps, in %.3f s: %s", got.num_steps, num_steps, took_seconds, path)
+    headers = {"x-profile-steps": str(got.num_steps)}
+    return FileResponse(path, filename=path.name, media_type="application/gzip", headers=headers)
+
+
 async def closed(request: Request) -> Response:
-    """In the place of this route and of the live page where they are not served. Raises NotFound."""
+    """In the place of these routes and of the live page where they are not served. Raises NotFound."""
     raise NotFound(
         f"{request.url.path} shows other people's requests, so it is there only with an --api-key, or where --host is "
         "this machine alone, as in 127.0.0.1."
@@ -66,11 +114,13 @@ def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | Non
     return value
 
 
-def _limit(value: str | None) -> int | None:
+def _integer(name: str, value: str | None, most: int | None = None) -> int | None:
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) <= 9 and int(value) > 0):
-        raise invalid("limit", f"must be an integer >= 1, got {show(value)}")
+    is_integer = value.isascii() and value.isdecimal() and len(value) <= 9
+    if not is_integer or int(value) < 1 or (most is not None and int(value) > most):
+        allowed = ">= 1" if most is None else f"from 1 to {most}"
+        raise invalid(name, f"must be an integer {allowed}, got {show(value)}")
     return int(value)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -11,7 +13,7 @@ from starlette.requests import Request
 from oaiserve.engine.request import Prompt
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
-from oaiserve.record import RequestRecord
+from oaiserve.record import Profile, RequestRecord
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 
@@ -46,6 +48,10 @@ class Engine(Protocol):
 
     @property
     def is_ready(self) -> bool: ...
+
+    def profile(self, num_steps: int, timeout_seconds: float, /) -> Future[Profile]: ...
+
+    def end_profile(self, asked: Future[Profile], /) -> None: ...
 
 
 class RecentRequests(Protocol):
@@ -82,6 +88,7 @@ class Serving:
     body_limit_bytes: int
     body_timeout_seconds: float = 60.0
     stream_interval: int = 1  # tokens of a choice per event, where the request does not say
+    profile_dir: Path | None = None  # where profiles are kept; None: none are made
     trace_prompt_characters: int = 0  # most of a prompt that its record carries; 0: nothing
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 

@@ -29,6 +29,7 @@ class Telemetry:
     """Metrics, spans, the log line and the ring of recent requests, fed by one thread.
 
     `take_steps` gives the engine's steps since its last call, `model_info` values for labels of oaiserve_model_info.
+    `trace_step_share`: of all steps, those that are traced where requests are.
     Raises StartupError if the OTEL_* variables ask for what this server does not have, or make no sense. `environ` is
     for tests: the OpenTelemetry SDK reads most of its variables from the process itself.
     """
@@ -43,14 +44,17 @@ class Telemetry:
         recent_requests: int,
         model_info: Mapping[str, str] | None = None,
         vllm_metrics: bool = True,
+        trace_step_share: float = 0,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The one anchor of this process: it turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
+        self._steps_of_engine = take_steps
+        self._tracing: Tracing | None = None
         self.recent = RecentRequests(recent_requests, epoch_offset_ns)
         self._metrics = Metrics(
             snapshot=snapshot,
-            take_steps=take_steps,
+            take_steps=self._take_steps,
             model=model,
             version=version,
             model_info=model_info or {},
@@ -63,7 +67,6 @@ class Telemetry:
             "metrics": self._metrics.observe,
             "log": logs.log_request,
         }
-        self._tracing: Tracing | None = None
         self._metrics_export: MetricsExport | None = None
         try:
             span_exporter = tracing.exporter_from_environment(environ)
@@ -75,6 +78,7 @@ class Telemetry:
                     epoch_offset_ns=epoch_offset_ns,
                     version=version,
                     count_spans=self._metrics.count_spans,
+                    step_share=trace_step_share,
                 )
                 consumers["tracing"] = self._tracing.record
         except ValueError as error:  # how the SDK says that a value in the environment makes no sense
@@ -92,6 +96,14 @@ class Telemetry:
     def record(self, record: RequestRecord) -> None:
         """Takes one ended request. Never blocks and never raises; for the event loop."""
         self._recorder.record(record)
+
+    def _take_steps(self) -> list[StepRecord]:
+        """Called under the lock of the metrics. Steps are traced on their way there."""
+        steps = self._steps_of_engine()
+        if self._tracing is not None:
+            for step in steps:
+                self._tracing.record_step(step)
+        return steps
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         self._metrics.observe_event_loop_lag(seconds)

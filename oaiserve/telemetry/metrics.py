@@ -89,7 +89,9 @@ class Metrics:
         self._told: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
     def observe(self, record: RequestRecord) -> None:
+        """The engine's steps up to its end are taken in first."""
         with self._lock:
+            self._take_in()
             self._observed.observe(record)
 
     def take_in(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.record import WaitReason
+from oaiserve.record import HostPart, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -191,11 +191,16 @@ PREFIX_CACHE_HIT_TOKENS = Metric(
     "oaiserve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.", "tokens"
 )
 PREEMPTIONS = Metric("oaiserve_preemptions_total", "counter", "Sequences put back to the queue for lack of blocks.")
+ENGINE_OUT_OF_MEMORY = Metric(
+    "oaiserve_engine_out_of_memory_total",
+    "counter",
+    "Steps that the GPU had no memory for, so that they were computed in parts.",
+)
 ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
 ENGINE_STEP_SECONDS = Metric(
     "oaiserve_engine_step_seconds",
     "histogram",
-    "Time that the model took for a step. kind: prefill, decode, or mixed.",
+    "Time that the model took for a step, by the clock of the GPU where there is one. kind: prefill, decode, or mixed.",
     "seconds",
     ("kind",),
     STEP_BUCKETS,
@@ -211,13 +216,25 @@ ENGINE_STEP_TOKENS = Metric(
     "oaiserve_engine_step_tokens", "histogram", "Tokens computed in a step.", "tokens", buckets=STEP_TOKEN_BUCKETS
 )
 ENGINE_MODEL_SECONDS = Metric(
-    "oaiserve_engine_model_seconds_total", "counter", "Time that the model took, all steps.", "seconds"
+    "oaiserve_engine_model_seconds_total",
+    "counter",
+    "Time that the model took, all steps. On a GPU by the GPU's clock: so long it was busy.",
+    "seconds",
 )
 ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
     "oaiserve_engine_idle_with_work_seconds_total",
     "counter",
-    "Time between steps while there was work: the engine thread's own, and waiting for a core.",
+    "Time between steps while there was work: the engine thread's own, and waiting for a core. On a GPU by the GPU's "
+    "clock: so long it waited for the next launch.",
     "seconds",
+)
+ENGINE_HOST_SECONDS = Metric(
+    "oaiserve_engine_host_seconds_total",
+    "counter",
+    "Time of the engine thread by what it did: idle, commands, schedule, launch, wait, process or hand_over. The parts "
+    "touch and add up to all of its time.",
+    "seconds",
+    ("part",),
 )
 
 # Of the process.
@@ -260,9 +277,10 @@ METRICS = (
     *(REQUESTS, REJECTED, FINISHED_CHOICES, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
     *(QUEUE_WAIT_SECONDS, REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
-    *(PREEMPTIONS, ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
-    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, EVENT_LOOP_LAG_SECONDS, BUILD_INFO, MODEL_INFO),
-    *(SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
+    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY),
+    *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
+    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
+    *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
 )  # fmt: skip
 
 # Standard names that come with the Prometheus client, on Linux.
@@ -273,7 +291,7 @@ PROCESS_METRICS = (
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # "{method} {route}" (SERVER), under it "{operation} {model}" (INTERNAL), under that one span per phase, named as
-# the phase is in oaiserve.times.PHASES, with events named as in oaiserve.record.EventKind.
+# the phase is in oaiserve.times.PHASES, with events named as in oaiserve.record.EventKind. Steps have a trace each.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
@@ -290,6 +308,17 @@ STEPS_MEAN_SEQUENCES = "oaiserve.steps.mean_sequences"
 STEPS_MEAN_TOKENS = "oaiserve.steps.mean_tokens"
 STEPS_MODEL_NS = "oaiserve.steps.model_ns"
 STEPS_BETWEEN_NS = "oaiserve.steps.between_ns"  # only where the last token came
+
+# On the span of a step.
+STEP_SPAN = "engine step"
+STEP_NUMBER = "oaiserve.step.number"
+STEP_KIND = "oaiserve.step.kind"
+STEP_SEQUENCES = "oaiserve.step.sequences"
+STEP_TOKENS = "oaiserve.step.tokens"
+STEP_IDLE_NS = "oaiserve.step.idle_ns"
+STEP_DEVICE_BUSY_NS = "oaiserve.step.device_busy_ns"  # this one and the next only where the device has a clock
+STEP_DEVICE_GAP_NS = "oaiserve.step.device_gap_ns"
+STEP_HOST_NS = {part: f"oaiserve.step.host.{part}_ns" for part in HostPart}
 
 # On the span of the phase `queue`: the parts of it, by what the request waited for.
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}

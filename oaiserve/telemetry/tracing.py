@@ -1,4 +1,5 @@
-"""OpenTelemetry: the spans of a request, made from its record after it has ended, and where they are sent.
+"""OpenTelemetry: the spans of a request, made from its record after it has ended, those of some steps, and where they
+are sent.
 
 The standard OTEL_* variables decide; without them nothing here runs. Knows nothing of propagation: ids and parent
 come with the record.
@@ -7,9 +8,9 @@ come with the record.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from random import getrandbits
+from random import getrandbits, random
 
 from opentelemetry import trace as otel
 from opentelemetry.attributes import BoundedAttributes
@@ -22,7 +23,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.record import EventKind, Outcome, RequestRecord
+from oaiserve.record import EventKind, Outcome, RequestRecord, StepRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel_environment import exporter_kind, resource
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
@@ -34,6 +35,7 @@ _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
 _PREFILL = PHASES.index("prefill")
+_MOST_STEPS_KEPT = 1024  # sampled ones, for the requests that took part in them
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
 )
@@ -57,11 +59,14 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
 
 
 class Tracing:
-    """Makes and exports spans. `record` is for one thread only, the telemetry thread.
+    """Makes and exports spans. `record` is for one thread only, the telemetry thread; `record_step` for any, one at a
+    time.
 
-    `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
-    one constant. `count_spans(result, number)`: as in SpanExport. `sampler`: the one that OTEL_TRACES_SAMPLER names if
-    not given. Raises ValueError where an OTEL_* variable has a value that makes no sense.
+    Of all steps, `step_share` are offered to the sampler, each as the only span of a trace; the span of a request's
+    operation links to those that it took part in. `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so
+    that exported times differ from the stamps by one constant. `count_spans(result, number)`: as in SpanExport.
+    `sampler`: the one that OTEL_TRACES_SAMPLER names if not given. Raises ValueError where an OTEL_* variable has a
+    value that makes no sense.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Tracing:
         version: str,
         count_spans: CountSpans,
         sampler: Sampler | None = None,
+        step_share: float = 0,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._resource = resource(version)
@@ -81,6 +87,23 @@ class Tracing:
         # Asked for the sampler that the environment names, and not for spans: its tracer takes five times as long.
         self._sampler = TracerProvider(sampler, self._resource, shutdown_on_exit=False).sampler
         self._export = SpanExport(exporter, count_spans)
+        self._step_share = step_share
+        self._steps: deque[tuple[int, otel.SpanContext]] = deque(maxlen=_MOST_STEPS_KEPT)  # number, where it is told
+
+    def record_step(self, step: StepRecord) -> None:
+        """Before the records of the requests that end with it."""
+        if random() >= self._step_share:
+            return
+        trace_id, attributes = getrandbits(128) or 1, _step_attributes(step)
+        sampling = self._sampler.should_sample(
+            Context(), trace_id, names.STEP_SPAN, otel.SpanKind.INTERNAL, attributes, links=()
+        )
+        if sampling.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+        context = otel.SpanContext(trace_id, _new_span_id(), False, _SAMPLED, sampling.trace_state)
+        interval = Phase(names.STEP_SPAN, step.started_ns, step.started_ns + step.duration_ns)
+        self._export.put([self._span(interval, context, None, dict(sampling.attributes or {}))])
+        self._steps.append((step.number, context))
 
     def record(self, record: RequestRecord) -> None:
         trace, phases = record.trace, record.times.phases()
@@ -107,7 +130,9 @@ class Tracing:
         )
         whole = whole._replace(name=f"{record.operation} {record.model}")
         inner = new_context(_new_span_id())
-        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status)
+        inner_span = self._span(
+            whole, inner, server, _gen_ai_attributes(record), status=status, links=self._links(record)
+        )
         events = self._events(record, phases)
         spans = [
             self._span(
@@ -137,6 +162,7 @@ class Tracing:
         kind: otel.SpanKind = otel.SpanKind.INTERNAL,
         status: otel.Status = _UNSET,
         events: Sequence[Event] = (),
+        links: Sequence[otel.Link] = (),
     ) -> ReadableSpan:
         attributes[names.DURATION_NS] = interval.duration_ns
         limits = self._limits
@@ -147,12 +173,20 @@ class Tracing:
             self._resource,
             _limited(attributes, limits.max_span_attributes, limits.max_span_attribute_length),
             events if _is_within(len(events), limits.max_events) else BoundedList.from_seq(limits.max_events, events),
+            links if _is_within(len(links), limits.max_links) else BoundedList.from_seq(limits.max_links, links),
             kind=kind,
             status=status,
             start_time=interval.start_ns + self._epoch_offset_ns,
             end_time=interval.end_ns + self._epoch_offset_ns,
             instrumentation_scope=self._scope,
         )
+
+    def _links(self, record: RequestRecord) -> list[otel.Link]:
+        """To the sampled steps that it took part in, as far as they are kept."""
+        steps = steps_of(record)
+        if steps is None or not self._steps:
+            return []
+        return [otel.Link(context) for number, context in self._steps.copy() if steps.first <= number <= steps.last]
 
     def _events(self, record: RequestRecord, phases: Sequence[Phase]) -> list[list[Event]]:
         """The engine's events, for each phase those that happened in it."""
@@ -222,6 +256,22 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
         trace_flags=_SAMPLED if trace.parent_sampled else otel.TraceFlags(otel.TraceFlags.DEFAULT),
         trace_state=otel.TraceState.from_header([trace.tracestate]) if trace.tracestate else None,
     )
+
+
+def _step_attributes(step: StepRecord) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        names.STEP_NUMBER: step.number,
+        names.STEP_KIND: step.kind.value,
+        names.STEP_SEQUENCES: step.num_sequences,
+        names.STEP_TOKENS: step.num_tokens,
+        names.STEP_IDLE_NS: step.idle_ns,
+        **{names.STEP_HOST_NS[part]: spent_ns for part, spent_ns in step.host_ns.items()},
+    }
+    if step.device_ns is not None:
+        attributes[names.STEP_DEVICE_BUSY_NS] = step.device_ns
+    if step.device_gap_ns is not None:
+        attributes[names.STEP_DEVICE_GAP_NS] = step.device_gap_ns
+    return attributes
 
 
 def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:

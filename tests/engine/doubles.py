@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event as Gate
@@ -11,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.request import TERMINAL, Event, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
 from oaiserve.engine.tokenize import Tokenizer
@@ -147,6 +150,8 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     kind: type[Engine] = Engine,
     clock_ns: Callable[[], int] = monotonic_ns,
+    ranges: Ranges | None = None,
+    profiler: Profiler | None = None,
     **options: int,
 ) -> Engine:
     """Blocks of 4 tokens, 64 of them unless `kv_blocks` says otherwise."""
@@ -161,8 +166,33 @@ def make_engine(
         vocab_size=TOKENIZER.vocab_size,
         eos_token_ids=frozenset([EOS]),
         options=EngineOptions(**{**defaults, **options}),
+        ranges=ranges,
+        profiler=profiler,
         clock_ns=clock_ns,
     )
+
+
+def wait_until_idle(engine: Engine) -> None:
+    """Until the engine thread waits for a command, and says so."""
+    deadline_ns = monotonic_ns() + TIMEOUT_SECONDS * 1_000_000_000
+    while engine.snapshot().idle_since_ns is None:
+        assert monotonic_ns() < deadline_ns, "the engine is not idle"
+        time.sleep(0)
+
+
+class ShownRanges:
+    """Keeps the names of ranges."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.is_open = False
+
+    def begin(self, name: str) -> None:
+        self.names.append(name)
+        self.is_open = True
+
+    def end(self) -> None:
+        self.is_open = False
 
 
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:

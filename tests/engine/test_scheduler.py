@@ -105,6 +105,18 @@ def test_decodes_come_first_and_prefill_gets_the_rest_of_the_budget() -> None:
     assert memory.run() == [("a", 1), ("b", 7)]
 
 
+def test_a_bound_that_was_lowered_below_what_decodes_take_leaves_prompts_nothing_until_one_has_gone() -> None:
+    scheduler = make(max_step_tokens=8)
+    memory = Memory(scheduler)
+    scheduler.add(sequence("a", 2, max_tokens=3))
+    scheduler.add(sequence("b", 2, max_tokens=4))
+    scheduler.add(sequence("c", 9, max_tokens=1))
+    assert memory.run() == [("a", 2), ("b", 2), ("c", 4)]
+    scheduler.max_step_tokens = 1
+    steps = [memory.run() for _ in range(8)]
+    assert steps == [[("a", 1), ("b", 1)], [("a", 1), ("b", 1)], [("b", 1)], *[[("c", 1)]] * 5]
+
+
 def test_prefill_can_have_a_budget_of_its_own() -> None:
     scheduler = make(max_step_tokens=64, prefill_max_tokens=6, prefill_max_requests=2)
     memory = Memory(scheduler)

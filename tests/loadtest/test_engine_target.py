@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from loadtest.arrivals import Arrivals
-from loadtest.engine_target import EngineRun, EngineTarget, submit_arrivals
+from loadtest.engine_target import EngineRun, EngineTarget, load_engine, submit_arrivals
 from loadtest.errors import UsageError
 from loadtest.measure import measure
 from loadtest.prompts import Workload
@@ -21,6 +21,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.errors import StartupError
 from oaiserve.times import PHASES
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
@@ -114,4 +115,13 @@ def test_a_prompt_that_the_engine_refuses_is_an_error_of_its_request(engine: Eng
 def test_what_has_no_meaning_in_process_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="need a server"):
         EngineTarget(engine, Workload(turns=2), EngineRun())
-    assert EngineRun(cuda_graph=True, nvtx=True).without_effect() == ["--cuda-graph", "--nvtx"]
+
+
+def test_what_the_engine_is_asked_for_and_refuses_is_told_as_its_own_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: str, options: EngineOptions) -> None:
+        assert (model, options.nvtx, options.cuda_graph, options.device) == ("a-model", True, False, "cpu")
+        raise StartupError("--nvtx is for --device cuda; the model is on cpu.")
+
+    monkeypatch.setattr(Engine, "from_pretrained", refuse)
+    with pytest.raises(UsageError, match="--nvtx is for --device cuda; the model is on cpu."):
+        load_engine("a-model", EngineRun(nvtx=True, cuda_graph=False, device="cpu"))

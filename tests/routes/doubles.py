@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 from oaiserve.engine.request import (
@@ -25,7 +26,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
-from oaiserve.record import RequestRecord
+from oaiserve.record import Profile, RequestRecord
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
@@ -71,6 +72,17 @@ class FakeEngine:
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
         self.open: dict[str, Deliver] = {}
+        self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = queue.Queue()  # asked for, and how
+        self.ended_profiles: queue.Queue[Future[Profile]] = queue.Queue()
+
+    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
+        asked: Future[Profile] = Future()
+        assert asked.set_running_or_notify_cancel()
+        self.profiles.put((num_steps, timeout_seconds, asked))
+        return asked
+
+    def end_profile(self, asked: Future[Profile]) -> None:
+        self.ended_profiles.put(asked)
 
     def start(self) -> None:
         pass

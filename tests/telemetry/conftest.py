@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestRecord, WaitReason
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 
@@ -90,6 +90,7 @@ def snapshot() -> SimpleNamespace:
         blocks_used=30,
         blocks_total=120,
         num_preemptions=7,
+        num_out_of_memory=4,
         num_steps=99,
         blocks_cached=40,
         blocks_reusable=25,  # free ones that the prefix cache can find
@@ -100,6 +101,7 @@ def snapshot() -> SimpleNamespace:
         step_ns=25_000_001,
         model_ns=2_500_000_003,
         idle_with_work_ns=100_000_007,
+        host_ns={part: 1_000_000_001 * number for number, part in enumerate(HostPart)},
         num_prefix_queries=5000,
         num_prefix_hits=1200,
     )

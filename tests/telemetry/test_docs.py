@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.record import MOST_EVENTS, EventKind, Outcome, WaitReason
+from oaiserve.record import MOST_EVENTS, EventKind, HostPart, Outcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.times import PHASES, STAMPS
 from tools import metric_tables
@@ -30,7 +30,8 @@ def test_the_tables_of_metrics_are_those_of_names(table: str) -> None:
 
 def test_every_attribute_is_named_and_no_other() -> None:
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
-    attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX}
+    attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX, names.STEP_SPAN}
+    attributes |= set(names.STEP_HOST_NS.values())
     attributes |= set(names.QUEUE_WAITS_NS.values()) | {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     attributes |= set(names.GEN_AI_REQUEST_PARAMS.values()) | {names.REQUEST_PARAM_PREFIX + "NAME"}
     found = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}
@@ -43,6 +44,7 @@ def test_phases_stamps_and_outcomes_are_those_of_the_clock() -> None:
     assert [row[2].split("`")[1] for row in rows("phase")] == list(STAMPS[1:])
     assert [row[0].strip("`") for row in rows("outcome")] == list(Outcome)
     assert [row[0].strip("`") for row in rows("reason")] == list(WaitReason)
+    assert [row[0].strip("`") for row in rows("part")] == list(HostPart)
 
 
 def test_events_are_those_of_the_record() -> None:

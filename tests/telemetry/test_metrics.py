@@ -26,7 +26,8 @@ ALL = (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)
 SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens", "num_tokenizing", "drain_rate"), 0),
     **dict.fromkeys(("blocks_used", "blocks_reusable", "blocks_total", "num_prefix_queries", "num_prefix_hits"), 0),
-    **dict.fromkeys(("num_preemptions", "num_steps", "model_ns", "idle_with_work_ns"), 0),
+    **dict.fromkeys(("num_preemptions", "num_out_of_memory", "num_steps", "model_ns", "idle_with_work_ns"), 0),
+    host_ns={},
 )
 
 MakeMetrics = Callable[..., Metrics]
@@ -138,9 +139,12 @@ def test_the_snapshot_of_the_moment_is_shown(metrics: Metrics, snapshot: SimpleN
     assert page[key(names.PREFIX_CACHE_QUERY_TOKENS.name)] == page[queries] == 5000
     assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(names.VLLM_PREFIX_CACHE_HITS.name, **VLLM)] == 1200
     assert page[key(names.PREEMPTIONS.name)] == page[key(names.VLLM_PREEMPTIONS.name, **VLLM)] == 7
+    assert page[key(names.ENGINE_OUT_OF_MEMORY.name)] == 4
     assert page[key(names.ENGINE_STEPS.name)] == 99
     assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
     assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
+    assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
+    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 6.000000006
     assert page[key(names.VLLM_CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
     assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5

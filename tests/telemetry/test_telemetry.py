@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.errors import StartupError
-from oaiserve.record import StepKind, StepRecord
+from oaiserve.record import EngineAccount, StepKind, StepRecord
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.times import PHASES
 from tests.telemetry.collector import Collector, running_collector
@@ -58,6 +58,32 @@ def test_spans_histograms_and_ring_agree(traced: Telemetry, collector: Collector
             sums[phase], sum(s.end_time_unix_nano - s.start_time_unix_nano for s in spans) / 1e9, rel_tol=1e-9
         )
     assert len(traced.recent.list()) == 4
+
+
+def test_a_request_finds_the_steps_that_came_before_its_record(collector, snapshot, make_record, monkeypatch) -> None:
+    """The telemetry thread takes steps in when it takes a record, and not only once a second."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    steps = [StepRecord(StepKind.DECODE, 0, 5, 0, 1, 1, number=number) for number in range(4)]
+    telemetry = Telemetry(
+        snapshot=lambda: snapshot,
+        take_steps=lambda: [steps.pop(0) for _ in range(len(steps))],
+        model="demo",
+        version="1",
+        recent_requests=4,
+        trace_step_share=1.0,
+    )
+    telemetry.record(make_record(account=EngineAccount(first_step=1, num_steps=2)))
+    assert telemetry.close(5)
+    numbers = {
+        span.span_id: attribute.value.int_value
+        for span in collector.spans
+        for attribute in span.attributes
+        if attribute.key == names.STEP_NUMBER
+    }
+    (operation,) = (span for span in collector.spans if span.name == "chat demo")
+    assert sorted(numbers.values()) == [0, 1, 2, 3]
+    assert [numbers[link.span_id] for link in operation.links] == [1, 2]
 
 
 def test_exported_spans_are_counted(traced: Telemetry, make_record) -> None:

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.record import Outcome, RequestRecord
+from oaiserve.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
 from oaiserve.times import PHASES
@@ -212,6 +212,75 @@ def test_what_happened_in_the_engine_is_on_the_span_of_its_phase(export: Export,
     }
     stamps = [event.timestamp - OFFSET_NS for span in phases for event in span.events]
     assert stamps == [event.at_ns for event in account.events]
+
+
+def step_of(number: int, **of_device: int) -> StepRecord:
+    host_ns = {part: 10 * index + 1 for index, part in enumerate(HostPart)}
+    return StepRecord(StepKind.MIXED, 1_000, 500, 20, 3, 40, number=number, host_ns=host_ns, **of_device)
+
+
+def traced_steps(*steps: StepRecord, share: float = 1.0, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(
+        exporter,
+        epoch_offset_ns=OFFSET_NS,
+        version="1",
+        count_spans=lambda *_: None,
+        sampler=sampler,
+        step_share=share,
+    )
+    for step in steps:
+        tracing.record_step(step)
+    assert tracing.close(5)
+    return list(exporter.get_finished_spans())
+
+
+def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
+    (span,) = traced_steps(step_of(7, device_ns=450, device_gap_ns=30))
+    assert (span.name, span.kind, span.parent) == ("engine step", SpanKind.INTERNAL, None)
+    assert (span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) == (1_000, 1_500)
+    assert span.attributes == {
+        "oaiserve.step.number": 7,
+        "oaiserve.step.kind": "mixed",
+        "oaiserve.step.sequences": 3,
+        "oaiserve.step.tokens": 40,
+        "oaiserve.step.idle_ns": 20,
+        "oaiserve.step.device_busy_ns": 450,
+        "oaiserve.step.device_gap_ns": 30,
+        **{f"oaiserve.step.host.{part}_ns": 10 * index + 1 for index, part in enumerate(HostPart)},
+        names.DURATION_NS: 500,
+    }
+
+
+def test_a_device_without_a_clock_tells_nothing() -> None:
+    (span,) = traced_steps(step_of(0))
+    assert not {names.STEP_DEVICE_BUSY_NS, names.STEP_DEVICE_GAP_NS} & span.attributes.keys()
+
+
+def test_steps_are_traced_by_their_share_and_by_the_sampler() -> None:
+    steps = [step_of(number) for number in range(2000)]
+    assert traced_steps(*steps, share=0) == []
+    assert traced_steps(*steps[:50], sampler=ALWAYS_OFF) == []
+    assert 50 < len(traced_steps(*steps, share=0.1)) < 400
+    traces = {span.context.trace_id for span in traced_steps(*steps[:50])}
+    assert len(traces) == 50
+
+
+def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(
+        exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None, sampler=ALWAYS_ON, step_share=1
+    )
+    for number in range(8):
+        tracing.record_step(step_of(number))
+    tracing.record(make_record(account=EngineAccount(first_step=3, num_steps=4)))
+    tracing.record(make_record(1))  # it was in no step
+    assert tracing.close(5)
+    spans = exporter.get_finished_spans()
+    numbers = {span.context.span_id: span.attributes[names.STEP_NUMBER] for span in spans if span.name == "engine step"}
+    linked = [[numbers[link.context.span_id] for link in span.links] for span in spans if span.name == "chat demo"]
+    assert linked == [[3, 4, 5, 6], []]
+    assert not any(span.links for span in spans if span.name != "chat demo")
 
 
 def test_of_events_that_were_dropped_the_number_is_told(export: Export, make_record, account) -> None:

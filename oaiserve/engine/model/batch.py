@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,14 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, Step
 
 ALIGNMENT = 16  # integers: each tensor of a batch begins at a multiple of 128 bytes, as kernels like it
+
+
+class PackedKeys(NamedTuple):
+    """Where the keys of all P prefills of a batch are, when they lie one behind the other, and where in the cache."""
+
+    query_start: torch.Tensor  # [P + 1] int32, offsets into the tokens behind the decodes
+    start: torch.Tensor  # [P + 1] int32, offsets into the keys
+    slots: torch.Tensor  # [start[-1]] int64
 
 
 @dataclass(slots=True)
@@ -41,6 +50,8 @@ class Batch:
     masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
     # And the Triton backend: its tiles of prefills by tokens per tile, int32 [N, 4].
     tiles: dict[int, torch.Tensor] = field(default_factory=dict)
+    # And the backend that has keys and values copied together.
+    packed_keys: PackedKeys | None = None
 
 
 def build_batch(

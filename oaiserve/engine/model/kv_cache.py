@@ -21,8 +21,13 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | No
 
 
 def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: list[tuple[int, int]]) -> None:
-    """Keys and values of whole blocks (from, to), in every layer; the blocks are the tensors' first dimension."""
+    """Keys and values of whole blocks (from, to), in every layer; the blocks are the tensors' first dimension. All are
+    copied at once: one may be copied from and to."""
     all_blocks = [blocks for cache in caches for blocks in cache]
     source, target = on_device(copies, all_blocks[0].device).T
+    # Nothing is allocated once the first block is copied: without memory for it, all blocks stay as they are.
+    room = all_blocks[0].new_empty(len(copies) * max(blocks[0].numel() for blocks in all_blocks))
     for blocks in all_blocks:
-        blocks.index_copy_(0, target, blocks.index_select(0, source))
+        copied = room[: len(copies) * blocks[0].numel()].view(len(copies), *blocks.shape[1:])
+        torch.index_select(blocks, 0, source, out=copied)
+        blocks.index_copy_(0, target, copied)

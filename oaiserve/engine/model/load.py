@@ -7,19 +7,31 @@ import sys
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from oaiserve.engine.model.attention import ATTENTION, AttentionCall, LayerCache, paged_attention, reference
+from oaiserve.engine.model.attention import (
+    ATTENTION,
+    AttentionCall,
+    Backend,
+    LayerCache,
+    paged_attention,
+    select_backend,
+)
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.parallel.group import Member, place, refuse_unless_divisible
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Chunk, Sequence, Step
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.parallel.workers import Workers
 
 # What of a model's generation_config.json stands in for a request's missing value.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -52,6 +64,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     default_params: dict[str, float | int]
     kv_shapes: dict[int, KVShape]  # by layer index
+    workers: Workers | None = None  # the processes with the other parts, where this is one part
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -74,8 +87,10 @@ def load_model(
     dtype: str = "auto",
     max_model_len: int | None = None,
     offline: bool = False,
+    member: Member | None = None,
 ) -> LoadedModel:
     """From a folder, a hub id or a GGUF file; with `offline` what is asked for by id must be in the hub's cache.
+    With `member`, that member's part of it.
 
     Raises StartupError with one sentence that says what to do, before the weights are loaded where that is possible.
     """
@@ -87,6 +102,8 @@ def load_model(
     if is_gguf:
         arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
+    if member is not None:
+        target = place(target, member)
     try:
         config = AutoConfig.from_pretrained(source.location, **arguments)
     except (OSError, ValueError, KeyError) as error:
@@ -96,6 +113,10 @@ def load_model(
         raise StartupError(
             f"--max-model-len is {max_model_len}, but the model is good for {_max_model_len(config)} tokens."
         )
+    if member is not None:
+        refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
+        member.join(target)
+        arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
     torch_dtype = _select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -107,9 +128,29 @@ def load_model(
             )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
-    loaded.to(target)  # type: ignore[arg-type]
+    if member is None:  # else it is there
+        move(loaded, target, str(model))
     prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
+
+
+def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Raises StartupError where the device has no room for the weights."""
+    if device.type == "cpu":
+        model.to(device)  # type: ignore[arg-type]
+        return
+    needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        model.to(device)  # type: ignore[arg-type]
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            f"The weights of '{name}' take {needed / 2**30:.1f} GiB in {str(model.dtype).removeprefix('torch.')}, but "
+            f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
+            "(nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another --device."
+        ) from error
+    except RuntimeError as error:  # as where others have left no room for what CUDA itself needs
+        raise StartupError(f"--device {device}: CUDA does not start there: {_first_sentence(error)}") from error
 
 
 def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
@@ -185,7 +226,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
         if model.config._attn_implementation != _PROBE:
             raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
         try:
-            out = model(**model_inputs(batch), shapes=shapes, batch=batch)
+            out = model(**model_inputs(batch), shapes=shapes, batch=batch, backend=select_backend(model.device))
         except TypeError as error:  # an argument did not get through, or is not known
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
@@ -226,6 +267,7 @@ def _probe(
     *,
     shapes: dict[int, KVShape],
     batch: Batch,
+    backend: Backend,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -235,7 +277,7 @@ def _probe(
         key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
         value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
     )
-    call = AttentionCall(reference.attend, {layer: cache}, batch)
+    call = AttentionCall(backend, {layer: cache}, batch)
     return paged_attention(module, query, key, value, attention_mask, call=call, **kwargs)
 
 

@@ -20,7 +20,7 @@ Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 
 def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     """Row i of `logits` [R, vocab] as `sequences[i]` wants it, in float32: in place where they are that already."""
-    asking = [(row, sequence) for row, sequence in enumerate(sequences) if _asks(sequence)]
+    asking = [(row, sequence) for row, sequence in enumerate(sequences) if is_edited(sequence)]
     if not asking:
         return logits
     assert not any(sequence.needs_ids and sequence.num_pending for _, sequence in asking), "an id is not known yet"
@@ -32,7 +32,8 @@ def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor
     return logits
 
 
-def _asks(sequence: Sequence) -> bool:
+def is_edited(sequence: Sequence) -> bool:
+    """Whether its next logits are."""
     params = sequence.params
     return bool(
         params.allowed_token_ids is not None

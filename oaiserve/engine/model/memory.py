@@ -1,17 +1,15 @@
-"""How many blocks the KV cache gets."""
+"""How many blocks the KV cache gets: what else a GPU's memory is for leaves it the rest, a computer's a share."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.errors import StartupError
 
-CUDA_SHARE = 0.8  # of the memory that is free once the weights are loaded; the rest is for activations
 CPU_SHARE = 0.25
 # On a CPU, others need memory, too. More than so many tokens would only be there for the prefix cache: it computes too
 # slowly to have more in use.
@@ -19,11 +17,40 @@ CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
 
 
-def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -> int:
-    """The number asked for; or what fits the memory asked for, or a share of the free memory, but not more than all
-    running sequences can use. Raises StartupError for more than there is, and where not even one block fits."""
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a GPU's memory is for, in bytes, before there is a KV cache; and the share of it that may be in use."""
+
+    total: int
+    weights: int
+    step: int  # what the largest step needs beside the weights, while it is computed
+    graphs: int  # about what CUDA graphs are going to take
+    others: int  # what is no tensor of ours: the driver's, and that of other programs
+    utilization: float
+
+    @property
+    def left(self) -> int:
+        """For the KV cache."""
+        used = self.weights + self.step + self.graphs + self.others
+        return max(0, int(self.total * self.utilization) - used)
+
+    def __str__(self) -> str:
+        return (
+            f"{gib(self.total * self.utilization)} of {gib(self.total)} GiB may be in use by "
+            f"--gpu-memory-utilization {self.utilization:g}, of which weights take {gib(self.weights)}, the largest "
+            f"step {gib(self.step)}, CUDA graphs {gib(self.graphs)}, the driver and other programs {gib(self.others)}"
+        )
+
+
+def kv_blocks(
+    loaded: LoadedModel, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
+) -> int:
+    """The number asked for; or what fits the memory asked for, or what there is for it, but not more than all running
+    sequences can use. `use` is for a model on a GPU.
+
+    Raises StartupError for more than there is, and where a GPU has no room for `least_tokens`.
+    """
     block_bytes = loaded.kv_bytes_per_token * options.block_size
-    free = _free_bytes(loaded.device)
     if options.kv_blocks is not None:
         num_blocks = options.kv_blocks
         asked = f"--kv-blocks is {num_blocks}, which take {Bytes(num_blocks * block_bytes)}"
@@ -34,19 +61,31 @@ def kv_blocks(loaded: LoadedModel, options: EngineOptions, max_model_len: int) -
             raise StartupError(f"{asked}, but one block of the KV cache takes {block_bytes} bytes.")
     else:
         most = options.max_running * -(-max_model_len // options.block_size)
-        if loaded.device.type == "cpu":
-            most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
-        share = CUDA_SHARE if loaded.device.type == "cuda" else CPU_SHARE
-        return max(1, min(most, int(free * share) // block_bytes))
+        if use is not None:
+            return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
+        most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
+        return max(1, min(most, int(_available_bytes() * CPU_SHARE) // block_bytes))
+    free = _available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
-        raise StartupError(f"{asked}, but only {free / 2**30:.1f} GiB are free on {loaded.device}.")
+        why = "" if use is None else f" for it: {use}"
+        raise StartupError(f"{asked}, but only {gib(free)} GiB are free on {loaded.device}{why}.")
     return num_blocks
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return _available_bytes()
+def gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f}"
+
+
+def _blocks_left(use: MemoryUse, block_bytes: int, least: int) -> int:
+    num_blocks = use.left // block_bytes
+    if num_blocks < least:
+        raise StartupError(
+            f"The KV cache has no room for the tokens of one step: they take {gib(least * block_bytes)} GiB, and "
+            f"{gib(use.left)} GiB are left. {use}. Raise --gpu-memory-utilization, lower --max-step-tokens and "
+            "--max-running, end what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or more GPUs "
+            "(--tensor-parallel)."
+        )
+    return num_blocks
 
 
 def _available_bytes() -> int:

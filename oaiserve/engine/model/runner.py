@@ -12,11 +12,13 @@ import torch
 
 from oaiserve.engine.model.attention import Backend, reference
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.sampler import Sampling
-from oaiserve.engine.sequence import ChunkResult, Sequence, Step
+from oaiserve.engine.model.sampler import Choose, Sampling
+from oaiserve.engine.sequence import ChunkResult, OutOfMemory, Sequence, Step
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."
@@ -37,53 +39,81 @@ class Launched:
     """A step under way."""
 
     step: Step
-    sampling: Sampling
+    sampling: Sampling | Replayed
     sample_chunks: list[int]  # as in Batch
     prompt_rows: list[tuple[int, int, int]]
-    # On a CUDA device: when it came to this step, when that had ended, and when the step before had.
+    # On a CUDA device: when it had this step's inputs, when the step had ended, and when the one before had.
     began: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
 
 
 class ModelRunner:
-    """`num_blocks` blocks of `block_size` tokens, on the model's device and in its dtype."""
+    """`num_blocks` blocks of `block_size` tokens, on the model's device and in its dtype. `choose`: see `Sampling`."""
 
     def __init__(
-        self, loaded: LoadedModel, *, num_blocks: int, block_size: int, backend: Backend = reference.attend
+        self,
+        loaded: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        backend: Backend = reference.attend,
+        choose: Choose | None = None,
     ) -> None:
         self.is_asynchronous = loaded.device.type == "cuda"  # `launch` returns before the step has been computed
         self._device = loaded.device
         self._block_size = block_size
         self._executor: Executor = EagerExecutor(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
-        self._next: NativeDecoder | None = None
+        self._choose = choose
+        self._next: NativeDecoder | NativeAttention | None = None
+        self.graphs: DecodeGraphs | None = None  # of `forward`; for the steps that they can run
         # Of the step that was launched last: the ids that it draws, whose these are, and when it ends.
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
 
-    def use(self, native: NativeDecoder) -> None:
+    def use(self, native: NativeDecoder | NativeAttention) -> None:
         """From the next step on, with all that has been computed. May be called from any thread, once."""
         self._next = native
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        """Waits for nothing on a CUDA device. Ids that are not known here are those that the step before draws."""
+        """Waits for nothing on a CUDA device. Ids that are not known here are those that the step before draws. Raises
+        OutOfMemory where the device has no memory for the step."""
+        try:
+            return self._launch(step)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        # Only now is the exception gone, whose traceback kept the tensors of the step.
+        torch.cuda.empty_cache()
+        raise OutOfMemory(reason)
+
+    @torch.inference_mode()
+    def _launch(self, step: Step) -> Launched:
         if self._next is not None:
             self._switch(self._next)
-        began = self._mark()
+        # What the host takes to make the inputs is no time of the step, if the device waits for them.
+        began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         if step.copies:
             self._executor.copy_blocks(step.copies)
-        batch = build_batch(step, self._block_size, self._device, self._drawn_rows)
-        if len(batch.unknown_rows):
-            assert self._drawn_ids is not None
-            batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
-        sequences = [step.chunks[index].sequence for index in batch.sample_chunks]
-        sampling = Sampling(self.forward(batch), sequences, _known(step, batch))
+            step.copies.clear()  # see Step
+        sampling: Sampling | Replayed
+        if self.graphs is not None and self.graphs.can_run(step):
+            sampling = self.graphs.launch(step, self._drawn_ids, self._drawn_rows, began)
+            sample_chunks, prompt_rows = list(range(len(step.chunks))), []
+        else:
+            batch = build_batch(step, self._block_size, self._device, self._drawn_rows)
+            if began is not None:
+                began.record()
+            if len(batch.unknown_rows):
+                assert self._drawn_ids is not None
+                batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
+            sample_chunks, prompt_rows = batch.sample_chunks, batch.prompt_rows
+            sequences = [step.chunks[index].sequence for index in sample_chunks]
+            sampling = Sampling(self.forward(batch), sequences, _known(step, batch), self._choose)
         ended_before, self._ended = self._ended, sampling.read_back.arrived
         self._drawn_ids = sampling.token_ids
-        self._drawn_rows = {sequence: row for row, sequence in enumerate(sequences)}
-        return Launched(step, sampling, batch.sample_chunks, batch.prompt_rows, began, self._ended, ended_before)
+        self._drawn_rows = {step.chunks[index].sequence: row for row, index in enumerate(sample_chunks)}
+        return Launched(step, sampling, sample_chunks, prompt_rows, began, self._ended, ended_before)
 
     def collect(self, launched: Launched) -> list[ChunkResult]:
         """One result per chunk, in the step's order; waits until they are on the host."""
@@ -108,20 +138,17 @@ class ModelRunner:
         """Logits [R, vocab] of `batch.logits_rows`."""
         return self._executor.forward(batch)
 
-    def _switch(self, native: NativeDecoder) -> None:
-        assert isinstance(self._executor, EagerExecutor)
-        native.adopt(list(self._executor.caches.values()), self._executor.num_used_blocks)
-        self._executor, self._next = native, None
-        # It has threads of its own; torch's would compete with them, for the little that is left to torch.
-        torch.set_num_threads(1)
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """When the device gets here."""
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _switch(self, native: NativeDecoder | NativeAttention) -> None:
+        eager = self._executor
+        assert isinstance(eager, EagerExecutor)
+        native.adopt(list(eager.caches.values()), eager.num_used_blocks)
+        if isinstance(native, NativeAttention):
+            eager.backend, eager.caches = native.attend, native.caches
+        else:
+            self._executor = native
+            # It has threads of its own; torch's would compete with them, for the little that is left to torch.
+            torch.set_num_threads(1)
+        self._next = None
 
 
 def _known(step: Step, batch: Batch) -> list[tuple[int, int]]:

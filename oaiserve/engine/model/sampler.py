@@ -26,6 +26,29 @@ Choice = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the lo
 Choose = Callable[[torch.Tensor, list[Sequence]], Choice]  # of logits [R, vocab], which it leaves as they are
 
 
+class RowParameters(NamedTuple):
+    """All that a draw depends on beside the logits. A greedy row is drawn from its best token alone."""
+
+    temperature: float
+    min_p: float
+    top_k: float  # 0: none
+    top_p: float  # 1: none
+    uniform: float
+
+    def cuts(self, vocab: int) -> bool:
+        """Whether top_k or top_p leave out any of so many ids."""
+        return 0 < self.top_k < vocab or self.top_p < 1.0
+
+
+def row_parameters(sequence: Sequence) -> RowParameters:
+    """For the next draw of the sequence."""
+    params = sequence.params
+    if params.temperature < GREEDY_BELOW:
+        return RowParameters(1.0, 0.0, 1.0, 1.0, 0.0)
+    number = uniform(sequence.draw_key, sequence.num_tokens)
+    return RowParameters(params.temperature, params.min_p, float(max(params.top_k, 0)), params.top_p, number)
+
+
 class Sampled(NamedTuple):
     """Lists by row."""
 

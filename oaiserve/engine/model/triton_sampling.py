@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from oaiserve.engine.draws import uniform
-from oaiserve.engine.model.sampler import GREEDY_BELOW, Choice
+from oaiserve.engine.model.sampler import GREEDY_BELOW, Choice, row_parameters
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.model.triton_sampling_kernels import (
     NUM_FLOORS,
@@ -36,24 +35,16 @@ def choose(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
     if all(s.params.temperature < GREEDY_BELOW for s in sequences):
         return take_best(logits)
     rows = [row_parameters(s) for s in sequences]
-    has_cuts = any(0 < top_k < logits.shape[-1] or top_p < 1.0 for _, _, top_k, top_p, _ in rows)
+    has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
     return draw(logits, on_device(rows, logits.device, torch.float32).T.contiguous(), has_cuts=has_cuts)
 
 
-def row_parameters(sequence: Sequence) -> tuple[float, float, float, float, float]:
-    """What `draw` has to know about a row: temperature, min_p, top_k, top_p, and the uniform number of its draw."""
-    params = sequence.params
-    if params.temperature < GREEDY_BELOW:
-        return 1.0, 0.0, 1.0, 1.0, 0.0  # the best one
-    number = uniform(sequence.draw_key, sequence.num_tokens)
-    return params.temperature, params.min_p, float(max(params.top_k, 0)), params.top_p, number
-
-
-def take_best(logits: torch.Tensor) -> Choice:
-    """The id of the highest logit of each row [R, vocab], the lowest of equal ones."""
+def take_best(logits: torch.Tensor, out: Choice | None = None) -> Choice:
+    """The id of the highest logit of each row [R, vocab], the lowest of equal ones. `out`: where the results go, both
+    int64 [R]."""
     logits, num_rows, vocab, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    token_ids, are_finite = _choice(logits)
+    token_ids, are_finite = out or _choice(logits)
     best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
     best_kernel[(num_rows,)](
         best, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
@@ -61,8 +52,8 @@ def take_best(logits: torch.Tensor) -> Choice:
     return token_ids, are_finite
 
 
-def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool) -> Choice:
-    """One draw per row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `row_parameters`.
+def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None) -> Choice:
+    """One draw per row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `RowParameters`. `out`: as above.
 
     Without `has_cuts`, what they say of top_k and top_p is passed over.
     """
@@ -73,7 +64,7 @@ def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool) -> C
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     highest, masses = empty(num_rows, num_chunks), empty(num_rows, num_chunks)
-    token_ids, are_finite = _choice(logits)
+    token_ids, are_finite = out or _choice(logits)
     # Nobody looks at these where nothing is cut.
     rows_of_cuts = num_rows if has_cuts else 0
     weights, candidate_weights = empty(rows_of_cuts, vocab), empty(rows_of_cuts, vocab)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model import memory
-from oaiserve.engine.model.memory import kv_blocks
+from oaiserve.engine.model.memory import MemoryUse, kv_blocks
 from oaiserve.errors import StartupError
 
 GIB = 2**30
 LOADED = SimpleNamespace(device=torch.device("cpu"), kv_bytes_per_token=2**14)  # 256 KiB a block
+ON_GPU = SimpleNamespace(device=torch.device("cuda:0"), kv_bytes_per_token=2**14)
+USE = MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=GIB, others=GIB, utilization=0.9)  # 53 GiB left
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
         (EngineOptions(kv_cache_memory=Bytes("1GiB")), 2048, GIB // 2**18),
     ],
 )
-def test_blocks(options: EngineOptions, max_model_len: int, blocks: int) -> None:
+def test_blocks_on_a_cpu(options: EngineOptions, max_model_len: int, blocks: int) -> None:
     assert kv_blocks(LOADED, options, max_model_len) == blocks
 
 
@@ -47,3 +52,80 @@ def test_more_than_there_is_is_refused() -> None:
 def test_less_than_a_block_is_refused() -> None:
     with pytest.raises(StartupError, match=r"one block of the KV cache takes 262144 bytes\."):
         kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("4KiB")), 2048)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_model_len", "blocks"),
+    [
+        (EngineOptions(), 131_072, 53 * GIB // 2**18),
+        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # nobody could use more
+        (EngineOptions(kv_blocks=77), 2048, 77),
+        (EngineOptions(kv_cache_memory=Bytes("53GiB")), 2048, 53 * GIB // 2**18),
+    ],
+)
+def test_blocks_on_a_gpu(options: EngineOptions, max_model_len: int, blocks: int) -> None:
+    assert kv_blocks(ON_GPU, options, max_model_len, USE) == blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (EngineOptions(kv_cache_memory=Bytes("54GiB")), "--kv-cache-memory is 54GiB, but "),
+        (EngineOptions(kv_blocks=2**18), "--kv-blocks is 262144, which take 64GiB, but "),
+    ],
+)
+def test_more_than_a_gpu_has_left_is_refused_with_what_takes_the_rest(options: EngineOptions, asked: str) -> None:
+    with pytest.raises(StartupError) as error:
+        kv_blocks(ON_GPU, options, 2048, USE)
+    assert str(error.value) == (
+        f"{asked}only 53.0 GiB are free on cuda:0 for it: 72.0 of 80.0 GiB may be in use by --gpu-memory-utilization "
+        "0.9, of which weights take 15.0, the largest step 2.0, CUDA graphs 1.0, the driver and other programs 1.0."
+    )
+
+
+def test_a_gpu_without_room_for_the_tokens_of_a_step_is_refused() -> None:
+    full = replace(USE, others=54 * GIB - 2**20)  # a MiB is left: 64 tokens
+    assert kv_blocks(ON_GPU, EngineOptions(), 2048, full, least_tokens=64) == 4
+    with pytest.raises(StartupError) as error:
+        kv_blocks(ON_GPU, EngineOptions(), 2048, full, least_tokens=65)
+    assert "other programs 54.0." in str(error.value)
+    assert "--gpu-memory-utilization, lower --max-step-tokens and --max-running" in str(error.value)
+
+
+SIZES = st.integers(0, 100 * GIB)
+
+
+@st.composite
+def uses(draw: st.DrawFn) -> MemoryUse:
+    return MemoryUse(draw(st.integers(1, 200 * GIB)), *(draw(SIZES) for _ in range(4)), draw(st.floats(0.01, 1.0)))
+
+
+@given(uses())
+def test_the_cache_and_all_else_stay_within_the_share(use: MemoryUse) -> None:
+    used = use.weights + use.step + use.graphs + use.others
+    assert use.left >= 0
+    assert use.left == 0 or used + use.left <= use.total * use.utilization
+    assert used + use.left >= int(use.total * use.utilization), "and no byte of it is wasted"
+
+
+@given(uses(), st.sampled_from(["weights", "step", "graphs", "others"]), SIZES, st.floats(0.01, 1.0))
+def test_less_is_left_where_more_is_used_or_less_allowed(use: MemoryUse, what: str, more: int, share: float) -> None:
+    assert replace(use, **{what: getattr(use, what) + more}).left <= use.left
+    assert replace(use, utilization=min(share, use.utilization)).left <= use.left
+
+
+@given(uses(), st.integers(1, 2**20), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 2**17))
+def test_blocks_are_within_what_is_left_and_enough_for_a_step(
+    use: MemoryUse, token_bytes: int, block_size: int, least_tokens: int, max_model_len: int
+) -> None:
+    loaded = SimpleNamespace(device=ON_GPU.device, kv_bytes_per_token=token_bytes)
+    options = EngineOptions(block_size=block_size, max_running=64)
+    assume(least_tokens <= max_model_len)
+    try:
+        num_blocks = kv_blocks(loaded, options, max_model_len, use, least_tokens)
+    except StartupError:
+        assert use.left < -(-least_tokens // block_size) * block_size * token_bytes
+        return
+    assert num_blocks * block_size >= least_tokens
+    assert num_blocks * block_size * token_bytes <= use.left
+    assert num_blocks <= 64 * -(-max_model_len // block_size)

@@ -123,9 +123,10 @@ def run(
     overlap: bool,
     num_blocks: int,
     leaves: dict[str, int] | None = None,
+    kind: type[CountingRunner] = CountingRunner,
 ) -> Run:
     requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
-    runner = CountingRunner(loaded, num_blocks=num_blocks, overlap=overlap)
+    runner = kind(loaded, num_blocks=num_blocks, overlap=overlap)
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
         runner=runner,

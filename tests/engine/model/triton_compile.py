@@ -100,8 +100,9 @@ def main() -> None:
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
-    triton_sampling.take_best(logits)
-    triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True)
+    out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as in captured steps
+    triton_sampling.take_best(logits, out)
+    triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True, out=out)
     print(json.dumps(found))
 
 

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from transformers import AttentionInterface
 
+from oaiserve.config import Attention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.errors import StartupError
 
 ATTENTION = "oaiserve_paged"
 
 
 class LayerCache(NamedTuple):
-    """One layer's part of the cache, in blocks of tokens."""
+    """One layer's part of the cache, in blocks of tokens. A backend may have another layout within a block."""
 
     keys: torch.Tensor  # [num_blocks, block_size, kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks, block_size, kv_heads, value_dim]
@@ -41,15 +43,27 @@ class Backend(Protocol):
         itself: to the last `sliding_window` tokens where given, scores squashed to (-softcap, softcap) where given."""
 
 
-def select_backend(device: torch.device) -> Backend:
-    """The fastest that is there for the device."""
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from oaiserve.engine.model.attention import triton
+def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
+    """`auto`: the fastest that every model can have there. Raises StartupError for one that the device, or what is
+    installed, does not support."""
+    has_triton = find_spec("triton") is not None
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and has_triton else "reference"
+    if name == "reference":
+        from oaiserve.engine.model.attention import reference
 
-        return triton.attend
-    from oaiserve.engine.model.attention import reference
+        return reference.attend
+    if device.type != "cuda":
+        raise StartupError(f"--attention {name} is for NVIDIA GPUs; the model is on {device}. Use --attention auto.")
+    if not has_triton:
+        raise StartupError(f"--attention {name} needs the package triton. Install it, or use --attention reference.")
+    if name == "varlen":
+        from oaiserve.engine.model.attention import varlen
 
-    return reference.attend
+        return varlen.attend
+    from oaiserve.engine.model.attention import triton
+
+    return triton.attend
 
 
 class AttentionCall(NamedTuple):

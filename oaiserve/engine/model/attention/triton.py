@@ -2,12 +2,14 @@
 
 Every choice here is made from numbers that the host knows; nothing is read back from the device. The grid of a step of
 decodes depends on the number of its rows and on the longest of `batch.context_lens`. So the step can be captured in a
-CUDA graph, with `context_lens` as long as sequences may become, and replayed while `seq_lens` and all else that is on
-the device change. A padded row has seq_len 0 and slot -1: nothing is written for it, and its result is zeros.
+CUDA graph, with `context_lens` as long as sequences usually become, and replayed while `seq_lens` and all else that is
+on the device change: a sequence of any length is right with any number of splits. A padded row has seq_len 0 and slot
+-1: nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -72,11 +74,7 @@ def attend(
     if has_prefills:
         write(key, value, cache, batch.slots, first_token=num_decodes)
     if num_decodes:
-        longest = max(batch.context_lens[:num_decodes])
-        splits = num_splits(
-            num_decodes * key.shape[1], min(longest, sliding_window or longest), _num_multiprocessors(query.device)
-        )
-        decode(query, key, value, cache, batch, out, scoring, splits)
+        decode(query, key, value, cache, batch, out, scoring)
     if has_prefills:
         prefill(query, cache, batch, out, scoring)
     return out
@@ -85,11 +83,12 @@ def attend(
 def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> int:
     """Into how many splits sequences of up to `num_tokens` are cut that need `num_programs` without splits."""
     to_fill = num_multiprocessors * PROGRAMS_PER_SM // num_programs
-    at_least = triton.cdiv(num_tokens, MAX_SPLIT_TOKENS)
-    at_most = triton.cdiv(num_tokens, MIN_SPLIT_TOKENS)
-    return int(min(max(at_least, min(to_fill, at_most)), MAX_SPLITS))
+    at_least = -(-num_tokens // MAX_SPLIT_TOKENS)
+    at_most = -(-num_tokens // MIN_SPLIT_TOKENS)
+    return min(max(at_least, min(to_fill, at_most)), MAX_SPLITS)
 
 
+@functools.cache
 def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     """For `group` query heads per key head, and keys and values that have `tile_dims` dimensions together."""
     token_bytes = triton.next_power_of_2(tile_dims * itemsize)
@@ -99,6 +98,7 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     return Tile(rows, tokens, num_warps=8 if itemsize == 4 else 4, num_stages=num_stages)
 
 
+@functools.cache
 def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
     """Two sizes of each kind, not one per length: every further one is compiled while somebody waits."""
     if itemsize == 4:  # no tensor cores: for comparisons, not for speed
@@ -111,9 +111,6 @@ def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) 
 
 def write(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: torch.Tensor, *, first_token: int) -> None:
     """The keys and values of the tokens from `first_token` on, all heads, into their slots."""
-    kv_heads, key_dim = key.shape[1:]
-    value_dim = value.shape[2]
-    heads, dims = triton.next_power_of_2(kv_heads), triton.next_power_of_2(max(key_dim, value_dim))
     write_kernel[(key.shape[0] - first_token,)](
         key,
         value,
@@ -125,13 +122,7 @@ def write(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: torc
         *value.stride()[:2],
         *cache.keys.stride()[1:3],
         *cache.values.stride()[1:3],
-        KV_HEADS=kv_heads,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        TILE_HEADS=heads,
-        TILE_KEY_DIM=triton.next_power_of_2(key_dim),
-        TILE_VALUE_DIM=triton.next_power_of_2(value_dim),
-        num_warps=min(8, max(1, heads * dims // 256)),  # 8 numbers, of 2 bytes mostly, per thread
+        **_write_constants(key.shape[1], key.shape[2], value.shape[2]),
     )
 
 
@@ -143,12 +134,16 @@ def decode(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    splits: int,
+    splits: int | None = None,
     tile: Tile | None = None,
 ) -> None:
     """The first `batch.num_decodes` rows of `out`, [T, heads, value_dim]; writes their keys and values, too."""
     num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
-    constants = _constants(heads // kv_heads, cache)
+    if splits is None:
+        longest = max(batch.context_lens[:num_rows])
+        longest = min(longest, scoring.sliding_window or longest)
+        splits = num_splits(num_rows * kv_heads, longest, _num_multiprocessors(query.device))
+    constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
     window = scoring.sliding_window or 0
@@ -195,7 +190,7 @@ def decode(
             WINDOW=window,
             VALUE_DIM=constants["VALUE_DIM"],
             TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
-            TILE_SPLITS=triton.next_power_of_2(splits),
+            TILE_SPLITS=1 << (splits - 1).bit_length(),
             TILE_N=tile.tokens,
         )
 
@@ -210,7 +205,8 @@ def prefill(
 ) -> None:
     """All rows of `out`, [T, heads, value_dim], but those of decodes. Keys and values are in the cache already."""
     kv_heads = cache.keys.shape[2]
-    constants = _constants(query.shape[1] // kv_heads, cache)
+    group = query.shape[1] // kv_heads
+    constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
@@ -241,16 +237,34 @@ def prefill(
     )
 
 
-def _constants(group: int, cache: LayerCache) -> dict[str, int]:
+# Cached, as are the tiles: triton's arithmetic is slow on the host, and this is needed for every layer of every step.
+@functools.cache
+def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
     """What decode and prefill kernels are both compiled for. A matrix product has 16 dimensions at least."""
-    key_dim, value_dim = cache.keys.shape[3], cache.values.shape[3]
     return {
         "GROUP": group,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
         "TILE_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
         "TILE_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
-        "BLOCK_SIZE": cache.keys.shape[1],
+        "BLOCK_SIZE": block_size,
+    }
+
+
+@functools.cache
+def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
+    """What the kernel that writes into the cache is compiled for."""
+    tile_heads = triton.next_power_of_2(kv_heads)
+    tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    return {
+        "KV_HEADS": kv_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "TILE_HEADS": tile_heads,
+        "TILE_KEY_DIM": tile_key_dim,
+        "TILE_VALUE_DIM": tile_value_dim,
+        # 8 numbers, of 2 bytes mostly, per thread
+        "num_warps": min(8, max(1, tile_heads * max(tile_key_dim, tile_value_dim) // 256)),
     }
 
 
@@ -270,5 +284,6 @@ def _tiles(batch: Batch, num_tokens: int) -> torch.Tensor:
     return on_device(tiles, batch.block_tables.device, torch.int32)
 
 
+@functools.cache
 def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,251 @@
+"""Decode steps as graphs: all that the device does in such a step is launched as two things instead of hundreds.
+
+A step in which every sequence decodes one token is the same work each time, but for its inputs. So it is captured for
+some numbers of rows, and replayed with its inputs in the same places. Rows that nobody needs are padding: nothing is
+written for them. What can be captured how is for `graph_capture` to know, and all other steps are for `ModelRunner`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.logit_edits import is_edited
+from oaiserve.engine.model.sampler import (
+    GREEDY_BELOW,
+    Choice,
+    RowParameters,
+    Sampled,
+    Sampling,
+    row_parameters,
+)
+from oaiserve.engine.model.transfer import ReadBack, pinned
+from oaiserve.engine.sequence import Sequence, Step
+
+T = TypeVar("T")
+Run = Callable[[], object]
+Capture = Callable[[Run], Run]  # runs it, and returns what launches the same work again
+
+INPUT_PADDING = (0, 0, 0, -1, 0)  # of a row: its token's id, where to take that from, position, slot, seq_len
+PARAMETER_PADDING = RowParameters(1.0, 0.0, 1.0, 1.0, 0.0)
+# Attention cuts sequences into as many splits as suit this length at most. Longer ones are computed just as well with
+# any number of splits; but where sequences are short, more splits would be programs that find nothing to do.
+USUAL_TOKENS = 8192
+
+
+class Choosing(Protocol):
+    """How tokens are chosen: the functions of `triton_sampling`."""
+
+    def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choice: ...
+
+    def take_best(self, logits: torch.Tensor, out: Choice | None = None) -> Choice: ...
+
+    def draw(
+        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None
+    ) -> Choice: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """For one number of rows. The forward is a graph of its own. One with each way to choose tokens would be captured
+    three times over, and once more for steps whose logits are edited in between; the second launch takes the host some
+    microseconds, while the device is busy with the first."""
+
+    forward: Run
+    take_best: Run
+    draw: Run
+    draw_with_cuts: Run
+
+
+class Replayed:
+    """The tokens that a replayed step draws, which the device may not have got to yet. What `Sampling` is for others.
+
+    `drawn` int64: the ids of the step's rows first, and from `first_finite` on, whether their logits were numbers.
+    """
+
+    def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
+        self.token_ids = drawn[:num_rows]  # on the device, until the next step that is replayed has drawn
+        self._num_rows, self._first_finite = num_rows, first_finite
+        results = drawn[: first_finite + num_rows]
+        # On a CPU, where nothing travels, the next step would write over it.
+        self.read_back = ReadBack([results if results.is_cuda else results.clone()])
+
+    def wait(self) -> Sampled:
+        """The results on the host."""
+        (results,) = self.read_back.wait()
+        num_rows, are_finite = self._num_rows, results[self._first_finite :] != 0
+        return Sampled(results[:num_rows].tolist(), are_finite.tolist(), [None] * num_rows, [])
+
+
+class DecodeGraphs:
+    """Captured for `sizes` rows, in ascending order; more than the last never run at once.
+
+    `forward` is an executor's, whose KV cache has blocks of `block_size` tokens and whose attention leaves padded rows
+    alone. Raises what `capture` raises.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Callable[[Batch], torch.Tensor],
+        choosing: Choosing,
+        capture: Capture,
+        loaded: LoadedModel,
+        *,
+        sizes: list[int],
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._forward = forward
+        self._choosing = choosing
+        self._sizes = sizes
+        self._block_size = block_size
+        self._vocab_size = loaded.vocab_size
+        self._usual_len = min(max_model_len, USUAL_TOKENS)
+        self._device = loaded.device
+        most, device = sizes[-1], loaded.device
+        # What the last step drew, as in `Replayed`, and then all that comes from the host for each row. In one tensor,
+        # so that one look-up takes ids from either part.
+        self._first_input = 2 * _aligned(most)
+        num_inputs = len(INPUT_PADDING) * _aligned(most)
+        num_parameters = len(PARAMETER_PADDING) * _aligned(most)  # of which two fit into a word
+        self._words = torch.zeros(
+            self._first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device
+        )
+        self._tables = torch.zeros(most, -(-max_model_len // block_size), dtype=torch.int64, device=device)
+        self._logits = torch.zeros(most, loaded.vocab_size, dtype=loaded.dtype, device=device)
+        self._row_numbers = torch.arange(most + 1, device=device)
+        self._token_ids: torch.Tensor | None = None  # of the step that was replayed last
+        # The largest first: all others find room in the memory that it needs.
+        self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
+
+    def can_run(self, step: Step) -> bool:
+        return all(
+            num_tokens == 1 and samples and not sequence.wants_prompt_logprobs
+            for sequence, _, num_tokens, samples in step.chunks
+        )
+
+    def launch(
+        self,
+        step: Step,
+        drawn_ids: torch.Tensor | None,
+        drawn_rows: Mapping[Sequence, int],
+        began: torch.cuda.Event | None = None,
+    ) -> Sampling | Replayed:
+        """Waits for nothing. `drawn_ids` int64 [R] are those of the step before; for `drawn_rows` see `build_batch`.
+        `began` is recorded when the device has the step's inputs."""
+        sequences = [chunk.sequence for chunk in step.chunks]
+        num_rows = len(sequences)
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        graphs = self._graphs[size]
+        if drawn_ids is not None and drawn_ids is not self._token_ids:
+            self._words[: len(drawn_ids)].copy_(drawn_ids)
+        is_plain = not any(sequence.params.logprobs is not None or is_edited(sequence) for sequence in sequences)
+        is_drawn = is_plain and any(sequence.params.temperature >= GREEDY_BELOW for sequence in sequences)
+        parameters = [row_parameters(sequence) for sequence in sequences] if is_drawn else []
+        self._upload(step, size, drawn_rows, parameters)
+        if began is not None:
+            began.record()
+        graphs.forward()
+        if not is_plain:
+            return Sampling(self._logits[:num_rows], sequences, choose=self._choosing.choose)
+        if not is_drawn:
+            graphs.take_best()
+        elif any(row.cuts(self._vocab_size) for row in parameters):
+            graphs.draw_with_cuts()
+        else:
+            graphs.draw()
+        replayed = Replayed(self._words, num_rows, _aligned(size))
+        self._token_ids = replayed.token_ids
+        return replayed
+
+    def _upload(
+        self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], parameters: list[RowParameters]
+    ) -> None:
+        """One copy for all that there is of each row, and one for block tables that are as wide as the widest."""
+        token_ids, sources, positions, slots, tables = [], [], [], [], []
+        block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
+        assert width <= self._tables.shape[1]
+        for row, (sequence, start, _, _) in enumerate(step.chunks):
+            blocks = sequence.blocks
+            is_known = start < len(sequence.token_ids)
+            token_ids.append(sequence.token_ids[start] if is_known else 0)
+            sources.append(self._first_input + row if is_known else drawn_rows[sequence])
+            positions.append(start)
+            slots.append(blocks[start // block_size] * block_size + start % block_size)
+            tables += blocks
+            tables += [0] * (width - len(blocks))
+        seq_lens = [position + 1 for position in positions]
+        columns = (token_ids, sources, positions, slots, seq_lens)
+        words = array("q", _padded(columns, INPUT_PADDING, _aligned(size)))
+        if parameters:
+            values = _padded(zip(*parameters, strict=True), PARAMETER_PADDING, _aligned(size))
+            words.frombytes(array("f", values).tobytes())
+        inputs = self._words[self._first_input : self._first_input + len(words)]
+        inputs.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True)
+        in_blocks = torch.frombuffer(array("q", tables), dtype=torch.int64).view(len(step.chunks), width)
+        self._tables[: len(step.chunks), :width].copy_(pinned(in_blocks, self._device), non_blocking=True)
+
+    def _capture(self, size: int, capture: Capture) -> Graphs:
+        width = _aligned(size)
+        num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
+        words = self._words[self._first_input :]
+        inputs = words[:num_inputs].view(-1, width)[:, :size]
+        in_parameters = words[num_inputs : num_inputs + num_parameters // 2]
+        parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
+        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])  # what is captured runs once, with padding alone
+        parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
+        logits, choosing = self._logits[:size], self._choosing
+        drawn = self._words[:size], self._words[width : width + size]
+
+        def forward() -> None:
+            logits.copy_(self._forward(self._batch(inputs)))
+
+        return Graphs(
+            capture(forward),
+            capture(lambda: choosing.take_best(logits, drawn)),
+            capture(lambda: choosing.draw(logits, parameters, has_cuts=False, out=drawn)),
+            capture(lambda: choosing.draw(logits, parameters, has_cuts=True, out=drawn)),
+        )
+
+    def _batch(self, inputs: torch.Tensor) -> Batch:
+        """For `inputs` int64 [5, R]. Lengths on the host are only those that attention chooses its splits by."""
+        _, sources, positions, slots, seq_lens = inputs
+        num_rows, none = len(sources), self._row_numbers[:0]
+        return Batch(
+            input_ids=self._words.index_select(0, sources),
+            positions=positions,
+            slots=slots,
+            block_tables=self._tables[:num_rows],
+            query_start=self._row_numbers[: num_rows + 1],
+            seq_lens=seq_lens,
+            logits_rows=self._row_numbers[:num_rows],
+            unknown_rows=none,
+            drawn_rows=none,
+            num_decodes=num_rows,
+            query_lens=[1] * num_rows,
+            context_lens=[self._usual_len] * num_rows,
+            sample_chunks=[],
+            prompt_rows=[],
+        )
+
+
+def _aligned(size: int) -> int:
+    """Each row of inputs begins where kernels like it."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(columns: Iterable[Iterable[T]], padding: Iterable[T], width: int) -> list[T]:
+    """The columns one behind the other, each `width` long."""
+    values: list[T] = []
+    for number, (column, filler) in enumerate(zip(columns, padding, strict=True), start=1):
+        values += column
+        values += [filler] * (number * width - len(values))
+    return values

@@ -1,0 +1,134 @@
+"""Steps of a model that is split: the workers are sent each batch, and compute it at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from oaiserve.engine.model.attention import Backend, reference
+from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.parallel.messages import Copies, Shape
+from oaiserve.engine.model.parallel.workers import Workers
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.sampler import Choose
+from oaiserve.engine.sequence import ChunkResult
+
+
+class ParallelExecutor:
+    """Computes the server's part with `own`, while the workers do theirs."""
+
+    def __init__(self, own: EagerExecutor, workers: Workers) -> None:
+        self._own = own
+        self._workers = workers
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        with self._in_step():
+            self._workers.send(shape_of(batch))
+            # On a GPU this waits for nobody: it is in the order of the stream, behind the ids that only the GPU knows.
+            dist.broadcast(packed(batch), src=0)
+            return self._own.forward(batch)
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        with self._in_step():
+            self._workers.send(Copies(list(copies)))
+            self._own.copy_blocks(copies)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        try:
+            with self._workers.explained():
+                yield
+        except torch.OutOfMemoryError as error:
+            # Not to be tried again: the workers have done their part, or wait for this one's.
+            raise RuntimeError(f"No memory for a step of a model that is split over devices: {error}") from error
+
+
+class ParallelRunner(ModelRunner):
+    """Runs a model that is split, whose workers have caches of as many blocks."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        backend: Backend = reference.attend,
+        choose: Choose | None = None,
+    ) -> None:
+        super().__init__(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend, choose=choose)
+        assert isinstance(self._executor, EagerExecutor)
+        assert loaded.workers is not None
+        self._workers = loaded.workers
+        self._executor = ParallelExecutor(self._executor, self._workers)
+
+    def collect(self, launched: Launched) -> list[ChunkResult]:
+        results = super().collect(launched)
+        # What a GPU has added up with one that is gone are no results.
+        self._workers.check()
+        return results
+
+
+def shape_of(batch: Batch) -> Shape:
+    return Shape(
+        num_tokens=len(batch.input_ids),
+        table_width=batch.block_tables.shape[1],
+        num_logits_rows=len(batch.logits_rows),
+        num_decodes=batch.num_decodes,
+        query_lens=batch.query_lens,
+        context_lens=batch.context_lens,
+    )
+
+
+def packed(batch: Batch) -> torch.Tensor:
+    """All that the model needs of a batch as one tensor: int64, on its device. `received` is the way back."""
+    filler = batch.input_ids.new_zeros(ALIGNMENT)
+    parts = []
+    for tensor in (
+        batch.input_ids,
+        batch.positions,
+        batch.slots,
+        batch.block_tables.flatten(),
+        batch.query_start,
+        batch.seq_lens,
+        batch.logits_rows,
+    ):
+        parts += [tensor, filler[: -len(tensor) % ALIGNMENT]]
+    return torch.cat(parts)
+
+
+def received(shape: Shape, device: torch.device) -> Batch:
+    """The batch that the server is sending."""
+    num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
+    lengths = [
+        *(num_tokens, num_tokens, num_tokens),
+        num_sequences * shape.table_width,
+        num_sequences + 1,
+        num_sequences,
+        shape.num_logits_rows,
+    ]
+    sizes = [size for length in lengths for size in (length, -length % ALIGNMENT)]
+    tensor = torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    dist.broadcast(tensor, src=0)
+    input_ids, positions, slots, tables, query_start, seq_lens, logits_rows = tensor.split(sizes)[::2]
+    none = tensor[:0]
+    return Batch(
+        input_ids=input_ids,
+        positions=positions,
+        slots=slots,
+        block_tables=tables.view(num_sequences, shape.table_width),
+        query_start=query_start,
+        seq_lens=seq_lens,
+        logits_rows=logits_rows,
+        unknown_rows=none,
+        drawn_rows=none,
+        num_decodes=shape.num_decodes,
+        query_lens=shape.query_lens,
+        context_lens=shape.context_lens,
+        sample_chunks=[],
+        prompt_rows=[],
+    )

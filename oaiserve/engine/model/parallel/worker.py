@@ -1,0 +1,115 @@
+"""A process with a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`, started by `Workers`.
+
+It computes what the server sends it, and ends when the server does, in whatever way that ends, or stops talking to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+import torch
+import transformers
+
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.parallel.executor import received
+from oaiserve.engine.model.parallel.group import Member, environment, join, keep_local
+from oaiserve.engine.model.parallel.messages import Arrived, Copies, Failed, Logged, Ready, Report, Shape, Task, Work
+from oaiserve.engine.model.start import start_member
+from oaiserve.errors import StartupError
+
+Tell = Callable[[Report], None]
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server knows what to do with these
+        signal.signal(number, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    try:
+        task: Task = connection.recv()
+    except EOFError:  # the server has ended meanwhile
+        return
+    lock = Lock()
+
+    def tell(report: Report) -> None:
+        with lock:
+            connection.send(report)
+
+    inbox: SimpleQueue[Work] = SimpleQueue()
+    Thread(target=_read, args=(connection, inbox, task.folder), name="read", daemon=True).start()
+    logging.basicConfig(level=logging.WARNING, handlers=[_ToServer(tell)])
+    logging.captureWarnings(True)
+    try:
+        _work(task, inbox, tell)
+    except BaseException as error:
+        is_known = isinstance(error, StartupError)
+        reason = str(error) if is_known else f"{type(error).__name__}: {error}"
+        tell(Failed(reason, None if is_known else traceback.format_exc()))
+    os._exit(1)  # without waiting for the other members
+
+
+@torch.inference_mode()
+def _work(task: Task, inbox: SimpleQueue[Work], tell: Tell) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # the server says the same
+    options, size = task.options, task.options.tensor_parallel
+
+    def meet(device: torch.device) -> None:
+        tell(Arrived())
+        join(task.rank, size, device, task.folder, options.cpu_threads or default_threads())
+
+    with environment(task.rank), torch.inference_mode(False):  # weights are made as they are elsewhere
+        loaded = load_model(
+            task.model,
+            device=options.device,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            offline=task.offline,
+            member=Member(task.rank, size, meet),
+        )
+        keep_local(loaded.model)
+        executor = start_member(loaded, options)
+    tell(Ready())
+    while True:
+        work = inbox.get()
+        match work:
+            case Copies():
+                executor.copy_blocks(work.blocks)
+            case Shape():
+                executor.forward(received(work, loaded.device))
+
+
+def _read(connection: Connection[Any, Any], inbox: SimpleQueue[Work], folder: Path) -> None:
+    """In a thread of its own, so that the server's end is seen in the midst of a collective too."""
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)  # the server may have had no time to do it
+        os._exit(0)
+
+
+class _ToServer(logging.Handler):
+    """The server logs what a worker has to say: in one form, on one stream."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(Logged(record.levelno, self.format(record)))
+
+
+if __name__ == "__main__":
+    main()

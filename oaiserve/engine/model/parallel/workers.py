@@ -1,0 +1,224 @@
+"""The server's side of a model that is split: starts the other processes, watches them, and ends them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.load import LoadedModel, load_model
+from oaiserve.engine.model.parallel import group
+from oaiserve.engine.model.parallel.messages import Arrived, Failed, Logged, Ready, Task, Work
+from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+EXPLAIN_SECONDS = 2.0  # after an error, for the news that a worker has ended, which may be its cause
+END_SECONDS = 10.0  # for a worker to end by itself
+
+
+def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -> LoadedModel:
+    """As `load_model`, but only this process's part; the rest is with the workers of what is returned. Whoever has it
+    stops them. Raises StartupError, also for what a worker meets with."""
+    workers = Workers(model, options, offline=offline)
+    try:
+        with group.environment(0), workers.explained():
+            loaded = load_model(
+                model,
+                device=options.device,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                offline=offline,
+                member=group.Member(0, options.tensor_parallel, workers.meet),
+            )
+        group.keep_local(loaded.model)
+    except BaseException:
+        workers.stop()
+        raise
+    return replace(loaded, workers=workers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    rank: int
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    connection: Connection[Any, Any]  # by a descriptor of its own
+
+
+class Workers:
+    """One process for each part of the model but the first. They are not started before `meet`.
+
+    When one ends by itself, `failure` says why, the others are ended too, and nobody waits for them any longer. The
+    failure is a StartupError until all are ready, and a RuntimeError afterwards.
+    """
+
+    def __init__(self, model: str | Path, options: EngineOptions, *, offline: bool) -> None:
+        self._model, self._options, self._offline = model, options, offline
+        self._workers: list[_Worker] = []
+        self._watchers: list[Thread] = []
+        self._folder: Path | None = None
+        self._news: SimpleQueue[Arrived | Ready | None] = SimpleQueue()  # None: a failure
+        self._lock = Lock()  # for what follows, which the watchers write
+        self._is_ready = self._is_stopping = False
+        self._on_failure: Callable[[Exception], None] | None = None
+        self.failure: Exception | None = None
+        self._has_failed = Event()
+
+    def meet(self, device: torch.device) -> None:
+        """Starts the workers, and joins them in a group. Raises StartupError where one of them does not come."""
+        self._folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
+        for rank in range(1, self._options.tensor_parallel):
+            self._start(Task(rank, self._folder, self._model, self._offline, self._options))
+        self._wait_for(Arrived)  # of those who are here it is unlikely that they do not meet
+        num_threads = self._options.cpu_threads or default_threads()
+        group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)
+
+    def wait_until_ready(self) -> None:
+        """Raises StartupError where one does not become so."""
+        self._wait_for(Ready)
+        with self._lock:
+            self._is_ready = True
+
+    def send(self, work: Work) -> None:
+        """To all. Raises RuntimeError where one has ended."""
+        self.check()
+        message = ForkingPickler.dumps(work)
+        for worker in self._workers:
+            worker.connection.send_bytes(message)
+
+    def check(self) -> None:
+        """Raises the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What goes wrong here because a worker has ended is told as that."""
+        try:
+            yield
+        except Exception as error:
+            if error is not self.failure and self._workers and self._has_failed.wait(EXPLAIN_SECONDS):
+                assert self.failure is not None
+                raise self.failure from error
+            raise
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Calls it with the failure, once, from any thread; at once if there is one already."""
+        with self._lock:
+            self._on_failure, failure = on_failure, self.failure
+        if failure is not None:
+            on_failure(failure)
+
+    def stop(self) -> None:
+        """Ends all workers, and waits for that. Nothing is computed any more. May be called twice."""
+        with self._lock:
+            self._is_stopping = True
+        for worker in self._workers:
+            with suppress(OSError):  # it has gone already
+                worker.socket.shutdown(socket.SHUT_RDWR)
+        for worker in self._workers:
+            try:
+                worker.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        for watcher in self._watchers:
+            watcher.join(END_SECONDS)
+        for worker in self._workers:
+            worker.connection.close()
+            worker.socket.close()
+        if self._workers:
+            group.leave(broken=False)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # a worker may have done it
+        self._workers, self._watchers, self._folder = [], [], None
+
+    def _start(self, task: Task) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Not by multiprocessing, which would import the program's main module again. In a session of its own, for
+            # Ctrl-C is the server's.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "oaiserve.engine.model.parallel.worker", str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        worker = _Worker(task.rank, process, ours, Connection(os.dup(ours.fileno())))
+        watcher = Thread(target=self._watch, args=(worker,), name=f"watch-worker-{task.rank}", daemon=True)
+        self._workers.append(worker)
+        self._watchers.append(watcher)
+        watcher.start()
+        with suppress(OSError):  # of one that has ended already, the watcher has news
+            worker.connection.send(task)
+
+    def _wait_for(self, kind: type[Arrived | Ready]) -> None:
+        """From every worker."""
+        for _ in self._workers:
+            news = self._news.get()
+            self.check()
+            assert isinstance(news, kind)
+
+    def _watch(self, worker: _Worker) -> None:
+        """In a thread of its own: takes what a worker has to say, to its end."""
+        last_words = None
+        try:
+            while True:
+                report = worker.connection.recv()
+                match report:
+                    case Logged():
+                        log.log(report.level, "Worker %d: %s", worker.rank, report.text)
+                    case Failed():
+                        last_words = report
+                    case _:
+                        self._news.put(report)
+        except (EOFError, OSError):
+            pass
+        self._ended(worker, worker.process.wait(), last_words)
+
+    def _ended(self, worker: _Worker, code: int, last_words: Failed | None) -> None:
+        with self._lock:
+            if self._is_stopping or self.failure is not None:
+                return
+            reason = _reason(worker, code, last_words)
+            failure = self.failure = RuntimeError(reason) if self._is_ready else StartupError(reason)
+            on_failure = self._on_failure
+        if last_words is not None and last_words.traceback is not None:
+            log.error("Worker %d failed\n%s", worker.rank, last_words.traceback)
+        self._has_failed.set()
+        self._news.put(None)
+        for other in self._workers:
+            other.process.kill()  # they may be waiting for the one that is gone
+        if on_failure is not None:
+            on_failure(failure)
+        group.leave(broken=True)
+
+
+def _reason(worker: _Worker, code: int, last_words: Failed | None) -> str:
+    if last_words is None:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"The process with part {worker.rank} of the model {how}."
+    if last_words.traceback is None:
+        return last_words.reason
+    return f"The process with part {worker.rank} of the model failed ({last_words.reason})."

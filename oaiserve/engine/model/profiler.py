@@ -1,0 +1,77 @@
+"""What profilers see of the engine thread: torch's own, for a trace of some steps, and NVTX ranges, for NVIDIA's tools.
+
+Names of ranges come from the engine, which knows what it does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+
+class NvtxRanges:
+    """On the thread that calls. Needs torch with CUDA."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def begin(self, name: str) -> None:
+        self.end()
+        torch.cuda.nvtx.range_push(name)
+        self._is_open = True
+
+    def end(self) -> None:
+        if self._is_open:
+            torch.cuda.nvtx.range_pop()
+            self._is_open = False
+
+
+class _RecordedRanges:
+    """Among what torch's profiler records."""
+
+    def __init__(self) -> None:
+        self._open: record_function | None = None
+
+    def begin(self, name: str) -> None:
+        self.end()
+        self._open = record_function(name)
+        self._open.__enter__()
+
+    def end(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+
+class TorchRecording:
+    """What torch's profiler has recorded, in its own form."""
+
+    def __init__(self, recorded: profile) -> None:
+        self._recorded = recorded
+
+    def save(self, path: Path) -> None:
+        self._recorded.export_chrome_trace(str(path))
+
+
+class TorchProfiler:
+    """Records the operations of the thread that starts it, and all that the device does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profile: profile | None = None
+
+    def start(self) -> _RecordedRanges:
+        started = profile(activities=self._activities)
+        started.start()
+        self._profile = started
+        return _RecordedRanges()
+
+    def stop(self) -> TorchRecording:
+        recorded, self._profile = self._profile, None
+        assert recorded is not None, "it was not started"
+        recorded.stop()
+        return TorchRecording(recorded)

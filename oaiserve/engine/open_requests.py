@@ -1,0 +1,323 @@
+"""The requests that have not ended: what becomes of each, from its submission to its terminal event. No torch.
+
+Engine thread only, but for the numbers that say so. When the engine loop has taken a command, or has the results of a
+step, it says so here; what follows for requests goes out with the next hand-over, one call per consumer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import getrandbits
+
+from oaiserve.engine.backpressure import Deadlines, DrainRate
+from oaiserve.engine.detokenize import StopStrings, TokenTable
+from oaiserve.engine.draws import draw_key
+from oaiserve.engine.output import ChoiceOutput, first_token_logprob, token_logprob
+from oaiserve.engine.request import (
+    Aborted,
+    Deliver,
+    Event,
+    Failed,
+    Finished,
+    PromptDone,
+    Request,
+    TextPrompt,
+    TokenLogprob,
+    Usage,
+)
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.step_account import RequestNotes, StepTotals
+from oaiserve.engine.tokenize import Tokenized
+from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a request may ask for, and how long it may take."""
+
+    max_model_len: int  # tokens of prompt and answer together
+    max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
+    queue_timeout_seconds: float = 0  # until it enters a step; 0: any time
+    request_timeout_seconds: float = 0  # in all; 0: any time
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt until its data has been sent."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    request: Request
+    deliver: Deliver
+    prompts: list[_Prompt] = field(default_factory=list)
+    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    waiting_tokens: int = 0  # of its prompts, until it enters a step
+    notes: RequestNotes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notes = RequestNotes(self.request)
+
+
+class OpenRequests:
+    """`totals` are those of the steps so far, which somebody else adds up."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        table: TokenTable,
+        totals: StepTotals,
+        bounds: Bounds,
+        *,
+        eos_token_ids: frozenset[int],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._scheduler = scheduler
+        self._table = table
+        self._totals = totals
+        self._bounds = bounds
+        self._eos_token_ids = eos_token_ids
+        self._clock_ns = clock_ns
+        self._open: dict[str, OpenRequest] = {}
+        self._outbox: dict[Deliver, list[Event]] = {}
+        self._num_submitted = 0
+        self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
+        self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
+        # read by anyone
+        self.num_left_waiting = 0  # requests that entered a step, or ended before
+        self.num_waiting_tokens = 0  # of the prompts of those that have not
+        self.drain_rate = DrainRate()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def has_events(self) -> bool:
+        """That wait for a hand-over."""
+        return bool(self._outbox)
+
+    @property
+    def deadlines_ns(self) -> list[int]:
+        """When the next requests will have waited, or taken, too long."""
+        found = (self._queue_deadlines.next_ns, self._request_deadlines.next_ns)
+        return [deadline_ns for deadline_ns in found if deadline_ns is not None]
+
+    def submitted(self, request: Request, deliver: Deliver) -> None:
+        self._num_submitted += 1
+        self._open[request.request_id] = OpenRequest(request, deliver)
+        request.account.num_choices = len(request.prompts) * request.params.n
+        # Not from now: a step may have been under way when it came.
+        submitted_ns = request.times.submitted or self._clock_ns()
+        self._queue_deadlines.begin(request.request_id, submitted_ns)
+        self._request_deadlines.begin(request.request_id, submitted_ns)
+
+    def tokenized(self, tokenized: Tokenized) -> None:
+        """Makes the sequences of a request. One that was aborted meanwhile is not open any more."""
+        request = tokenized.request
+        opened = self._open.get(request.request_id)
+        if opened is None:
+            return
+        if self._is_too_much(tokenized.num_prompt_tokens):
+            message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
+            self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
+            return
+        opened.waiting_tokens = tokenized.num_prompt_tokens
+        self.num_waiting_tokens += opened.waiting_tokens
+        params = request.params
+        stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
+        stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
+        opened.usage.prompt_tokens = tokenized.num_prompt_tokens
+        for prompt_index, token_ids in enumerate(tokenized.token_ids):
+            seed = getrandbits(64) if params.seed is None else params.seed
+            limit = self._bounds.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+            logprobs = None if params.prompt_logprobs is None else [first_token_logprob(self._table, token_ids[0])]
+            opened.prompts.append(_Prompt(token_ids, logprobs))
+            leader: Sequence | None = None  # the first choice computes the prompt for the others
+            for choice in range(params.n):
+                sequence = Sequence(
+                    request.request_id,
+                    prompt_index * params.n + choice,
+                    token_ids,
+                    params,
+                    max_len=limit,
+                    stop_ids=stop_ids,
+                    draw_key=draw_key(seed, choice),
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    bad_words=tokenized.bad_words,
+                )
+                sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
+                opened.outputs[sequence] = ChoiceOutput(
+                    sequence,
+                    self._table,
+                    stops,
+                    eos_token_ids=self._eos_token_ids,
+                    stream_interval=request.stream_interval,
+                )
+                self._scheduler.add(sequence, leader, since_ns=request.times.tokenized or self._clock_ns())
+                leader = leader or sequence
+
+    def abort(self, request_id: str) -> None:
+        """Does nothing for one that has ended."""
+        opened = self._open.get(request_id)
+        if opened is not None:
+            self._end(opened, Aborted(request_id, opened.usage))
+
+    def fail(self, request_id: str, error: APIError) -> None:
+        """Does nothing for one that has ended."""
+        opened = self._open.get(request_id)
+        if opened is not None:
+            self._fail(opened, error)
+
+    def fail_all(self, error: APIError) -> None:
+        for opened in list(self._open.values()):
+            self._fail(opened, error)
+
+    def end_overdue(self, now_ns: int) -> None:
+        for request_id in self._queue_deadlines.over(now_ns):
+            opened = self._open.get(request_id)
+            if opened is not None and opened.request.times.scheduled is None:
+                seconds = f"{self._bounds.queue_timeout_seconds:g}"
+                message = f"The request waited {seconds} seconds and was not begun; try again later."
+                self._fail(opened, Unavailable(message, retry_after_seconds=self._retry_after_seconds()))
+        for request_id in self._request_deadlines.over(now_ns):
+            seconds = f"{self._bounds.request_timeout_seconds:g}"
+            self.fail(request_id, RequestTimeout(f"The request took longer than {seconds} seconds, the limit here."))
+
+    def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
+        """The step is about to be launched. Returns the requests whose first one it is."""
+        for sequence in step.preempted:
+            self._open[sequence.request_id].notes.preempted(sequence, now_ns)
+        newcomers = []
+        for sequence in step.admitted:
+            opened = self._open[sequence.request_id]
+            if opened.notes.admitted(sequence, now_ns):
+                newcomers.append(opened)
+                self._stop_waiting(opened)
+        return newcomers
+
+    def computed(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
+        """The results of the step are on the host. Commits them to the scheduler, too."""
+        for chunk, result in zip(step.chunks, results, strict=True):
+            opened = self._open.get(chunk.sequence.request_id)
+            if opened is None or chunk.sequence not in opened.outputs:
+                continue  # it has ended since the step was scheduled
+            try:
+                self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
+            except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
+                log.exception("Request %s failed", chunk.sequence.request_id)
+                self._fail(opened, InternalError("The server failed on this request's output."))
+
+    def observe_drain(self) -> None:
+        self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
+
+    def hand_over(self) -> None:
+        """The events since the last time."""
+        outbox, self._outbox = self._outbox, {}
+        for deliver, events in outbox.items():
+            try:
+                deliver(events)
+            except Exception:  # a consumer that is gone must not stop the others
+                log.exception("A consumer does not take its events; its requests are dropped")
+                for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
+                    self._fail(opened, InternalError("The server lost a part of this request's answer."))
+
+    def _is_too_much(self, num_tokens: int) -> bool:
+        """Whoever comes first is let in, however long its prompt is."""
+        most = self._bounds.max_waiting_tokens
+        return most is not None and self.num_waiting_tokens > 0 and self.num_waiting_tokens + num_tokens > most
+
+    def _retry_after_seconds(self) -> int:
+        """By requests, as the drain rate counts them: the scheduler's sequences may be several of one request."""
+        return self.drain_rate.retry_after_seconds(self._num_submitted - self.num_left_waiting)
+
+    def _stop_waiting(self, opened: OpenRequest) -> None:
+        self.num_left_waiting += 1
+        self.num_waiting_tokens -= opened.waiting_tokens
+        opened.waiting_tokens = 0
+
+    def _process_chunk(
+        self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int
+    ) -> None:
+        sequence, notes = chunk.sequence, opened.notes
+        wants_token = chunk.samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
+        self._scheduler.commit(chunk, result.token_id if wants_token else None)
+        prompt = opened.prompts[sequence.index // opened.request.params.n]
+        if result.prompt_logprobs is not None and prompt.logprobs is not None:
+            # A prompt that was preempted half-way is computed again from its start.
+            prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
+        if chunk.num_tokens > 1:
+            notes.computed(chunk, now_ns, batch)
+        if result.error is not None:
+            self._fail(opened, InternalError(result.error))
+            return
+        if not chunk.samples:
+            return
+        sequence.wants_prompt_logprobs = False
+        notes.drew(sequence, now_ns, batch)
+        if sequence.num_generated <= 1 and sequence.index % opened.request.params.n == 0:
+            opened.usage.cached_tokens += sequence.num_cached
+        output = opened.outputs[sequence]
+        if wants_token:
+            assert result.token_id is not None
+            opened.usage.completion_tokens += 1
+            output.push(result.token_id, result.logprobs)
+        else:
+            output.finish_without_token()
+        self._emit_chunk(opened, prompt, sequence, output)
+        if output.finish_reason is not None:
+            notes.finished(sequence, output.finish_reason, now_ns, batch)
+            self._scheduler.remove(sequence)
+            del opened.outputs[sequence]
+            if not opened.outputs:
+                opened.request.times.last_token = now_ns
+                self._end(opened, Finished(opened.request.request_id, opened.usage))
+
+    def _emit_chunk(self, opened: OpenRequest, prompt: _Prompt, sequence: Sequence, output: ChoiceOutput) -> None:
+        token_chunk = output.take()
+        if token_chunk is None:
+            return
+        if not prompt.sent:
+            prompt.sent = True
+            self._emit(opened, self._prompt_done(opened.request, sequence.index // opened.request.params.n, prompt))
+        self._emit(opened, token_chunk)
+
+    def _prompt_done(self, request: Request, prompt_index: int, prompt: _Prompt) -> PromptDone:
+        text = None
+        if request.echo:
+            given = request.prompts[prompt_index]
+            text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
+        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs)
+
+    def _fail(self, opened: OpenRequest, error: APIError) -> None:
+        self._end(opened, Failed(opened.request.request_id, error, opened.usage))
+
+    def _end(self, opened: OpenRequest, terminal: Finished | Failed | Aborted) -> None:
+        """The one place where a request ends: frees what it holds and sends its terminal event."""
+        del self._open[opened.request.request_id]
+        self._close_account(opened)
+        for sequence in opened.outputs:
+            self._scheduler.remove(sequence)
+        if opened.request.times.scheduled is None:
+            self._stop_waiting(opened)
+        self._emit(opened, terminal)
+
+    def _close_account(self, opened: OpenRequest) -> None:
+        now_ns = self._clock_ns()
+        opened.notes.close(self._totals, now_ns)
+        if opened.request.times.scheduled is None and opened.outputs:  # it has only waited
+            first = next(iter(opened.outputs))
+            opened.request.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
+
+    def _emit(self, opened: OpenRequest, event: Event) -> None:
+        self._outbox.setdefault(opened.deliver, []).append(event)

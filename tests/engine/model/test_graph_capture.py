@@ -1,0 +1,144 @@
+"""How graphs are captured, with a double for the device: in which order, and what becomes of what cannot be."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.runner import ModelRunner
+from tools.random_models import FAMILIES, random_model
+
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+GRAPH = inspect.signature(torch.cuda.graph)
+DEVICE = torch.device("cpu")
+
+
+class Device:
+    """What torch.cuda is asked for, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.is_capturing = False
+        self.capture_fails = False
+        self._patch = monkeypatch
+        doubles = {
+            "Stream": lambda device: self,
+            "current_stream": lambda: self,
+            "stream": self.stream,
+            "graph_pool_handle": lambda: "pool",
+            "CUDAGraph": lambda: self,
+            "graph": self.graph,
+            "set_sync_debug_mode": lambda mode: self.log.append(f"waiting: {mode}"),
+            "empty_cache": lambda: None,
+            "mem_get_info": lambda device: (1 << 30, 2 << 30),
+        }
+        for name, double in doubles.items():
+            assert hasattr(torch.cuda, name)
+            monkeypatch.setattr(torch.cuda, name, double)
+
+    def wait_stream(self, other: object) -> None:
+        self.log.append("order")
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    @contextmanager
+    def stream(self, stream: object) -> Iterator[None]:
+        self.log.append("stream")
+        try:
+            yield
+        finally:
+            self.log.append("stream as before")
+
+    @contextmanager
+    def graph(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        assert GRAPH.bind(*args, **kwargs).arguments["pool"] == "pool"
+        self.log.append("capture")
+        self.is_capturing = True
+        try:
+            yield
+            if self.capture_fails:
+                raise ValueError("torch has an error of its own here")
+        finally:
+            self.is_capturing = False
+            if self.capture_fails:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    def run(self) -> None:
+        self.log.append("captured" if self.is_capturing else "run")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def test_what_is_captured_has_run_before_and_is_replayed_on_demand(device: Device) -> None:
+    replay = CudaCapture(DEVICE)(device.run)
+    assert device.log == [
+        "order",
+        "stream",
+        "waiting: error",
+        "run",
+        "waiting: default",
+        "capture",
+        "captured",
+        "stream as before",
+        "order",
+    ]
+    device.log.clear()
+    replay()
+    assert device.log == ["replay"]
+
+
+def test_what_waits_for_the_device_is_found_before_anything_is_captured(device: Device) -> None:
+    def run() -> None:
+        raise RuntimeError(SYNCHRONIZES)
+
+    with pytest.raises(RuntimeError, match=SYNCHRONIZES):
+        CudaCapture(DEVICE)(run)
+    assert device.log[-2:] == ["waiting: default", "stream as before"]
+    assert "capture" not in device.log
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+@pytest.mark.parametrize("fails", ["before", "within", "not"])
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_log_says_why(
+    device: Device,
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails: str,
+) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+    def forward(batch: Any) -> torch.Tensor:
+        if fails == "before":
+            raise RuntimeError(SYNCHRONIZES)
+        return torch.zeros(len(batch.seq_lens), loaded.vocab_size)
+
+    runner = ModelRunner(loaded, num_blocks=8, block_size=4)
+    monkeypatch.setattr(runner, "forward", forward)
+    device.capture_fails = fails == "within"
+    with caplog.at_level(logging.INFO):
+        capture_decodes(runner, loaded, max_running=2, max_model_len=16, block_size=4)
+    (line,) = caplog.messages
+    assert (runner.graphs is None) == (fails != "not")
+    expected = {
+        "before": f"cannot be captured as CUDA graphs ({SYNCHRONIZES})",
+        "within": "cannot be captured as CUDA graphs (torch has an error of its own here)",
+        "not": "CUDA graphs for up to 2 sequences: 2 sizes captured in ",
+    }
+    assert expected[fails] in line

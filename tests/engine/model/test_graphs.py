@@ -1,0 +1,428 @@
+"""Decode steps that are replayed draw the same tokens as steps that are not: sizes, padding, places, ids on their way.
+
+What a CUDA graph does is done here by `Recording`: the operations of a run with the tensors that they had, once more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import sampler
+from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.graph_capture import graph_memory_bytes, ladder
+from oaiserve.engine.model.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.sampler import Choice
+from oaiserve.engine.model.transfer import pack, unpack
+from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.tokenize import Tokenizer
+from tests.engine.doubles import Inbox
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+BLOCK_SIZE = 4
+MAX_LEN = 48
+SIZES = [1, 2, 4, 8]
+
+
+class Recording(TorchDispatchMode):
+    """The operations of a run, which can be done again: on the same tensors, with the same numbers, without Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view, or in place
+                    old.copy_(new)
+
+
+def record(run: Run) -> Run:
+    with Recording() as recording:
+        run()
+    return recording.replay
+
+
+def run_again(run: Run) -> Run:
+    """For Triton's interpreter, whose kernels are no operations of torch."""
+    run()
+    return run
+
+
+class Plain:
+    """What `triton_sampling` does, row by row."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
+        self.used.append("choose")
+        return sampler._choose(logits, sequences)
+
+    def take_best(self, logits: torch.Tensor, out: Choice | None = None) -> Choice:
+        assert out is not None
+        best, token_ids = logits.max(dim=-1)
+        return out[0].copy_(token_ids), out[1].copy_(best.isfinite())
+
+    def draw(
+        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None
+    ) -> Choice:
+        assert out is not None
+        temperatures, min_ps, top_ks, top_ps, uniforms = (column[:, None] for column in parameters)
+        probs = (logits / temperatures).softmax(dim=-1)
+        probs = probs.masked_fill(probs < min_ps * probs.amax(dim=-1, keepdim=True), 0.0)
+        order = torch.arange(probs.shape[1]).expand_as(probs)
+        last = torch.full_like(order[:, :1], probs.shape[1] - 1)
+        if has_cuts:
+            is_cut = ((top_ks > 0) & (top_ks < probs.shape[1])) | (top_ps < 1)
+            best_first = probs.argsort(dim=-1, descending=True, stable=True)
+            order = torch.where(is_cut, best_first, order)
+            probs = probs.gather(1, order)
+            last = torch.where((top_ks > 0) & (top_ks < probs.shape[1]), top_ks.long() - 1, last)
+        sums = probs.cumsum(dim=-1)
+        if has_cuts:
+            last = torch.searchsorted(sums, sums.gather(1, last) * top_ps.contiguous()).clamp(max=last)
+        mass = sums.gather(1, last)
+        place = torch.minimum(torch.searchsorted(sums, uniforms * mass, right=True), last)
+        return out[0].copy_(order.gather(1, place)[:, 0]), out[1].copy_(mass.isfinite()[:, 0])
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, batch: Batch, **scoring: Any
+) -> torch.Tensor:
+    """`reference`, with padded rows that write into the last block, which nobody has, and see a token of some block."""
+    scratch = cache.keys.shape[0] * BLOCK_SIZE - 1
+    slots = torch.where(batch.slots < 0, scratch, batch.slots)
+    return reference.attend(
+        query, key, value, cache, replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)), **scoring
+    )
+
+
+class GraphRunner(ModelRunner):
+    """On a CPU, but launched as on a GPU. With graphs, what they run of the steps is counted."""
+
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
+        super().__init__(loaded, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, backend=attend)
+        self.is_asynchronous = overlap
+        self.num_steps = 0
+        self.num_unknown = 0
+        self.choosing = Plain()
+        if sizes is not None:
+            self.graphs = make_graphs(self, loaded, sizes, self.choosing)
+
+    def launch(self, step: Step) -> Launched:
+        self.num_steps += 1
+        self.num_unknown += any(chunk.start >= len(chunk.sequence.token_ids) for chunk in step.chunks)
+        return super().launch(step)
+
+
+def make_graphs(
+    runner: ModelRunner,
+    loaded: LoadedModel,
+    sizes: list[int],
+    choosing: Any,
+    capture: Callable[[Run], Run] = record,
+) -> DecodeGraphs:
+    return DecodeGraphs(
+        runner.forward, choosing, capture, loaded, sizes=sizes, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+# -- through the engine -----------------------------------------------------------------------------------------------
+
+
+def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
+    """Greedy, drawn, with and without cuts; some are edited or ask for log-probabilities, so that most steps have none
+    of these."""
+    rng = random.Random(seed)
+    requests = []
+    for i in range(num_requests):
+        prompt = [rng.randrange(97) for _ in range(rng.choice([1, 1, 3, 9, 14]))]
+        draws: dict[str, Any] = rng.choice(
+            [{"temperature": 0.0}] * 3
+            + [{}, {"min_p": 0.05}, {"top_k": 7}, {"top_p": 0.8}, {"temperature": 0.5, "top_k": 40, "top_p": 0.9}]
+        )
+        others: dict[str, Any] = {}
+        if rng.random() < 0.2:
+            others = rng.choice(
+                [
+                    {"logprobs": 2},
+                    {"prompt_logprobs": 1},
+                    {"repetition_penalty": 1.3},
+                    {"logit_bias": {7: 3.0}},
+                    {"min_tokens": 3},
+                    {"allowed_token_ids": (5, 6, 7, 8)},
+                ]
+            )
+        params = SamplingParams(
+            max_tokens=rng.choice([0, 1, 5, 12, 24]),
+            seed=i,
+            n=rng.choice([1, 1, 1, 2]),
+            **draws,
+            **others,
+        )
+        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
+    return requests
+
+
+def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
+    """The ids of each choice, and the log-probabilities of each request that asks for them."""
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=MAX_LEN,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=frozenset([40]),
+        options=EngineOptions(block_size=BLOCK_SIZE, max_running=SIZES[-1], max_step_tokens=16),
+    )
+    inbox = Inbox()
+    with engine:
+        for asked in requests:
+            engine.submit(replace(asked, times=type(asked.times)(), account=type(asked.account)()), inbox)
+        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+    assert all(isinstance(event, Finished) for event in ended.values()), ended
+    found: dict[Any, list[Any]] = {}
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            found.setdefault((event.request_id, event.index), []).extend(event.token_ids)
+            found.setdefault((event.request_id, event.index, "logprobs"), []).extend(
+                (row.token_id, round(row.logprob, 3)) for row in event.logprobs or ()
+            )
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlap"])
+@pytest.mark.parametrize("num_blocks", [200, 24], ids=["much memory", "little memory"])
+def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int, overlap: bool) -> None:
+    requests = some_requests(1)
+    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
+    assert runner.graphs is not None
+    replays: list[int] = []
+    launch = runner.graphs.launch
+    runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)  # type: ignore[method-assign,func-returns-value]
+    assert answers(runner, loaded, requests, num_blocks) == expected
+    assert len(set(replays)) >= 3, "steps of several sizes"
+    assert len(replays) > runner.num_steps / 5
+    assert (runner.num_unknown > len(replays) / 3) == overlap
+    assert "choose" in runner.choosing.used
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_can_be_replayed(family: str) -> None:
+    loaded = prepare(random_model(FAMILIES[family]))
+    requests = some_requests(2, num_requests=10)
+    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    runner = GraphRunner(loaded, num_blocks=200, sizes=[4, 8], overlap=True)
+    assert answers(runner, loaded, requests, 200) == expected
+
+
+# -- step by step -----------------------------------------------------------------------------------------------------
+
+KINDS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(min_p=0.1),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.7),
+    SamplingParams(logprobs=1),
+    SamplingParams(logit_bias={3: 2.0}),
+]
+
+
+def sequences_for_steps() -> list[Sequence]:
+    """One of each kind, with blocks for all that it may get."""
+    made = []
+    for i, params in enumerate(KINDS):
+        sequence = Sequence(str(i), 0, [(5 * i + j) % 97 for j in range(3 + i)], params, max_len=MAX_LEN, draw_key=i)
+        sequence.blocks = [len(KINDS) * j + i for j in range(MAX_LEN // BLOCK_SIZE)]
+        made.append(sequence)
+    return made
+
+
+class Drive:
+    """Launches steps of some of the sequences, the next before the results of the last where it overlaps."""
+
+    def __init__(self, runner: ModelRunner, *, overlap: bool) -> None:
+        self.runner = runner
+        self.sequences = sequences_for_steps()
+        self.overlap = overlap
+        self._launched: Launched | None = None
+        self.results: list[list[ChunkResult]] = []
+        self.step([(i, 0, sequence.prompt_len) for i, sequence in enumerate(self.sequences)])
+
+    def decode(self, indices: list[int]) -> None:
+        self.step([(i, self.sequences[i].num_tokens - 1, 1) for i in indices])
+
+    def step(self, parts: list[tuple[int, int, int]]) -> None:
+        chunks = [Chunk(self.sequences[i], start, num_tokens) for i, start, num_tokens in parts]
+        launched = self.runner.launch(Step(chunks))
+        for sequence, *_ in chunks:
+            sequence.num_tokens += 1
+        before, self._launched = self._launched, launched
+        if before is not None:
+            self._collect(before)
+        if not self.overlap:
+            self.settle()
+
+    def settle(self) -> None:
+        if self._launched is not None:
+            self._collect(self._launched)
+            self._launched = None
+
+    def _collect(self, launched: Launched) -> None:
+        results = self.runner.collect(launched)
+        for (sequence, *_), result in zip(launched.step.chunks, results, strict=True):
+            assert result.token_id is not None
+            sequence.token_ids.append(result.token_id)
+        self.results.append(results)
+
+    @property
+    def answers(self) -> list[list[int]]:
+        self.settle()
+        return [sequence.generated_ids for sequence in self.sequences]
+
+
+@pytest.fixture(scope="module")
+def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
+    """Without and with graphs."""
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    return GraphRunner(loaded, num_blocks=num_blocks, sizes=None), GraphRunner(
+        loaded, num_blocks=num_blocks, sizes=SIZES
+    )
+
+
+@settings(max_examples=15)
+@given(
+    steps=st.lists(
+        st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=len(KINDS), unique=True), min_size=1, max_size=12
+    ),
+    overlap=st.booleans(),
+)
+def test_any_steps_in_any_order(
+    runners: tuple[GraphRunner, GraphRunner], steps: list[list[int]], overlap: bool
+) -> None:
+    plain, graphs = Drive(runners[0], overlap=False), Drive(runners[1], overlap=overlap)
+    for indices in steps:
+        plain.decode(indices)
+        graphs.decode(indices)
+    assert graphs.answers == plain.answers
+
+
+def test_what_is_no_plain_decode_is_not_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
+    graphs = runners[1].graphs
+    assert graphs is not None
+    first, second = sequences_for_steps()[:2]
+    decode = Chunk(first, 2, 1)
+    assert graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
+    assert not graphs.can_run(Step([decode, Chunk(second, 0, 4)]))
+    assert not graphs.can_run(Step([decode, Chunk(second, 2, 1, samples=False)]))
+    second.wants_prompt_logprobs = True
+    assert not graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
+
+
+def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
+    runner = GraphRunner(loaded, num_blocks=200, sizes=None)
+    logits = torch.zeros(len(KINDS), loaded.vocab_size)
+    logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
+    logits[1, 50] = float("nan")
+    runner.graphs = DecodeGraphs(
+        lambda batch: logits[: len(batch.seq_lens)],
+        Plain(),
+        record,
+        loaded,
+        sizes=[4],
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
+    )
+    chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
+    for greedy in (True, False):
+        results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3])))
+        assert [result.error is None for result in results] == [True, False, True][: len(results)]
+        assert results[0].token_id == 10
+
+
+# -- with the kernels -------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_leave_padded_rows_alone(loaded: LoadedModel) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model import triton_sampling
+    from oaiserve.engine.model.attention import triton
+
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    expected = Drive(GraphRunner(loaded, num_blocks=num_blocks, sizes=None), overlap=False)
+    runner = ModelRunner(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.attend, choose=triton_sampling.choose
+    )
+    runner.graphs = make_graphs(runner, loaded, [4], triton_sampling, run_again)
+    found = Drive(runner, overlap=True)
+    for indices in ([0, 1, 3], [1, 0], [4, 0, 2], [5, 4, 2, 0], [6, 1]):
+        expected.decode(indices)
+        found.decode(indices)
+    assert found.answers == expected.answers
+
+
+# -- sizes, memory, and the way back ----------------------------------------------------------------------------------
+
+
+@given(most=st.integers(1, 2000), num_rows=st.integers(1, 2000))
+def test_any_number_of_rows_finds_a_size_that_is_little_larger(most: int, num_rows: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    if num_rows <= most:
+        size = next(size for size in sizes if size >= num_rows)
+        assert size - num_rows < max(8, 0.25 * size)
+
+
+def test_the_estimate_covers_what_is_there_all_the_time(loaded: LoadedModel) -> None:
+    runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
+    held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
+    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE}
+    estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
+    assert held < estimates[1] - estimates[0] + 10_000
+    assert estimates == sorted(estimates)
+
+
+def test_tensors_of_any_kind_come_back_as_they_were() -> None:
+    tensors = [
+        torch.tensor([2**40, -1, 7]),
+        torch.tensor([True, False, True]),
+        torch.tensor([[0.5, float("inf")], [-1.0, 2.0]]).T,
+        torch.tensor([[3, 4]]),
+    ]
+    for some in (tensors, tensors[:1]):
+        for tensor, array in zip(some, unpack(pack(some).numpy(), some), strict=True):
+            assert array.tolist() == tensor.tolist()
+            assert array.shape == tuple(tensor.shape)

@@ -1,0 +1,105 @@
+"""A model's steps that find no memory, somewhere on their way: its answers, keys and values are as if nothing had been.
+
+What the engine makes of it is tested beside the engine, with a device that has no model.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.request import Finished, SamplingParams
+from oaiserve.engine.sequence import Chunk, OutOfMemory, Sequence, Step
+from tests.engine.model.test_overlap import CountingRunner, run, some_requests
+from tools.random_models import FAMILIES, random_model
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+class ScarceRunner(CountingRunner):
+    """Every other step finds no memory: in front of the model or behind it, with all keys and values written."""
+
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, overlap: bool) -> None:
+        super().__init__(loaded, num_blocks=num_blocks, overlap=overlap)
+        self._random = random.Random(7)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        fate = self._random.random()
+        if len(batch.input_ids) > 1 and fate < 0.25:
+            raise torch.OutOfMemoryError
+        logits = super().forward(batch)
+        if len(batch.input_ids) > 1 and fate < 0.5:
+            raise torch.OutOfMemoryError
+        return logits
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+def test_all_answers_are_the_same(loaded: LoadedModel, overlap: bool) -> None:
+    requests = some_requests(3)
+    expected = run(loaded, requests, overlap=False, num_blocks=1000)
+    found = run(loaded, requests, overlap=overlap, num_blocks=14, kind=ScarceRunner)
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    assert (found.num_unknown > 100) == overlap
+    for key, answer in expected.answers.items():
+        assert found.answers[key]._replace(logprobs=[]) == answer._replace(logprobs=[]), key
+        assert found.answers[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+    assert found.usage == expected.usage
+    assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
+    for request_id, logprobs in expected.prompt_logprobs.items():
+        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-4)
+
+
+class FullRunner(CountingRunner):
+    def forward(self, batch: Batch) -> torch.Tensor:
+        raise torch.OutOfMemoryError("2 GiB were asked for")
+
+
+def test_the_engine_learns_of_it_without_torch_and_blocks_are_not_copied_again(loaded: LoadedModel) -> None:
+    runner = FullRunner(loaded, num_blocks=4, overlap=True)
+    sequence = Sequence("a", 0, [1, 2, 3], SamplingParams(), max_len=9)
+    sequence.blocks = [1]
+    step = Step([Chunk(sequence, 0, 3)], copies=[(0, 1)])
+    with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
+        runner.launch(step)
+    assert step.copies == []
+    assert error.value.__context__ is None, "whose traceback would keep the tensors of the step"
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_blocks_are_copied_all_at_once_and_all_or_none() -> None:
+    torch.manual_seed(0)
+    caches = [(torch.rand(6, 4, 2, 3), torch.rand(6, 4, 2, 5)) for _ in range(2)]
+    before = [blocks.clone() for cache in caches for blocks in cache]
+    copies = [(1, 4), (2, 1), (1, 5)]
+    with Operations() as operations:
+        copy_blocks(caches, copies)
+    for blocks, old in zip((blocks for cache in caches for blocks in cache), before, strict=True):
+        expected = old.clone()
+        for source, target in copies:
+            expected[target] = old[source]
+        assert torch.equal(blocks, expected)
+    names = operations.names
+    assert names.count("index_copy_.default") == 4
+    from_then_on = set(names[names.index("index_copy_.default") :])
+    assert from_then_on == {"index_copy_.default", "index_select.out", "select.int", "slice.Tensor", "view.default"}, (
+        "nothing that allocates"
+    )

@@ -1,0 +1,343 @@
+"""A model that is split over two processes, with gloo on the CPU: answers as of one process, and how it all ends."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.parallel import group, workers
+from oaiserve.engine.model.parallel.executor import ParallelRunner
+from oaiserve.engine.model.parallel.messages import Copies, Shape, Task, Work
+from oaiserve.engine.model.start import start_runner
+from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.errors import InternalError, StartupError, Unavailable
+from tests.engine.doubles import Inbox
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_SECONDS = 60  # of waits that end within seconds unless something is broken
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
+# Steps of a few tokens cut prompts into chunks; a few blocks make some sequences give way to others.
+SMALL_STEPS = {"block_size": 4, "kv_blocks": 32, "max_running": 8, "max_step_tokens": 12}
+
+
+def config_of(family: str, **changes: Any) -> PreTrainedConfig:
+    """With an even number of tokens in the vocabulary."""
+    config = copy.deepcopy(FAMILIES[family])
+    for name, value in {"vocab_size": 96, **changes}.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a small random model."""
+
+    def save(family: str) -> Path:
+        folder = tmp_path_factory.getbasetemp() / f"parallel-{family}"
+        if not folder.exists():
+            random_model(config_of(family)).save_pretrained(folder)
+            byte_tokenizer().save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@contextmanager
+def started(model: Path, tensor_parallel: int, **options: Any) -> Iterator[Engine]:
+    """And nothing of it is left afterwards."""
+    before = set(Path(tempfile.gettempdir()).glob("oaiserve-*"))
+    threads, excepthook = torch.get_num_threads(), sys.excepthook
+    engine = Engine.from_pretrained(
+        model, device="cpu", dtype="float32", compile=False, tensor_parallel=tensor_parallel, **options
+    )
+    pids = worker_pids(engine)
+    assert len(pids) == tensor_parallel - 1
+    try:
+        with engine:
+            yield engine
+    finally:
+        torch.set_num_threads(threads)
+    assert not any(is_alive(pid) for pid in pids)
+    assert not dist.is_initialized()
+    assert sys.excepthook is excepthook
+    assert set(Path(tempfile.gettempdir()).glob("oaiserve-*")) <= before
+
+
+def worker_pids(engine: Engine) -> list[int]:
+    return [] if engine._workers is None else [worker.process.pid for worker in engine._workers._workers]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Run(NamedTuple):
+    token_ids: dict[tuple[str, int], list[int]]  # by request and choice
+    logprobs: dict[tuple[str, int], list[float]]
+    prompt_logprobs: dict[str, list[float]]
+    num_cached: int
+    num_preemptions: int
+
+
+def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
+    """All prompts at once, two answers to each."""
+    params = SamplingParams(
+        max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=prompt_logprobs, n=2
+    )
+    inbox, requests = Inbox(), [Request(f"r{i}", (TokenPrompt(prompt),), params) for i, prompt in enumerate(PROMPTS)]
+    for asked in requests:
+        engine.submit(asked, inbox)
+    ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+    run = Run({}, {}, {}, 0, engine.snapshot().num_preemptions)
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            key = event.request_id, event.index
+            run.token_ids.setdefault(key, []).extend(event.token_ids)
+            run.logprobs.setdefault(key, []).extend(row.logprob for row in event.logprobs or [])
+        elif isinstance(event, PromptDone) and event.logprobs is not None:
+            run.prompt_logprobs[event.request_id] = [row.logprob for row in event.logprobs[1:]]
+    assert all(isinstance(event, Finished) for event in ended.values())
+    return run._replace(num_cached=sum(event.usage.cached_tokens for event in ended.values()))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [("llama", False), ("qwen3", True), ("mistral", False), ("gemma2", True), ("gemma3", True)],
+)
+def test_answers_are_those_of_one_process(
+    family: str, overlap: bool, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(saved(family), 1, **SMALL_STEPS) as engine:
+        expected = answer_all(engine)
+    assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
+    sent, num_unknown = [], 0
+    forward, send = ParallelRunner.forward, workers.Workers.send
+
+    def noting_forward(self: ParallelRunner, batch: Batch) -> torch.Tensor:
+        nonlocal num_unknown
+        num_unknown += len(batch.unknown_rows)
+        return forward(self, batch)
+
+    def noting_send(self: workers.Workers, work: Work) -> None:
+        sent.append(work)
+        send(self, work)
+
+    monkeypatch.setattr(ParallelRunner, "forward", noting_forward)
+    monkeypatch.setattr(workers.Workers, "send", noting_send)
+    if overlap:  # as on a GPU: ids that a step draws are put into the next one on the device
+        always = property(lambda _: True, lambda _self, _value: None)
+        monkeypatch.setattr(ParallelRunner, "is_asynchronous", always, raising=False)
+    with started(saved(family), 2, **SMALL_STEPS) as engine:
+        found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
+    for run in (found, again):
+        assert run.token_ids == expected.token_ids
+        for key, logprobs in expected.logprobs.items():
+            assert run.logprobs[key] == pytest.approx(logprobs, abs=1e-3)
+    for request_id, logprobs in expected.prompt_logprobs.items():
+        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
+    # What this was about took place.
+    assert any(isinstance(work, Copies) for work in sent), "no block was copied"
+    assert any(1 < length < 12 for work in sent if isinstance(work, Shape) for length in work.query_lens)
+    assert found.num_preemptions > 0
+    assert again.num_cached > 0
+    assert (num_unknown > 0) == overlap
+
+
+def test_a_worker_that_is_killed_ends_the_engine_and_no_request_waits(
+    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(saved("llama"), 2) as engine:
+        (pid,) = worker_pids(engine)
+        inbox, long = Inbox(), SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+        os.kill(pid, signal.SIGSTOP)
+        engine.submit(Request("r", (TokenPrompt([5, 9, 3]),), long), inbox)
+        wait_until(lambda: engine._loop.requests.num_left_waiting == 1)  # from now on, the server waits for the worker
+        os.kill(pid, signal.SIGKILL)
+        failed = inbox.wait_terminal("r")["r"]
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, InternalError)
+        assert not engine.is_ready
+        assert str(engine.failure) == "The process with part 1 of the model was ended by SIGKILL."
+        with pytest.raises(Unavailable):
+            engine.submit(Request("late", (TokenPrompt([5]),)), Inbox())
+    assert "The engine has stopped" in caplog.text
+
+
+def test_an_error_in_a_worker_ends_an_idle_engine_and_the_server_tells_it(
+    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(saved("llama"), 2) as engine:
+        assert engine._workers is not None
+        engine._workers.send(Copies([(0, 10**9)]))
+        wait_until(lambda: not engine._loop.is_alive)
+        assert not engine.is_ready
+        assert str(engine.failure).startswith("The process with part 1 of the model failed (")
+    assert "Worker 1 failed\nTraceback" in caplog.text
+
+
+def test_workers_end_when_the_server_is_killed(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    program = (
+        "import sys; from oaiserve.engine.engine import Engine;"
+        f"engine = Engine.from_pretrained({str(saved('llama'))!r}, device='cpu', tensor_parallel=2);"
+        "engine.start(); print(engine._workers._workers[0].process.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert is_alive(pid)
+        server.kill()
+    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not any(tmp_path.glob("oaiserve-*")))
+
+
+def test_what_a_worker_meets_with_at_the_start_is_told_by_the_server(
+    saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "Task", lambda *task: Task(*task)._replace(model=Path("/nowhere/model")))
+    with pytest.raises(StartupError, match="/nowhere/model"), started(saved("llama"), 2):
+        pass
+
+
+def test_a_worker_that_does_not_start_is_noticed(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    message = "The process with part 1 of the model ended with exit code 1."
+    with pytest.raises(StartupError, match=message), started(saved("llama"), 2):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (config_of("gpt2"), 2, "transformers does not know how to split a model of type 'gpt2'."),
+        (config_of("llama"), 3, "'m' has 4 attention heads, which are to be split evenly. .* model: 1, 2."),
+        (config_of("llama"), 4, "--tensor-parallel is 4, but 'm' has 2 key-value heads"),
+        (config_of("llama", vocab_size=97), 2, "'m' has 97 tokens in its vocabulary, .* model: 1."),
+        (config_of("llama", intermediate_size=49), 2, "'m' has 49 values between the layers of its MLP"),
+    ],
+)
+def test_a_model_that_cannot_be_split_so_is_refused(config: PreTrainedConfig, size: int, message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        group.refuse_unless_divisible(config, size, "m")
+
+
+def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(StartupError, match="2 key-value heads"), started(saved("llama"), 4):
+        pass
+
+
+def test_gguf_is_not_split() -> None:
+    with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
+        group.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
+
+
+def test_a_model_that_was_loaded_as_a_whole_is_not_split() -> None:
+    with pytest.raises(StartupError, match="--tensor-parallel is 2, but the model is loaded as a whole."):
+        start_runner(prepare(random_model(config_of("llama"))), EngineOptions(tensor_parallel=2, kv_blocks=4))
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "message"),
+    [
+        ("cuda", 1, "--tensor-parallel is 2, but torch sees 1 CUDA devices here."),
+        ("cpu", 1, "--tensor-parallel 2 with --device cpu needs CUDA_VISIBLE_DEVICES="),
+    ],
+)
+def test_members_have_a_device_each(device: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    with pytest.raises(StartupError, match=message):
+        group.place(torch.device(device), group.Member(1, 2, lambda _: None))
+
+
+def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    before = dict(os.environ)
+    with group.environment(1):
+        assert os.environ["LOCAL_RANK"] == "1"
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"  # whoever sets it knows why
+    assert dict(os.environ) == before
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """A model that says it is split, but has no workers to wait for."""
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
+    whole = prepare(random_model(config_of("llama")))
+    return replace(whole, workers=workers.Workers("nowhere", EngineOptions(), offline=True))
+
+
+def one_step() -> Step:
+    sequence = Sequence("r", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=8)
+    sequence.blocks = [0]
+    return Step([Chunk(sequence, 0, 3)])
+
+
+def test_results_with_one_that_is_gone_are_not_taken(alone: LoadedModel) -> None:
+    runner = ParallelRunner(alone, num_blocks=4, block_size=4)
+    launched = runner.launch(one_step())  # on a GPU, workers may end while it is computed
+    assert alone.workers is not None
+    alone.workers.failure = RuntimeError("gone")
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.collect(launched)
+    with pytest.raises(RuntimeError, match="gone"):
+        runner.launch(one_step())
+
+
+def test_a_step_without_memory_is_not_tried_again(alone: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ParallelRunner(alone, num_blocks=4, block_size=4)
+
+    def no_memory(self: EagerExecutor, batch: Batch) -> torch.Tensor:
+        raise torch.OutOfMemoryError("1 GiB")
+
+    monkeypatch.setattr(EagerExecutor, "forward", no_memory)
+    with pytest.raises(RuntimeError, match="No memory for a step of a model that is split over devices: 1 GiB"):
+        runner.launch(one_step())
+
+
+def test_on_gpus_nobody_waits_for_the_others_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("abort"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
+    group.leave(broken=True)
+    group.leave(broken=False)
+    assert done == ["abort", "abort"]

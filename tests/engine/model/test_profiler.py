@@ -1,0 +1,75 @@
+"""torch's profiler around a small random model, and what NVTX is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.profiler import NvtxRanges
+from oaiserve.engine.model.start import start_runner
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.errors import StartupError
+from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: LoadedModel) -> Iterator[Engine]:
+    options = EngineOptions(block_size=4, kv_blocks=64, max_running=8, max_step_tokens=8, compile=False)
+    with Engine.from_loaded(loaded, Tokenizer(byte_tokenizer()), options) as engine:
+        yield engine
+
+
+def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engine: Engine, tmp_path: Path) -> None:
+    for number in range(2):  # a second one is as good as the first
+        inbox = Inbox()
+        asked = engine.profile(4, timeout_seconds=TIMEOUT_SECONDS)
+        engine.submit(request("r", prompt_len=12, max_tokens=9, ignore_eos=True), inbox)
+        inbox.wait_terminal("r")
+        profile = asked.result(TIMEOUT_SECONDS)
+        path = tmp_path / f"{number}.json.gz"
+        profile.recording.save(path)
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        ranges = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+        launches = [event for event in ranges if event["name"].startswith("launch ")]
+        prefills = [8, 4] if number == 0 else [4]  # the second time its first blocks are cached
+        sizes = [f"launch prefill, 1 sequence, {tokens} tokens" for tokens in prefills]
+        sizes += ["launch decode, 1 sequence, 1 token"] * (4 - len(sizes))
+        assert [event["name"] for event in sorted(launches, key=lambda event: event["ts"])] == sizes
+        parts = {event["name"].partition(" ")[0] for event in ranges}
+        assert {"commands", "schedule", "launch", "wait", "process", "hand_over"} <= parts
+        operations = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+        for launch in launches:
+            end = launch["ts"] + launch["dur"]
+            assert any("mm" in o["name"] and launch["ts"] <= o["ts"] < end for o in operations), launch["name"]
+
+
+def test_nvtx_is_refused_where_there_is_no_gpu(loaded: LoadedModel) -> None:
+    with pytest.raises(StartupError, match="--nvtx is for --device cuda; the model is on cpu."):
+        start_runner(loaded, EngineOptions(nvtx=True))
+
+
+def test_nvtx_ranges_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", told.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append("pop"))
+    ranges = NvtxRanges()
+    ranges.end()
+    ranges.begin("schedule")
+    ranges.begin("launch")
+    ranges.end()
+    ranges.end()
+    assert told == ["schedule", "pop", "launch", "pop"]

@@ -1,0 +1,194 @@
+"""A profile of the next steps: how many, when it ends, and that nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oaiserve.engine.request import Failed, Finished
+from oaiserve.errors import APIError, Conflict, InternalError, NotFound, Unavailable
+from oaiserve.record import Profile
+from tests.engine.doubles import (
+    TIMEOUT_SECONDS,
+    Clock,
+    Inbox,
+    ScriptedRunner,
+    ShownRanges,
+    make_engine,
+    request,
+    wait_until_idle,
+)
+
+HOUR = 3600
+
+
+class Recorded:
+    """What a profile has: the names of its ranges."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def save(self, path: Path) -> None:
+        path.write_text("\n".join(self.names))
+
+
+class FakeProfiler:
+    def __init__(self, *, fails_to: str = "") -> None:
+        self.fails_to = fails_to
+        self.is_on = False
+        self._ranges = ShownRanges()
+
+    def start(self) -> ShownRanges:
+        assert not self.is_on
+        if self.fails_to == "start":
+            raise RuntimeError("no profiler here")
+        self.is_on, self._ranges = True, ShownRanges()
+        return self._ranges
+
+    def stop(self) -> Recorded:
+        assert self.is_on
+        assert not self._ranges.is_open
+        self.is_on = False
+        if self.fails_to == "stop":
+            raise RuntimeError("lost")
+        return Recorded(self._ranges.names)
+
+
+def launches(profile: Profile) -> int:
+    assert isinstance(profile.recording, Recorded)
+    return sum(name.startswith("launch ") for name in profile.recording.names)
+
+
+@pytest.mark.usefixtures("overlap")
+def test_it_has_as_many_steps_as_were_asked_for() -> None:
+    profiler, inbox = FakeProfiler(), Inbox()
+    with make_engine(profiler=profiler, tokenize_workers=0) as engine:
+        for _ in range(2):  # one after the other
+            asked = engine.profile(3, HOUR)
+            engine.submit(request("r", max_tokens=20), inbox)
+            profile = asked.result(TIMEOUT_SECONDS)
+            assert (profile.num_steps, launches(profile)) == (3, 3)
+            assert not profiler.is_on
+            assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+
+
+@pytest.mark.usefixtures("overlap")
+def test_it_may_begin_between_two_steps() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, profiler=FakeProfiler(), tokenize_workers=0) as engine:
+        engine.submit(request(max_tokens=9), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        asked = engine.profile(4, HOUR)
+        runner.permit(100)
+        profile = asked.result(TIMEOUT_SECONDS)
+        inbox.wait_terminal("r")
+    assert (profile.num_steps, launches(profile)) == (4, 4)
+
+
+def test_there_is_one_at_a_time() -> None:
+    with make_engine(profiler=FakeProfiler(), tokenize_workers=0) as engine:
+        first = engine.profile(1, HOUR)
+        with pytest.raises(Conflict, match="being made already"):
+            engine.profile(1, HOUR).result(TIMEOUT_SECONDS)
+        list(engine.stream(request()))
+        assert first.result(TIMEOUT_SECONDS).num_steps == 1
+
+
+def test_an_idle_engine_ends_it_when_the_time_is_over() -> None:
+    with make_engine(profiler=FakeProfiler()) as engine:
+        profile = engine.profile(5, 0.01).result(TIMEOUT_SECONDS)
+    assert (profile.num_steps, launches(profile)) == (0, 0)
+    assert profile.duration_ns >= 10_000_000
+
+
+def test_a_busy_engine_ends_it_between_two_steps() -> None:
+    clock, inbox = Clock(), Inbox()
+    runner = ScriptedRunner(gated=True)
+    with make_engine(runner, profiler=FakeProfiler(), clock_ns=clock, tokenize_workers=0) as engine:
+        asked = engine.profile(100, 1)
+        engine.submit(request(max_tokens=9), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        clock.move(0.5)
+        runner.permit()
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        assert not asked.done()
+        clock.move(0.5)
+        runner.permit()
+        profile = asked.result(TIMEOUT_SECONDS)
+        runner.permit(100)
+        inbox.wait_terminal("r")
+    assert (profile.num_steps, profile.duration_ns) == (2, 10**9)
+
+
+def test_whoever_asked_can_end_it_and_nobody_elses() -> None:
+    profiler = FakeProfiler()
+    with make_engine(profiler=profiler) as engine:
+        first, second = engine.profile(5, HOUR), engine.profile(5, HOUR)
+        engine.end_profile(second)
+        list(engine.stream(request(max_tokens=2)))
+        assert profiler.is_on
+        engine.end_profile(first)
+        assert first.result(TIMEOUT_SECONDS).num_steps == 2
+        assert isinstance(second.exception(TIMEOUT_SECONDS), Conflict)
+        engine.end_profile(first)  # again
+        assert engine.profile(1, 0.001).result(TIMEOUT_SECONDS).num_steps == 0
+
+
+def test_one_that_was_given_up_before_it_began_does_not_begin() -> None:
+    engine = make_engine(profiler=FakeProfiler())
+    asked = engine.profile(1, HOUR)
+    assert asked.cancel()
+    with engine:
+        wait_until_idle(engine)
+        assert engine.profile(1, 0.001).result(TIMEOUT_SECONDS).num_steps == 0
+
+
+@pytest.mark.parametrize("fails_to", ["start", "stop"])
+def test_a_profiler_that_fails_costs_no_request(fails_to: str, caplog: pytest.LogCaptureFixture) -> None:
+    with make_engine(profiler=FakeProfiler(fails_to=fails_to), tokenize_workers=0) as engine:
+        asked = engine.profile(2, HOUR)
+        assert isinstance(list(engine.stream(request(max_tokens=5)))[-1], Finished)
+        with pytest.raises(
+            InternalError, match=f"The profiler {'does not start' if fails_to == 'start' else 'has failed'}"
+        ):
+            asked.result(TIMEOUT_SECONDS)
+        assert engine.failure is None
+    assert [line.levelname for line in caplog.records if line.exc_info] == ["ERROR"]
+
+
+def test_an_engine_without_a_profiler_says_so() -> None:
+    with make_engine() as engine, pytest.raises(NotFound, match="no profiler"):
+        engine.profile(1, HOUR).result(TIMEOUT_SECONDS)
+
+
+def test_the_end_of_the_engine_is_the_end_of_its_profile() -> None:
+    profiler = FakeProfiler()
+    with make_engine(profiler=profiler) as engine:
+        asked = engine.profile(1, HOUR)
+        wait_until_idle(engine)
+    late = engine.profile(1, HOUR)
+    for future in (asked, late):
+        assert isinstance(future.exception(TIMEOUT_SECONDS), Unavailable)
+    assert not profiler.is_on
+
+
+def test_an_engine_that_fails_tells_whoever_waits_for_a_profile() -> None:
+    class Failing(ScriptedRunner):
+        def run(self, step: object) -> list:
+            raise RuntimeError("the device is gone")
+
+    with make_engine(Failing(), profiler=FakeProfiler(), tokenize_workers=0) as engine:
+        asked = engine.profile(3, HOUR)
+        assert isinstance(list(engine.stream(request()))[-1], Failed)
+        assert isinstance(asked.exception(TIMEOUT_SECONDS), APIError)
+
+
+def test_other_ranges_rest_meanwhile() -> None:
+    """Those of another profiler, which is always there."""
+    others = ShownRanges()
+    with make_engine(ranges=others, profiler=FakeProfiler(), tokenize_workers=0) as engine:
+        asked = engine.profile(2, HOUR)
+        list(engine.stream(request(max_tokens=6)))
+        assert launches(asked.result(TIMEOUT_SECONDS)) == 2
+    assert sum(name.startswith("launch ") for name in others.names) == 4

@@ -1,0 +1,139 @@
+"""Steps that the device has no memory for: cut into parts, and together as one step; how large later ones are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.sequence import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
+from oaiserve.engine.shortage import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts
+from tests.engine.memory import sequence
+
+
+def step_of(*sizes: int) -> Step:
+    """Chunks of so many tokens, each in the midst of its sequence; every other one draws."""
+    chunks = []
+    for index, size in enumerate(sizes):
+        one = sequence(f"{index}", 100)
+        one.wants_prompt_logprobs = index % 3 == 0
+        chunks.append(Chunk(one, 10, size, samples=index % 2 == 0))
+    return Step(chunks, copies=[(1, 2)])
+
+
+def results_of(step: Step) -> list[ChunkResult]:
+    results = []
+    for chunk in step.chunks:
+        result = ChunkResult(token_id=chunk.end) if chunk.samples else ChunkResult()
+        if chunk.sequence.wants_prompt_logprobs:
+            result.prompt_logprobs = [Logprobs(p, -1.0, [], []) for p in range(chunk.start, chunk.end)]
+        results.append(result)
+    return results
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    room=st.integers(1, 120),
+    most_tokens=st.integers(1, 120),
+)
+def test_parts_come_to_the_same_as_the_whole(sizes: list[int], room: int, most_tokens: int) -> None:
+    step = step_of(*sorted(sizes))
+    computed: dict[str, int] = {chunk.sequence.request_id: chunk.start for chunk in step.chunks}
+    copied = []
+
+    def compute(part: Step) -> list[ChunkResult]:
+        assert part.num_tokens <= most_tokens, "known to be too much"
+        copied.extend(part.copies)
+        part.copies.clear()
+        if part.num_tokens > room:
+            raise OutOfMemory
+        ones = [chunk.num_tokens == 1 for chunk in part.chunks]
+        assert ones == sorted(ones, reverse=True), "chunks of one token come first"
+        for chunk in part.chunks:
+            assert computed[chunk.sequence.request_id] == chunk.start, "in its order"
+            computed[chunk.sequence.request_id] = chunk.end
+        return results_of(part)
+
+    assert compute_in_parts(compute, step, most_tokens) == results_of(step)
+    assert computed == {chunk.sequence.request_id: chunk.end for chunk in step.chunks}
+    assert copied == [(1, 2)]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
+def test_whoever_does_not_fit_even_alone_has_no_result_and_all_others_have_theirs(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    step = step_of(*sorted(sizes))
+    stuck = data.draw(st.sets(st.sampled_from([chunk.sequence.request_id for chunk in step.chunks])))
+
+    def compute(part: Step) -> list[ChunkResult]:
+        if any(chunk.sequence.request_id in stuck for chunk in part.chunks):
+            raise OutOfMemory
+        return results_of(part)
+
+    expected = [
+        None if chunk.sequence.request_id in stuck else result
+        for chunk, result in zip(step.chunks, results_of(step), strict=True)
+    ]
+    assert compute_in_parts(compute, step, step.num_tokens) == expected
+
+
+def test_a_chunk_of_which_only_a_part_fits_has_no_result() -> None:
+    step, tried = step_of(4), []
+
+    def compute(part: Step) -> list[ChunkResult]:
+        (chunk,) = part.chunks
+        tried.append((chunk.start, chunk.num_tokens))
+        if chunk.end > 12:
+            raise OutOfMemory
+        return results_of(part)
+
+    assert compute_in_parts(compute, step, 4) == [None]
+    assert tried == [(10, 4), (10, 2), (12, 2), (12, 1)]
+
+
+def test_halves_have_about_as_many_tokens() -> None:
+    tried = []
+
+    def compute(part: Step) -> list[ChunkResult]:
+        tried.append([chunk.num_tokens for chunk in part.chunks])
+        if part.num_tokens > 16:
+            raise OutOfMemory
+        return results_of(part)
+
+    compute_in_parts(compute, step_of(1, 1, 1, 1, 20), 24)
+    assert tried == [[1, 1, 1, 1, 20], [1, 1, 1, 1], [20], [10], [10]]
+    tried.clear()
+    compute_in_parts(compute, step_of(1, 1, 20, 20), 20)  # nothing larger is tried
+    assert tried == [[1, 1], [20], [10], [10], [20], [10], [10]]
+
+
+def test_an_error_of_the_model_in_one_part_is_that_of_the_chunk() -> None:
+    results = {2: ChunkResult(error="bad"), 3: ChunkResult(token_id=1)}
+    (result,) = compute_in_parts(lambda part: [results[part.num_tokens]], step_of(5), 3)
+    assert result == ChunkResult(token_id=1, error="bad")
+
+
+def test_steps_are_half_as_large_after_each_shortage_and_grow_again_in_time() -> None:
+    shortage = Shortage(512)
+    assert (shortage.is_on, shortage.allows(step_of(512))) == (False, True)
+    shortage.met(512, now_ns=5)
+    assert (shortage.is_on, shortage.step_tokens, shortage.num_steps) == (True, 256, 1)
+    assert [shortage.allows(step_of(256)), shortage.allows(step_of(257))] == [True, False]
+    shortage.met(100, now_ns=6)
+    assert (shortage.step_tokens, shortage.num_steps) == (50, 2)
+    shortage.passes(now_ns=5 + RELIEF_NS)
+    assert shortage.step_tokens == 50
+    for number, tokens in enumerate((100, 200, 400, 512), 1):
+        shortage.passes(now_ns=6 + number * RELIEF_NS)
+        assert shortage.step_tokens == tokens
+    assert (shortage.is_on, shortage.num_steps) == (False, 2)
+
+
+@given(st.integers(1, 4096), st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 30)), max_size=20))
+def test_there_is_always_room_for_a_step(most_tokens: int, shortages: list[tuple[int, int]]) -> None:
+    shortage, now_ns = Shortage(most_tokens), 0
+    for num_tokens, seconds in shortages:
+        now_ns += seconds * 10**9
+        shortage.met(min(num_tokens, most_tokens), now_ns)
+        assert min(LEAST_TOKENS, most_tokens) <= shortage.step_tokens <= most_tokens
+        shortage.passes(now_ns)

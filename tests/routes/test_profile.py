@@ -1,0 +1,187 @@
+"""POST /debug/profile: a trace as a download, its ends, and who may ask."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions, TelemetryOptions
+from oaiserve.errors import Conflict, Unavailable
+from oaiserve.record import Profile
+from tests.routes.conftest import RunningServer, Serve, running_server
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+
+WAIT_SECONDS = 10
+TRACE = b"a trace"
+
+
+class Recorded:
+    """`save` writes a trace, or fails."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.path: Path | None = None
+
+    def save(self, path: Path) -> None:
+        if self.error is not None:
+            raise self.error
+        self.path = path
+        path.write_bytes(TRACE)
+
+
+class Profiled:
+    """A server that makes profiles; what the engine answers is said by the test, while the client waits."""
+
+    def __init__(self, url: str, server: RunningServer, engine: FakeEngine, threads: ThreadPoolExecutor) -> None:
+        self.url, self.server, self.engine, self.threads = url, server, engine, threads
+
+    def ask(self, query: str = "") -> Future[httpx.Response]:
+        return self.threads.submit(httpx.post, f"{self.url}/debug/profile{query}", timeout=WAIT_SECONDS)
+
+    def asked(self) -> tuple[int, float, Future[Profile]]:
+        return self.engine.profiles.get(timeout=WAIT_SECONDS)
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> Iterator[Profiled]:
+    engine = FakeEngine()
+    config = Config("demo", ServerOptions(drain_timeout_seconds=5), telemetry=TelemetryOptions(profile_dir=tmp_path))
+    app = create_app(config, engine, FakeTelemetry())
+    with ThreadPoolExecutor() as threads, running_server(app, config.server) as (url, server):
+        yield Profiled(url, server, engine, threads)
+
+
+def test_the_answer_is_the_trace_and_the_folder_keeps_it(
+    profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "oaiserve.routes.debug")
+    answer = profiled.ask("?steps=7&seconds=9")
+    num_steps, seconds, asked = profiled.asked()
+    assert (num_steps, seconds) == (7, 9)
+    asked.set_result(Profile(Recorded(), 7, 2_000_000_000))
+    response = answer.result(WAIT_SECONDS)
+    assert (response.status_code, response.content) == (200, TRACE)
+    assert response.headers["content-type"] == "application/gzip"
+    assert response.headers["x-profile-steps"] == "7"
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes() == TRACE
+    assert file.name.endswith("-7-of-7-steps.json.gz")
+    assert response.headers["content-disposition"] == f'attachment; filename="{file.name}"'
+    assert [line.message for line in caplog.records] == [f"A profile of 7 of 7 steps, in 2.000 s: {file}"]
+
+
+def test_fewer_steps_than_were_asked_for_are_told(profiled: Profiled, tmp_path: Path) -> None:
+    answer = profiled.ask()
+    num_steps, seconds, asked = profiled.asked()
+    assert (num_steps, seconds) == (20, 30)
+    asked.set_result(Profile(Recorded(), 3, 30_000_000_000))
+    assert answer.result(WAIT_SECONDS).headers["x-profile-steps"] == "3"
+    (file,) = tmp_path.iterdir()
+    assert file.name.endswith("-3-of-20-steps.json.gz")
+
+
+def test_a_trace_without_a_step_is_an_error_that_says_what_to_do(profiled: Profiled, tmp_path: Path) -> None:
+    answer = profiled.ask("?seconds=1")
+    profiled.asked()[2].set_result(Profile(Recorded(), 0, 10**9))
+    response = answer.result(WAIT_SECONDS)
+    assert response.status_code == 408
+    assert response.json()["error"]["message"] == (
+        "No step came within 1 seconds. Send requests while the profile is made."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [Conflict("A profile is being made already."), Unavailable("The engine has ended.")])
+def test_what_the_engine_answers_is_the_clients_answer(error: Conflict | Unavailable, profiled: Profiled) -> None:
+    answer = profiled.ask()
+    profiled.asked()[2].set_exception(error)
+    response = answer.result(WAIT_SECONDS)
+    assert (response.status_code, response.json()["error"]["message"]) == (error.status, error.message)
+
+
+def test_a_trace_that_cannot_be_written_is_the_servers_fault(
+    profiled: Profiled, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = profiled.ask()
+    profiled.asked()[2].set_result(Profile(Recorded(OSError(28, "No space left on device")), 3, 1))
+    assert answer.result(WAIT_SECONDS).status_code == 500
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "says"),
+    [
+        ("?steps=0", "steps", "must be an integer from 1 to 1000, got '0'"),
+        ("?steps=1001", "steps", "must be an integer from 1 to 1000"),
+        ("?steps=ten", "steps", "must be an integer from 1 to 1000"),
+        ("?seconds=601", "seconds", "must be an integer from 1 to 600"),
+        ("?step=3", "step", "this route takes steps, seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(profiled: Profiled, query: str, param: str, says: str) -> None:
+    response = profiled.ask(query).result(WAIT_SECONDS)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+    assert profiled.engine.profiles.empty()
+
+
+def test_a_client_that_leaves_ends_its_profile(profiled: Profiled, tmp_path: Path) -> None:
+    port = int(profiled.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST /debug/profile HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        _, _, asked = profiled.asked()
+    assert profiled.engine.ended_profiles.get(timeout=WAIT_SECONDS) is asked
+    saved = threading.Event()
+
+    class Unwanted(Recorded):
+        def save(self, path: Path) -> None:
+            saved.set()
+
+    asked.set_result(Profile(Unwanted(), 3, 1))
+    # The server goes on: another one can be made, and by then nothing has been written.
+    answer = profiled.ask()
+    profiled.asked()[2].set_result(Profile(Recorded(), 1, 1))
+    assert answer.result(WAIT_SECONDS).status_code == 200
+    assert not saved.is_set()
+
+
+def test_a_server_that_shuts_down_ends_the_profile_and_answers_with_what_it_has(profiled: Profiled) -> None:
+    answer = profiled.ask()
+    _, _, asked = profiled.asked()
+    profiled.server.should_exit = True
+    assert profiled.engine.ended_profiles.get(timeout=WAIT_SECONDS) is asked
+    asked.set_result(Profile(Recorded(), 2, 1))
+    response = answer.result(WAIT_SECONDS)
+    assert (response.status_code, response.headers["x-profile-steps"]) == (200, "2")
+
+
+def test_one_that_is_cut_off_is_ended_all_the_same(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    config = Config("demo", ServerOptions(drain_timeout_seconds=0), telemetry=TelemetryOptions(profile_dir=tmp_path))
+    app = create_app(config, engine, FakeTelemetry())
+    with ThreadPoolExecutor() as threads, running_server(app, config.server) as (url, server):
+        answer = Profiled(url, server, engine, threads).ask()
+        _, _, asked = engine.profiles.get(timeout=WAIT_SECONDS)
+        server.should_exit = True
+        assert engine.ended_profiles.get(timeout=WAIT_SECONDS) is asked
+        assert answer.result(WAIT_SECONDS).status_code == 503
+    asked.set_result(Profile(Recorded(), 2, 1))  # nobody waits for it any more
+
+
+def test_there_is_none_without_a_folder_and_none_for_strangers(serve: Serve) -> None:
+    without = serve().http.post("/debug/profile")
+    assert (without.status_code, without.json()["error"]["message"]) == (
+        404,
+        "Profiles are made only where the server was started with --profile-dir FOLDER.",
+    )
+    assert serve().http.get("/debug/profile").status_code == 405
+    assert serve(host="0.0.0.0").http.post("/debug/profile").status_code == 404
+    assert serve(host="0.0.0.0", api_key=("secret",)).http.post("/debug/profile").status_code == 401
