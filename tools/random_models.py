@@ -5,6 +5,10 @@ The tests and the device check use the same ones.
 
 from __future__ import annotations
 
+import copy
+from itertools import chain, islice, product
+from string import ascii_lowercase
+
 import torch
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -66,13 +70,25 @@ REAL_SHAPES: dict[str, PreTrainedConfig] = {
     ),
     "llama-3.2-1b": LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64, max_position_embeddings=8192, tie_word_embeddings=True,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, tie_word_embeddings=True,
     ),
-    "qwen3-8b": Qwen3Config(
-        vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=8192, tie_word_embeddings=False,
+    "llama-3.1-8b": LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=False,
     ),
+    "gpt2-124m": GPT2Config(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12),
 }  # fmt: skip
+_TINY = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY_LLAMA = {"intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def real_shape(name: str, *, tiny: bool = False) -> PreTrainedConfig:
+    """One of REAL_SHAPES; `tiny`: of the same family and with its positions, for a dry run."""
+    config = copy.deepcopy(REAL_SHAPES[name])
+    if tiny:
+        for key, value in (_TINY if isinstance(config, GPT2Config) else _TINY | _TINY_LLAMA).items():
+            setattr(config, key, value)
+    return config
 
 
 def random_model(
@@ -108,9 +124,12 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) 
     return answers
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, for models whose weights mean nothing anyway."""
-    vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+def byte_tokenizer(vocab_size: int = 256) -> PreTrainedTokenizerFast:
+    """One token per byte, for models whose weights mean nothing anyway. Further tokens are words of a few letters: no
+    text is encoded to them, but whatever such a model draws is as much text as usual."""
+    words = ("".join(letters) for length in (2, 3, 4) for letters in product(ascii_lowercase, repeat=length))
+    tokens = chain(sorted(pre_tokenizers.ByteLevel.alphabet()), words)
+    vocab = {token: i for i, token in enumerate(islice(tokens, max(256, vocab_size)))}
     tokenizer = RustTokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

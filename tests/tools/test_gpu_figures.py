@@ -1,0 +1,263 @@
+"""What the GPU check makes of what it measures: floors, percentiles, the table of targets, text of what there is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
+from oaiserve.record import HostPart, StepKind, StepRecord
+from oaiserve.times import RequestTimes
+from tools import gpu_check
+from tools.gpu import bar
+from tools.gpu.parts import step_figures
+from tools.gpu.roofline import decode_bytes, percentile, prefill_operations
+from tools.gpu.sections import SECTIONS
+from tools.gpu.steps import linear_parameters, prefill_figures, weight_bytes
+from tools.gpu.target import NOT_ON_CPU
+from tools.gpu.workload import Run, figures
+from tools.random_models import random_model, real_shape
+
+
+def test_a_decode_step_reads_weights_once_and_keys_and_values_of_all() -> None:
+    assert decode_bytes(1000, 10, sequences=4, context=50) == 1000 + 4 * 50 * 10
+
+
+@given(st.integers(0, 30), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_operations_of_a_prompt_do_not_depend_on_its_chunks(parameters: int, chunks: list[int]) -> None:
+    """A token is multiplied with every parameter, and sees itself and all before it."""
+    length, start, found = sum(chunks), 0, 0.0
+    for chunk in chunks:
+        found += prefill_operations(parameters, 3, 8, start, start + chunk)
+        start += chunk
+    assert found == sum(2 * parameters + 4 * 3 * 8 * (position + 1) for position in range(length))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([0.01, 0.1, 0.5, 0.99, 1.0]))
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert all(sum(other <= value for other in values) < share * len(values) for value in values if value < found)
+
+
+def test_the_weights_of_a_step_leave_out_embeddings_of_which_only_rows_are_read() -> None:
+    hidden, inner, vocab, kv = 64, 128, 512, 32
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
+    norms = 2 * 2 * hidden + hidden
+    for name in ("llama-3.2-1b", "llama-3.1-8b"):  # tied, and not
+        model = random_model(real_shape(name, tiny=True))
+        assert linear_parameters(model) == 2 * layer
+        assert weight_bytes(model) == 4 * (2 * layer + norms + vocab * hidden)
+
+
+def test_gpt2_has_its_output_embedding_read_and_its_positions_not() -> None:
+    model = random_model(real_shape("gpt2-124m", tiny=True))
+    layer = 12 * 64 * 64
+    biases_and_norms = 2 * (9 * 64 + 4 * 64) + 2 * 64
+    assert linear_parameters(model) == 2 * layer
+    assert weight_bytes(model) == 4 * (2 * layer + biases_and_norms + 512 * 64)
+
+
+def finished(received: int, first: int, last: int) -> Request:
+    times = RequestTimes(received=received, first_token=first, last_token=last)
+    return Request("r", (TokenPrompt([1]),), SamplingParams(), times=times)
+
+
+def test_figures_of_a_run_are_medians_over_repeats_of_percentiles_over_requests() -> None:
+    runs = [
+        Run(seconds, [finished(0, ms * 10**6, (ms + 6) * 10**6) for ms in (10, 20, 30, 40)], [1000, 3000], 4)
+        for seconds in (1.0, 2.0, 4.0)
+    ]
+    found = figures(runs)
+    assert found["output_tokens_per_second"] == 8
+    assert (found["output_tokens_per_second_least"], found["output_tokens_per_second_most"]) == (4, 16)
+    assert (found["ttft_p50_ms"], found["ttft_p99_ms"]) == (20, 40)
+    assert found["tpot_p50_ms"] == 2
+    assert found["submit_p99_ms"] == 0.003
+
+
+def step(kind: StepKind, sequences: int, tokens: int, device_ms: int, gap_ms: int) -> StepRecord:
+    host_ns = {HostPart.LAUNCH: 2_000_000, HostPart.IDLE: 5}
+    return StepRecord(kind, 0, device_ms * 10**6, gap_ms * 10**6, sequences, tokens, host_ns=host_ns)
+
+
+def test_step_figures_are_of_decodes_of_the_whole_batch_alone() -> None:
+    records = [step(StepKind.MIXED, 4, 40, 90, 90), step(StepKind.DECODE, 3, 3, 50, 50)]
+    records += [step(StepKind.DECODE, 4, 4, 9, 1)] * 3
+    found = step_figures(records, 4)
+    assert (found["steps"], found["period_ms"], found["device_ms"], found["gap_share"]) == (3, 10, 9, 0.1)
+    assert found["host_ms"]["launch"] == 2
+    assert "idle" not in found["host_ms"]
+    with pytest.raises(RuntimeError, match="No step had 5"):
+        step_figures(records, 5)
+
+
+def test_prefill_figures_put_chunks_of_the_same_place_together() -> None:
+    model = random_model(real_shape("llama-3.2-1b", tiny=True))
+    records = [step(StepKind.PREFILL, 1, 16, ms, 0) for ms in (2, 4, 2, 6)]
+    found = prefill_figures(model, records, 16, 32)
+    assert found["ms"] == [2, 5]
+    assert found["operations_per_second"] == pytest.approx(sum(found["operations"]) / 7e-3)
+    with pytest.raises(RuntimeError, match="2 chunks"):
+        prefill_figures(model, records[:3], 16, 32)
+
+
+# The table of targets
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Results of sections in which every target is met, but that of the 8B model's prompts."""
+    run = {"requests": 4, "repeats": 2, "output_tokens_per_second": 120_000.0}
+    run |= dict.fromkeys(("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"), 8.0)
+    run |= {"submit_p50_ms": 0.003, "submit_p99_ms": 0.004}
+    steps = dict.fromkeys(("period_ms", "period_p10_ms", "period_p90_ms", "device_ms", "gap_ms"), 1.2)
+    row = {**run, **steps, "sequences": 64, "steps": 70, "gap_share": 0.01, "context": 512, "bytes": 4e9}
+    row["host_ms"] = {"launch": 0.2}
+    prefill = {"chunk": 2048, "prompt": 8192, "ms": [1.0, 2.0], "operations_per_second": 0.5e15}
+    kernel = {"tokens": 64, "launch_ms": 1.0, "whole_ms": 2.0, "busy_ms": 1.5, "on": "device"}
+    part = {**kernel, "kernels": [{"name": "gemm", "calls": 2.0, "us": 30.0}]}
+    model = {"model": "m", "decode": [row], "prefill": prefill, "parts": {"decode": part, "prefill": part}}
+    peers = {
+        "model": "m",
+        "prompt_tokens": 128,
+        "num_tokens": 64,
+        "attention": "paged|sdpa",
+        "oaiserve": {str(batch): run for batch in bar.BATCHES},
+        "problems": {"c": "RuntimeError: no"},
+        "transformers": {"a": dict.fromkeys(map(str, bar.BATCHES), 30_000.0), "b": {"1": 40_000.0}},
+    }
+    ceilings = {
+        "bytes_per_second": 4e12,
+        "operations_per_second": 1e15,
+        "bandwidth": {"read": 4e12},
+        "products": {"1 x 1 x 1": 1e15},
+        "launch": {"host_us": 3.0},
+        "pinned_copy": {"to_host_us": 9.0},
+    }
+    found: dict[str, dict[str, Any]] = {
+        "environment": {"device": "G", "python": "3.12", "versions": {"torch": "2"}, "ceilings": ceilings},
+        "families": {"llama": {"equal": True}},
+        "compiled": {"llama": {"equal": True}},
+        "graphs": {"gpt2": {"equal": True}},
+        "kernels": {"attention": [{"equal": True}], "sampling": []},
+        "overload": {"preemption": {"equal": True}},
+        "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
+        "decode-1b": model,
+        "decode-8b": model,
+        "peers-1b": peers,
+        "peers-smollm2": peers,
+        "modes": {"m": [{**row, "cuda_graph": True, "overlap": False}]},
+        "start": {"m": {"start_seconds": 3.0, "kv_bytes": 2**30}},
+        "kernel-speed": {},
+        "peers-gpt2": peers,
+    }
+    return {section.name: {"status": "done", "seconds": 1.0, **found[section.name]} for section in SECTIONS}
+
+
+def report(sections: dict[str, dict[str, Any]], is_dry_run: str = "") -> dict[str, Any]:
+    about = {"created": "2026-01-01", "version": "v", "command": "python -m it", "is_dry_run": is_dry_run}
+    return json.loads(json.dumps({**about, "sections": sections}))  # type: ignore[no-any-return]
+
+
+def test_each_target_is_met_or_not_by_what_was_measured() -> None:
+    rows = bar.bar(report(measured()))[1:]
+    assert len(rows) == len(bar.TARGETS)
+    assert [what for what, _, _, met in rows if met != "yes"] == ["8B, prompts in chunks of 2,048, of the peak"]
+    shown = {what: value for what, value, _, _ in rows}
+    assert shown["8B, decode step of 64 at 512 tokens, to its floor"] == "1.20 times"
+    assert shown["8B, prompts in chunks of 2,048, of the peak"] == "50.0 %"
+    assert shown["1B, 1 at once, to transformers' best"] == "3.00 times"
+    assert shown["1B, 64 at once, to transformers' best"] == "4.00 times"
+
+
+def test_a_dry_run_shows_no_figure_among_the_targets() -> None:
+    rows = bar.bar(report(measured(), NOT_ON_CPU))[1:]
+    assert {(value, met) for _, value, _, met in rows} == {(NOT_ON_CPU, "")}
+
+
+def test_what_is_missing_is_shown_as_missing() -> None:
+    sections = measured()
+    del sections["decode-8b"]
+    sections["peers-1b"]["transformers"] = {}
+    sections["environment"].pop("ceilings")
+    rows = bar.bar(report(sections))[1:]
+    missing = {what for what, value, _, _ in rows if value == "missing"}
+    assert {what for what in missing if what.startswith("8B")} == {w for w, *_ in rows if w.startswith("8B")}
+    assert sum(what.startswith("1B") for what in missing) == 1 + len(bar.BATCHES)
+
+
+@given(st.data())
+def test_there_is_a_text_of_whatever_there_is(data: st.DataObject) -> None:
+    """Sections that were left out, or ended anywhere."""
+    sections = measured()
+    for name in data.draw(st.lists(st.sampled_from(list(sections)), unique=True)):
+        result = copy.deepcopy(sections[name])
+        for key in data.draw(st.lists(st.sampled_from(list(result)), unique=True)):
+            del result[key]
+        sections[name] = {"status": "ended after 9 s, its limit", "problem": "why", **result}
+    text = bar.as_text(report(sections))
+    assert all(name in text for name in sections)
+
+
+def test_a_text_of_all_of_it_is_complete() -> None:
+    text = bar.as_text(report(measured()))
+    assert "not complete" not in text
+    assert "gemm" in text
+    assert "- c: RuntimeError: no" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [
+        ("families", {"status": "done", "llama": {"equal": False}}),
+        ("kernels", {"status": "done", "attention": [{"equal": True}, {"equal": False}]}),
+        ("overload", {"status": "ended after 9 s, its limit"}),
+        ("graphs", {"status": "left out"}),
+    ],
+)
+def test_an_answer_that_is_wrong_or_was_not_checked_is_no_success(name: str, result: dict[str, Any]) -> None:
+    assert bar.is_correct(report(measured())["sections"])
+    assert not bar.is_correct({**measured(), name: result})
+
+
+def test_what_was_not_checked_does_not_count_as_equal() -> None:
+    checked = {"a": {"equal": True}, "rows": [{"equal": True}, {"equal": False}], "b": {"problem": NOT_ON_CPU}}
+    assert bar.num_right(checked) == 2
+    sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
+    assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in bar.as_text(report(sections))
+
+
+def test_what_was_not_asked_for_and_speed_do_not_make_it_wrong() -> None:
+    assert bar.is_correct({"gpt2": {"status": "broke with exit code 1"}})
+
+
+def test_of_several_results_the_last_of_a_section_counts(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps(report({"gpt2": {"status": "a"}, "families": {"status": "b"}})))
+    second.write_text(json.dumps(report({"gpt2": {"status": "c"}})))
+    found = gpu_check.together([first, second])["sections"]
+    assert {name: result["status"] for name, result in found.items()} == {"families": "b", "gpt2": "c"}
+
+
+def test_the_text_goes_between_the_markers_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, page = tmp_path / "gpu_check.json", tmp_path / "page.md"
+    results.write_text(json.dumps(report(measured())))
+    page.write_text("before\n<!-- gpu -->\nold\n<!-- end of gpu -->\nafter\n")
+    assert gpu_check.main(["--show", str(results), "--markdown", str(page)]) == 0
+    assert "old" not in page.read_text()
+    assert bar.as_text(report(measured())).strip() in page.read_text()
+    assert capsys.readouterr().out.startswith("G; Python 3.12")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_that_means_nothing_says_so(device: str) -> None:
+    assert gpu_check.dry_run(device, quick=True)
+    assert not gpu_check.dry_run("cuda", quick=False)
+    assert math.isfinite(gpu_check.BUDGET_SECONDS)

@@ -1,0 +1,152 @@
+"""Sections of the GPU check run dry: tiny models on a CPU, the same code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.model.attention import ATTENTION
+from tools import gpu_check
+from tools.gpu import answers, modes, overload, steps, teaching
+from tools.gpu.peers import their_seconds
+from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.workload import complete, load, random_prompts, running
+from tools.random_models import byte_tokenizer
+
+CPU = Target(torch.device("cpu"), quick=True)
+
+
+def found_by(parts: Any) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def test_the_whole_check_of_one_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = gpu_check.main(["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment"])
+    assert code == 0
+    result = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]["environment"]
+    assert (result["status"], result["ceilings"]) == ("done", NOT_ON_CPU)
+    assert result["versions"]["torch"] == torch.__version__
+    assert (tmp_path / "gpu_check.md").read_text() == capsys.readouterr().out.removesuffix("\n")
+
+
+def test_under_preemption_and_aborts_answers_are_the_same() -> None:
+    found = overload.preemption(CPU)
+    assert found["equal"], found
+    assert found["preemptions"] > 0
+    assert found["left_early"] > 0
+
+
+def test_only_whoever_leaves_may_have_less_than_the_answer() -> None:
+    expected = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert overload.wrong_answers(expected, [[1, 2, 3], [4, 5], [7, 8, 9]], leaving={1}) == []
+    assert overload.wrong_answers(expected, [[1, 2], [4, 6], [7, 8, 9, 1]], leaving={1}) == [0, 1, 2]
+
+
+def test_a_family_is_compared_with_generate() -> None:
+    found = answers.check_family("qwen3", CPU, [{}])
+    assert (found["equal"], found["tokens"], found["modes"]) == (True, 60, 1)
+
+
+def test_answers_may_part_only_where_two_tokens_are_as_good() -> None:
+    loaded = load("smollm2-135m", CPU)
+    prompt = random_prompts(1, 12, loaded.vocab_size)[0]
+    loaded.model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        order = loaded.model(torch.tensor([prompt])).logits[0, -1].argsort(descending=True).tolist()
+    loaded.model.set_attn_implementation(ATTENTION)
+    best, worst = order[0], order[-1]
+    assert answers.tie_distance(loaded, prompt, best, best) == 0
+    assert loaded.model.config._attn_implementation == ATTENTION
+    (difference,) = answers.compare(loaded, [prompt], [[best, 1, 2]], [[worst, 1, 2]])
+    assert difference["token"] == 0
+    assert not difference["is_near_tie"]
+    assert not list(answers.compare(loaded, [prompt], [[best, 1]], [[best, 1]]))
+
+
+def test_gpt2_is_measured_whole() -> None:
+    found = found_by(teaching.run(CPU))
+    assert found["at_once"]["requests"] == found["clients"]["requests"] == 8
+    assert found["at_once"]["output_tokens_per_second"] > 0
+    assert found["one_token"]["ttft_p99_ms"] > 0
+    assert found["steps"]["sequences"] == found["batch"] == 4
+
+
+def test_steps_of_a_model_are_measured_whole() -> None:
+    found = found_by(steps.run(CPU, "llama-3.1-8b"))
+    assert [row["sequences"] for row in found["decode"]] == [1, 4]
+    kv_bytes = found["kv_bytes_per_token"]
+    assert found["decode"][1]["bytes"] - found["decode"][0]["bytes"] == 3 * 40 * kv_bytes
+    assert found["prefill"]["steps"] == 8
+    assert len(found["prefill"]["ms"]) == 4
+    assert found["parts"]["decode"]["sequences"] == 4
+    assert found["parts"]["prefill"]["kernels"]
+
+
+def test_on_a_cpu_there_is_one_mode() -> None:
+    assert modes.modes(CPU) == [{}]
+    gpu = Target(torch.device("cuda"), quick=False)
+    assert answers.modes(gpu)[-1] == {"compile": True, "cuda_graph": True, "overlap": True}
+    assert len(answers.modes(gpu, is_compiled=False)) == 4
+    assert answers.modes(gpu, is_compiled=True) == answers.modes(gpu)[-1:]
+
+
+def test_a_request_that_does_not_finish_whole_breaks_the_measurement() -> None:
+    with running(load("smollm2-135m", CPU), kv_blocks=8) as engine:
+        engine.drain()
+        with pytest.raises(Exception, match="shutting down"):
+            complete(engine, [[1, 2, 3]], 4)
+
+
+class TheirManager:
+    """The part of transformers' manager that is used."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self.results: Queue[Any] = Queue()
+        for result in results:
+            self.results.put(result)
+
+    def add_requests(self, inputs: list[list[int]], max_new_tokens: int) -> None:
+        pass
+
+    def get_result(self, timeout: float) -> Any:
+        return None if self.results.empty() else self.results.get()
+
+    def is_running(self) -> bool:
+        return False
+
+
+def their_result(num_tokens: int, error: str | None = None, *, is_finished: bool = True) -> Any:
+    return SimpleNamespace(generated_tokens=[1] * num_tokens, error=error, is_finished=lambda: is_finished)
+
+
+def test_their_requests_count_when_all_their_tokens_are_there() -> None:
+    manager = TheirManager([their_result(1, is_finished=False), their_result(4), their_result(4)])
+    assert their_seconds(manager, [[1], [2]], 4) > 0  # type: ignore[arg-type]
+    assert manager.results.empty()
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([their_result(3)], "3 tokens of 4"),
+        ([their_result(4, "out of memory")], "out of memory"),
+        ([], "has ended"),
+    ],
+)
+def test_what_they_do_not_finish_is_no_figure(results: list[Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        their_seconds(TheirManager(results), [[1]], 4)  # type: ignore[arg-type]
+
+
+def test_whatever_a_model_draws_is_text_and_prompts_are_bytes() -> None:
+    tokenizer = byte_tokenizer(50257)
+    assert len(tokenizer) == 50257
+    assert len(tokenizer.encode("wonder full")) == 11
+    assert tokenizer.decode([256, 50256]).isalpha()
+    assert len(byte_tokenizer(97)) == 256

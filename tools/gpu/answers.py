@@ -1,0 +1,146 @@
+"""Are the engine's answers right? Small models of every family against `generate`; real shapes with CUDA graphs against
+without. With and without graphs, overlap and compiled layers, greedy and drawn: all must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.attention import ATTENTION
+from oaiserve.engine.model.compiled import restore_layers
+from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.request import SamplingParams
+from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.workload import answers, blocks_for, has_graphs, load, random_prompts, release, running
+from tools.random_models import FAMILIES, generate, random_model
+
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
+NUM_TOKENS = 12
+DRAWN = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, seed=7, ignore_eos=True)
+SHAPES = ("gpt2-124m", "llama-3.2-1b")
+# Two tokens are as good as each other where their logits differ by less than this, in standard deviations of all
+# logits: what bfloat16 rounds away in another order of additions. Tokens picked at random differ by several.
+NEAR_TIE = 0.1
+
+Answers = list[list[int]]
+
+
+def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if part == "compiled" and not target.is_gpu:
+        yield {"problem": NOT_ON_CPU}
+    elif part in ("families", "compiled"):
+        for name in FAMILIES:
+            yield {name: check_family(name, target, modes(target, is_compiled=part == "compiled"))}
+    else:
+        for name, dtype in product(SHAPES[:1] if target.quick else SHAPES, (torch.float32, torch.bfloat16)):
+            yield {f"{name}, {str(dtype).removeprefix('torch.')}": check_shape(name, dtype, target)}
+            release()
+
+
+def modes(target: Target, *, is_compiled: bool | None = None) -> list[dict[str, bool]]:
+    """Settings that must not change an answer, the plainest first, the default last; only those that compile the layers
+    or do not, where that is given. On a CPU there is nothing of this."""
+    if not target.is_gpu:
+        return [{}]
+    plain = [
+        {"compile": False, "cuda_graph": graph, "overlap": overlap}
+        for graph, overlap in product((False, True), repeat=2)
+    ]
+    default = {"compile": True, "cuda_graph": True, "overlap": True}
+    return [mode for mode in (*plain, default) if is_compiled is None or mode["compile"] == is_compiled]
+
+
+def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
+    """In float32, batched and in chunks, greedy against `generate`; draws against those of the first mode."""
+    model = random_model(FAMILIES[name], device=target.device)
+    expected = generate(model, PROMPTS, NUM_TOKENS)
+    loaded = prepare(model, name)
+    different, drawn, not_captured = [], [], []
+    for mode in modes:
+        with running(loaded, block_size=4, kv_blocks=64, max_running=8, max_step_tokens=9, **mode) as engine:
+            if ids(engine, PROMPTS, answers(NUM_TOKENS)) != expected:
+                different.append(f"greedy, {mode}")
+            drawn.append(ids(engine, PROMPTS, DRAWN))
+            if mode.get("cuda_graph") and not has_graphs(engine):
+                not_captured.append(str(mode))
+        if drawn[-1] != drawn[0]:
+            different.append(f"drawn, {mode}")
+    found = {"equal": not different, "modes": len(drawn), "tokens": sum(map(len, expected)), "different": different}
+    if not_captured:
+        found["problem"] = f"nothing was captured with {', '.join(not_captured)}; the log of this section says why"
+    return found
+
+
+def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]:
+    """All at once, so that every step of decodes has as many sequences as a graph: the answers of all modes against
+    those of the plainest. In float32 they must be the same. In bfloat16, greedy ones may part at a tie, and draws are
+    only counted: the borders between tokens, too, are where rounding puts them."""
+    if not target.is_gpu:
+        return {"problem": NOT_ON_CPU}
+    loaded = load(name, target, dtype)
+    count, length, num_tokens = 16, 32, 32
+    prompts = random_prompts(count, length, loaded.vocab_size)
+    drawn = SamplingParams(max_tokens=num_tokens, temperature=0.8, top_k=50, top_p=0.9, seed=11, ignore_eos=True)
+    found: list[tuple[Answers, Answers]] = []
+    # Compiled layers are what bfloat16 is served with; in float32 there are those of the families.
+    for mode in modes(target, is_compiled=False if dtype == torch.float32 else None):
+        with running(loaded, kv_blocks=2 * blocks_for(count, length + num_tokens), max_running=count, **mode) as engine:
+            found.append((ids(engine, prompts, answers(num_tokens)), ids(engine, prompts, drawn)))
+            if mode["cuda_graph"] and not has_graphs(engine):
+                return {"equal": False, "problem": "nothing was captured; the log of this section says why"}
+    (first_greedy, first_drawn), *others = found
+    different = [difference for greedy, _ in others for difference in compare(loaded, prompts, first_greedy, greedy)]
+    drawn_differently = [len(different_answers(first_drawn, draws)) for _, draws in others]
+    if dtype == torch.float32:
+        equal = not different and not any(drawn_differently)
+    else:
+        equal = all(difference["is_near_tie"] for difference in different)
+    return {
+        "equal": equal,
+        "modes": len(found),
+        "answers": count,
+        "tokens_each": num_tokens,
+        "different": different,
+        "drawn_differently": drawn_differently,
+    }
+
+
+def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Answers:
+    return [completion.token_ids for completion in engine.generate(prompts, params)]
+
+
+def different_answers(first: Answers, second: Answers) -> list[int]:
+    return [index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+
+
+def compare(loaded: LoadedModel, prompts: list[list[int]], first: Answers, second: Answers) -> Iterator[dict[str, Any]]:
+    """Where greedy answers part, and whether the two tokens there are as good as each other. What follows is another
+    text."""
+    for index in different_answers(first, second):
+        a, b = first[index], second[index]
+        place = next(i for i in range(min(len(a), len(b))) if a[i] != b[i])
+        distance = tie_distance(loaded, prompts[index] + a[:place], a[place], b[place])
+        yield {
+            "answer": index,
+            "token": place,
+            "distance": distance,
+            "is_near_tie": distance < NEAR_TIE,
+        }
+
+
+@torch.inference_mode()
+def tie_distance(loaded: LoadedModel, token_ids: list[int], one: int, other: int) -> float:
+    """By how much the worse of two next tokens is behind the best one, in standard deviations of all logits; by
+    transformers' own attention."""
+    restore_layers(loaded)  # no engine runs them any more
+    loaded.model.set_attn_implementation("sdpa")
+    try:
+        logits = loaded.model(torch.tensor([token_ids], device=loaded.device)).logits[0, -1].float()
+    finally:
+        loaded.model.set_attn_implementation(ATTENTION)
+    return float((logits.max() - logits[[one, other]].min()) / logits.std())

@@ -1,0 +1,144 @@
+"""More requests than the KV cache holds, clients that leave, a device whose memory is full: the answers stay the same,
+and nothing is left over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.request import (
+    TERMINAL,
+    Aborted,
+    Event,
+    Finished,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
+from tools.gpu.answers import compare, ids
+from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.workload import answers, blocks_for, load, random_prompts, running
+from tools.random_models import FAMILIES, random_model
+
+COUNT = 48
+NUM_TOKENS = 24
+LEAVE_AFTER_TOKENS = 6
+BLOCK_SIZE = 4
+
+
+def run(target: Target) -> Iterator[dict[str, Any]]:
+    yield {"preemption": preemption(target)}
+    yield {"out_of_memory": out_of_memory(target)}
+
+
+def preemption(target: Target) -> dict[str, Any]:
+    """Four times as many tokens as the KV cache holds; every fifth client leaves in the middle of its answer."""
+    count = 16 if target.quick else COUNT
+    loaded = prepare(random_model(FAMILIES["llama"], device=target.device), "llama")
+    generator = random.Random(0)
+    prompts = [generator.choices(range(97), k=generator.randrange(4, 40)) for _ in range(count)]
+    requests = [
+        (prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=(0.0, 0.9)[i % 2], seed=i, ignore_eos=True))
+        for i, prompt in enumerate(prompts)
+    ]
+    leaving = set(range(2, count, 5))
+    num_blocks = sum(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE) for prompt in prompts)
+    settings: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_running": 32, "max_step_tokens": 64}
+    with running(loaded, kv_blocks=num_blocks + count, **settings) as engine:
+        expected = _answer(engine, requests, leaving=set())
+    with running(loaded, kv_blocks=num_blocks // 4, **settings) as engine:
+        got = _answer(engine, requests, leaving=leaving)
+        end = engine.snapshot()
+    wrong = wrong_answers(expected, got, leaving)
+    left_over = {
+        "blocks": end.blocks_used,
+        "running": end.num_running,
+        "waiting": end.num_waiting,
+        "tokenizing": end.num_tokenizing,
+    }
+    return {
+        "equal": not wrong and not any(left_over.values()) and end.num_preemptions > 0,
+        "requests": count,
+        "left_early": len(leaving),
+        "preemptions": end.num_preemptions,
+        "wrong": wrong,
+        "left_over": left_over,
+    }
+
+
+def wrong_answers(expected: list[list[int]], got: list[list[int]], leaving: set[int]) -> list[int]:
+    """Whoever leaves early has the beginning of the answer."""
+    return [
+        index
+        for index, (want, have) in enumerate(zip(expected, got, strict=True))
+        if have != (want[: len(have)] if index in leaving else want)
+    ]
+
+
+def _answer(engine: Engine, requests: list[tuple[list[int], SamplingParams]], *, leaving: set[int]) -> list[list[int]]:
+    """The tokens of each until it finished, or until it was told that it had left."""
+    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    found: list[list[int]] = [[] for _ in requests]
+    for index, (prompt, params) in enumerate(requests):
+        engine.submit(Request(str(index), (TokenPrompt(prompt),), params), inbox.put)
+    num_open = len(requests)
+    while num_open:
+        for event in inbox.get():
+            index = int(event.request_id)
+            if isinstance(event, TokenChunk):
+                found[index] += event.token_ids
+                if index in leaving and len(found[index]) >= LEAVE_AFTER_TOKENS:
+                    engine.abort(event.request_id)
+            elif isinstance(event, TERMINAL):
+                allowed = (Finished, Aborted) if index in leaving else Finished
+                if not isinstance(event, allowed):
+                    raise RuntimeError(f"Request {index} was not to end so: {event}")
+                num_open -= 1
+    return found
+
+
+def out_of_memory(target: Target) -> dict[str, Any]:
+    """Prompts whose steps need more memory than this process may have, which is cut when the engine has started: they
+    are computed in smaller parts, with the same answers."""
+    if not target.is_gpu:
+        return {"problem": NOT_ON_CPU}
+    loaded = load("llama-3.2-1b", target)
+    prompts = random_prompts(8, 1000, loaded.vocab_size)
+    settings: dict[str, Any] = {"kv_blocks": blocks_for(16, 1100), "max_step_tokens": 8192, "max_running": 16}
+    settings["prefix_cache"] = False  # else the second run finds what the first has computed
+    with running(loaded, **settings) as engine:
+        _ids(engine, prompts)  # compiles
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_reserved()
+        expected = _ids(engine, prompts)
+        needed = torch.cuda.max_memory_reserved() - held
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info(target.device)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + needed * 0.6) / total)
+        try:
+            got = _ids(engine, prompts)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        num_short = engine.snapshot().num_out_of_memory
+    # Parts of other sizes round otherwise in bfloat16, so an answer may part at a tie.
+    different = list(compare(loaded, prompts, expected, got))
+    return {
+        "equal": all(difference["is_near_tie"] for difference in different),
+        "same_ids": not different,
+        "needed_bytes": needed,
+        "steps_out_of_memory": num_short,
+        "different": different,
+        **({} if num_short else {"problem": "memory did not run out, so this shows nothing"}),
+    }
+
+
+def _ids(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    return ids(engine, prompts, answers(8))

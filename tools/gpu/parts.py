@@ -1,0 +1,116 @@
+"""Where the time of a step goes: on the host and on the device, from the engine's own records and from a profile."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.start import start_runner
+from oaiserve.engine.sequence import Chunk, Step
+from oaiserve.engine.sequence import Sequence as TokenSequence
+from oaiserve.record import HostPart, StepKind, StepRecord
+from tools.gpu.roofline import percentile
+from tools.gpu.workload import BLOCK_SIZE, answers, blocks_for
+
+PROFILED_STEPS = 5
+MOST_KERNELS = 20
+
+
+def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
+    """Of the steps in which `batch` sequences decode, in ms: `period` is from the end of a step to the end of the next
+    one, `gap` the part of it in which the device has nothing to do. And of what the host did in them, part by part."""
+    steps = [record for record in records if record.kind == StepKind.DECODE and record.num_sequences == batch]
+    if not steps:
+        raise RuntimeError(f"No step had {batch} sequences that decode, of {len(records)}.")
+    periods = [(record.duration_ns + record.idle_ns) / 1e6 for record in steps]
+    found = {
+        "sequences": batch,
+        "steps": len(steps),
+        "period_ms": statistics.median(periods),
+        "period_p10_ms": percentile(periods, 0.1),
+        "period_p90_ms": percentile(periods, 0.9),
+        "device_ms": statistics.median(record.duration_ns / 1e6 for record in steps),
+        "gap_ms": statistics.median(record.idle_ns / 1e6 for record in steps),
+        "gap_share": sum(record.idle_ns for record in steps) / sum(r.idle_ns + r.duration_ns for r in steps),
+    }
+    return found | {"host_ms": host_parts_ms(steps)}
+
+
+def host_parts_ms(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Medians of what the engine thread did from the results of the step before to those of each of these."""
+    return {
+        part.value: statistics.median(step.host_ns.get(part, 0) for step in steps) / 1e6
+        for part in HostPart
+        if part != HostPart.IDLE
+    }
+
+
+def profile_steps(
+    loaded: LoadedModel, options: EngineOptions, *, sequences: int, context: int, prompt: int
+) -> dict[str, Any]:
+    """Of a decode step of `sequences`, each with `context` tokens, and of a step that computes a prompt: what the host
+    takes to launch it and until its results are there, and the kernels that take the most of the device's time."""
+    runner = start_runner(loaded, options).runner
+    return {
+        "has_graphs": runner.graphs is not None,
+        "decode": _profile(runner, make_step(loaded.vocab_size, sequences, context, 1), loaded.device),
+        "prefill": _profile(runner, make_step(loaded.vocab_size, 1, prompt, prompt), loaded.device),
+    }
+
+
+def make_step(vocab_size: int, num_sequences: int, context: int, num_tokens: int) -> Step:
+    """Sequences of `context` tokens that compute their last `num_tokens`."""
+    step = Step()
+    blocks_each = blocks_for(1, context)
+    for i in range(num_sequences):
+        ids = [(i + 7 * j) % vocab_size for j in range(context)]
+        sequence = TokenSequence(str(i), 0, ids, answers(1), max_len=context + 1)
+        sequence.num_computed = context - num_tokens
+        sequence.blocks = list(range(i * blocks_each, i * blocks_each + -(-context // BLOCK_SIZE)))
+        step.chunks.append(Chunk(sequence, context - num_tokens, num_tokens))
+    return step
+
+
+def _profile(runner: ModelRunner, step: Step, device: torch.device) -> dict[str, Any]:
+    launched, whole = [], []
+    for _ in range(12):
+        began = time.perf_counter()
+        handle = runner.launch(step)
+        launched.append((time.perf_counter() - began) * 1e3)
+        runner.collect(handle)
+        whole.append((time.perf_counter() - began) * 1e3)
+    is_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as profiled:
+        for _ in range(PROFILED_STEPS):
+            runner.collect(runner.launch(step))
+        if is_gpu:
+            torch.cuda.synchronize(device)
+    times_us: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for event in profiled.key_averages():
+        if (event.device_type == DeviceType.CUDA) == is_gpu:
+            times_us[event.key] += event.self_device_time_total if is_gpu else event.self_cpu_time_total
+            counts[event.key] += event.count
+    names = sorted(times_us, key=lambda name: -times_us[name])[:MOST_KERNELS]
+    return {
+        "sequences": len(step.chunks),
+        "tokens": step.num_tokens,
+        "launch_ms": statistics.median(launched[2:]),
+        "whole_ms": statistics.median(whole[2:]),
+        "on": "device" if is_gpu else "host",
+        "busy_ms": sum(times_us.values()) / PROFILED_STEPS / 1e3,
+        "kernels": [
+            {"name": name, "calls": counts[name] / PROFILED_STEPS, "us": times_us[name] / PROFILED_STEPS}
+            for name in names
+        ],
+    }

@@ -1,0 +1,71 @@
+"""Runs sections as processes of their own, each within a time limit: one that breaks, hangs or dies takes nothing else
+with it, and says how it ended. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tools.gpu.sections import Section
+
+LAST_LINES = 15
+LEAST_SECONDS = 20  # a section that has less does not begin
+
+# The command of a section, given the file for its result and its limit in seconds.
+Command = Callable[[Section, Path, float], Sequence[str]]
+
+
+def run_all(
+    sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and results as they come. Those that stand next to each other and may do so run side by side. Where the
+    budget is used up, the rest is left out, and that is their result."""
+    give_up = time.monotonic() + budget_seconds
+    for side_by_side, group in groupby(sections, key=lambda section: section.side_by_side):
+        for together in [list(group)] if side_by_side else [[section] for section in group]:
+            left_seconds = give_up - time.monotonic()
+            if left_seconds < LEAST_SECONDS:
+                problem = f"{max(0.0, left_seconds):.0f} s were left of the {budget_seconds:.0f} s for all sections."
+                yield from ((section.name, {"status": "left out", "problem": problem}) for section in together)
+                continue
+            with ThreadPoolExecutor(len(together)) as pool:
+                limits = [min(section.limit_seconds, left_seconds) for section in together]
+                results = pool.map(lambda section, limit: run_one(section, command, folder, limit), together, limits)
+                yield from zip((section.name for section in together), results, strict=True)
+
+
+def run_one(section: Section, command: Command, folder: Path, limit_seconds: float) -> dict[str, Any]:
+    """What the section had found when it ended, with `status`, `seconds` and, where it did not end well, `problem`."""
+    out, log = folder / f"{section.name}.json", folder / f"{section.name}.log"
+    out.unlink(missing_ok=True)
+    started = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command(section, out, limit_seconds), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = "done" if (code := process.wait(limit_seconds)) == 0 else f"broke with exit code {code}"
+        except subprocess.TimeoutExpired:
+            status = f"ended after {limit_seconds:.0f} s, its limit"
+        finally:
+            _end_group(process)
+    result: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
+    if status != "done":
+        result["problem"] = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+    return result | (json.loads(out.read_text()) if out.exists() else {})
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started, and whatever these wait for."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

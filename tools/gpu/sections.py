@@ -1,0 +1,36 @@
+"""The sections of the GPU check, the most important first. No torch: each is run by a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`run(target, **arguments)` of the module yields dictionaries, which together are the section's result."""
+
+    name: str
+    module: str
+    limit_seconds: float
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    side_by_side: bool = False  # it measures nothing, so it may run while others of its kind do
+
+
+SECTIONS = (
+    Section("environment", "tools.gpu.environment", 60),
+    Section("families", "tools.gpu.answers", 170, {"part": "families"}, side_by_side=True),
+    Section("compiled", "tools.gpu.answers", 170, {"part": "compiled"}, side_by_side=True),
+    Section("graphs", "tools.gpu.answers", 170, {"part": "shapes"}, side_by_side=True),
+    Section("kernels", "tools.gpu.kernels", 170, {"part": "correctness"}, side_by_side=True),
+    Section("overload", "tools.gpu.overload", 170, side_by_side=True),
+    Section("gpt2", "tools.gpu.teaching", 70),
+    Section("decode-1b", "tools.gpu.steps", 110, {"model": "llama-3.2-1b"}),
+    Section("decode-8b", "tools.gpu.steps", 150, {"model": "llama-3.1-8b"}),
+    Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
+    Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
+    Section("modes", "tools.gpu.modes", 100),
+    Section("start", "tools.gpu.start", 60),
+    Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
+    Section("peers-gpt2", "tools.gpu.peers", 60, {"model": "gpt2-124m"}),
+)
