@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -165,8 +166,11 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
         except OSError as error:
             raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
     profile_dir = telemetry.profile_dir
-    if profile_dir is not None and not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
-        raise StartupError(f"--profile-dir is '{profile_dir}', which is no folder that can be written to.")
+    if profile_dir is not None:
+        with suppress(OSError):
+            profile_dir.mkdir(parents=True, exist_ok=True)
+        if not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
+            raise StartupError(f"--profile-dir is '{profile_dir}', which is no folder that can be written to.")
     if server.tls_certificate is None:
         return
     try:

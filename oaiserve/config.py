@@ -297,7 +297,7 @@ class TelemetryOptions:
 
     profile_dir: Path | None = None
     """Folder for the traces of POST /debug/profile, which records the next steps with torch's profiler and slows them
-    down. Without one, there is no such route."""
+    down. Made where it is missing. Without one, there is no such route."""
 
     vllm_metrics: bool = True
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers that know these."""

@@ -147,7 +147,10 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["serve", "demo", "--config", "no-such.toml"], "which cannot be read: No such file or directory."),
         (["serve", "demo", "--config", "settings.ini"], "must end in .toml, .yaml, .yml, .json."),
         (["serve", "demo", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "--tls-certificate is 'c.pem'"),
-        (["serve", "demo", "--profile-dir", "nowhere"], "--profile-dir is 'nowhere', which is no folder that can be"),
+        (
+            ["serve", "demo", "--profile-dir", "/dev/null/a"],
+            "--profile-dir is '/dev/null/a', which is no folder that can be",
+        ),
         (["serve", "demo", "--chat-template", "c.jinja"], "--chat-template is 'c.jinja', which cannot be read"),
     ],
 )
