@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -38,7 +39,7 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step knows bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
     digest = hashlib.sha256()
-    for part in (_version(compiler), *_flags(dtype, quantize), _cpu_features()):
+    for part in (_version(compiler), *compiler[1:], *_flags(dtype, quantize), _cpu_features()):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -56,13 +57,14 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             source = str(SOURCES / "decoder.cpp")
-            command = [_compiler(), *_flags(dtype, quantize), source, "-o", str(made)]
+            compiler = _compiler()
+            command = [*compiler, *_flags(dtype, quantize), source, "-o", str(made)]
             # With low priority: the server answers from its slower path meanwhile, and needs the cores more.
             priority = ["nice", "-n", "10"] if shutil.which("nice") else []
             run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
             if run.returncode != 0:
                 complaints = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
-                raise BuildError(f"{_compiler()} failed: {(complaints or ['no message'])[0]}")
+                raise BuildError(f"{shlex.join(compiler)} failed: {(complaints or ['no message'])[0]}")
             made.replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
@@ -73,21 +75,22 @@ def _flags(dtype: torch.dtype, quantize: Quantize) -> list[str]:
     return [*FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", *(["-DINT8_WEIGHTS"] if quantize == "int8" else [])]
 
 
-def _compiler() -> str:
-    asked = os.environ.get("CXX")
-    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+def _compiler() -> list[str]:
+    """The program and its first arguments, for CXX may be "ccache g++"."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for name, *arguments in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
         if found := shutil.which(name):
-            return found
+            return [found, *arguments]
     raise BuildError(
-        f"the compiler {asked} that CXX names was not found" if asked else "no C++ compiler was found (install g++)"
+        f"the compiler {asked[0]} that CXX names was not found" if asked else "no C++ compiler was found (install g++)"
     )
 
 
-def _version(compiler: str) -> str:
+def _version(compiler: list[str]) -> str:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+        return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError as error:
-        raise BuildError(f"the compiler {compiler} cannot be run: {error.strerror}") from error
+        raise BuildError(f"the compiler {compiler[0]} cannot be run: {error.strerror}") from error
 
 
 def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -47,6 +47,14 @@ def test_a_library_is_compiled_once_for_each_dtype(compiler: Compiler) -> None:
     assert sorted(path.parent.iterdir()) == sorted([path, other]), "nothing else is left"
 
 
+def test_the_compiler_may_have_arguments(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = compiler('echo made > "$out"')
+    alone = build.library_path(torch.float32)
+    monkeypatch.setenv("CXX", f"'{folder}/fake-g++' --first 'with space'")
+    assert build.build(torch.float32) != alone
+    assert (folder / "calls.txt").read_text().startswith("--first with space ")
+
+
 def test_another_dtype_is_refused(compiler: Compiler) -> None:
     compiler("")
     with pytest.raises(BuildError, match="the native step knows bfloat16 and float32, not float16"):
