@@ -22,7 +22,8 @@ class Shape:
     keys: int  # the same, and of values
     intermediate: int
     vocab: int
-    element_bytes: int
+    element_bytes: int  # of what is computed and cached
+    weight_bytes: int  # of matrices
 
 
 class Work(NamedTuple):
@@ -40,7 +41,7 @@ def work(shape: Shape, chunks: Sequence[tuple[int, int]]) -> dict[str, Work]:
     pairs = sum((start + 1 + end) * (end - start) / 2 for start, end in chunks)  # of a query and a key that it sees
 
     def linear(rows: int, columns: int, width: int, times: int = 1) -> Work:
-        return Work(times * columns * width * shape.element_bytes, 2.0 * times * rows * columns * width)
+        return Work(times * columns * width * shape.weight_bytes, 2.0 * times * rows * columns * width)
 
     layers, hidden = shape.layers, shape.hidden
     nothing = Work(0, 0)

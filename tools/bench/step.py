@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from oaiserve import demo
-from oaiserve.config import EngineOptions
+from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
+    add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
     add("--seconds", type=float, default=0.6, help="for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
     add("--json", type=Path, help="write the results there")
@@ -92,13 +93,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     limits = ceilings.measure(loaded.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2
-    native = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
-    bench = StepBench(loaded, native, limits, arguments.seconds)
+    native = native_decoder(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads, quantize=arguments.quantize
+    )
+    shape = _shape(loaded, weight_bytes=1 if arguments.quantize == "int8" else loaded.dtype.itemsize)
+    bench = StepBench(loaded, native, limits, shape, arguments.seconds)
     results = {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
         "threads": num_threads,
         "dtype": str(loaded.dtype).removeprefix("torch."),
+        "quantize": arguments.quantize,
         "ceilings": asdict(limits),
         "left_out": left_out,
         **{kind: [bench.measure(point) for point in chosen] for kind, chosen in points.items()},
@@ -129,8 +134,15 @@ def _most_blocks(loaded: LoadedModel) -> int:
 
 
 class StepBench:
-    def __init__(self, loaded: LoadedModel, native: NativeDecoder, limits: ceilings.Ceilings, seconds: float) -> None:
-        self._loaded, self._native, self._limits, self._seconds = loaded, native, limits, seconds
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        native: NativeDecoder,
+        limits: ceilings.Ceilings,
+        shape: floor.Shape,
+        seconds: float,
+    ) -> None:
+        self._loaded, self._native, self._limits, self._shape, self._seconds = loaded, native, limits, shape, seconds
         self._num_filled = 0
         self._random = random.Random(0)
 
@@ -161,7 +173,7 @@ class StepBench:
             if len(rows) == 2:  # those were the warm-up
                 give_up = time.perf_counter() + self._seconds
         times_ms = middle(rows[2:])
-        works = floor.work(_shape(self._loaded), [(chunk.start, chunk.end) for chunk in step.chunks])
+        works = floor.work(self._shape, [(chunk.start, chunk.end) for chunk in step.chunks])
         return asdict(point) | {
             "step_ms": times_ms.pop("step"),
             "floor_ms": floor.floor_seconds(works, self._limits) * 1e3,
@@ -237,7 +249,7 @@ def _submit_and_wait(engine: Engine, num_requests: int, prompt: list[int]) -> No
                 num_open -= 1
 
 
-def _shape(loaded: LoadedModel) -> floor.Shape:
+def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.Shape:
     config, kv = loaded.model.config, loaded.kv_shapes[0]
     return floor.Shape(
         layers=len(loaded.kv_shapes),
@@ -247,6 +259,7 @@ def _shape(loaded: LoadedModel) -> floor.Shape:
         intermediate=config.intermediate_size,
         vocab=loaded.vocab_size,
         element_bytes=loaded.dtype.itemsize,
+        weight_bytes=weight_bytes,
     )
 
 

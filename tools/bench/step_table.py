@@ -9,9 +9,10 @@ from tools.bench import plot, table
 
 def report(results: dict[str, Any]) -> str:
     limits = results["ceilings"]
+    weights = "" if results["quantize"] == "none" else f" with {results['quantize']} weights"
     lines = [
         f"{results['machine']}; {results['created']}.",
-        f"The demo model in {results['dtype']}, {results['threads']} threads.",
+        f"The demo model in {results['dtype']}{weights}, {results['threads']} threads.",
         f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
         f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
         "",
