@@ -2,8 +2,8 @@
 
 For each type: a small model with random weights, and its greedy answers from the engine (batched, in chunks, and with
 so few blocks that sequences are preempted) against those of transformers' own `generate`. The engine runs transformers'
-code and then, where that covers the type, the native step. Prints one line per type, with the reason where it is not
-covered, and exits with 1 if an answer differs. Takes a minute or two.
+code and then, where that covers the type, the native step, else native attention. Prints one line per type, with the
+reason where it is not covered, and exits with 1 if an answer differs. Takes a minute or two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.describe import NotKnown
-from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.start import native_attention, native_decoder
 from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
@@ -89,7 +89,7 @@ def main(types: list[str]) -> int:
 
 
 def check(name: str) -> str:
-    """Equal or DIFFERENT, and whether with the native step; or why the type is refused."""
+    """Equal or DIFFERENT, and whether with the native step or native attention; or why the type is refused."""
     values = {**_SIZES, **EXTRA.get(name, {})}
     config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
     try:
@@ -106,8 +106,8 @@ def check(name: str) -> str:
         try:
             runner.use(native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1))
         except NotKnown as error:
-            step = f"eager: {error}"
-            continue
+            step = f"native attention: {error}"
+            runner.use(native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1))
         differs |= answers(loaded, runner, num_blocks) != expected
     return f"{'DIFFERENT' if differs else 'equal'}, {step}"
 

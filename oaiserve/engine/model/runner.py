@@ -146,8 +146,7 @@ class ModelRunner:
             eager.backend, eager.caches = native.attend, native.caches
         else:
             self._executor = native
-            # It has threads of its own; torch's would compete with them, for the little that is left to torch.
-            torch.set_num_threads(1)
+        torch.set_num_threads(native.torch_threads)
         self._next = None
 
 

@@ -1,4 +1,4 @@
-"""The C interface of the native step, with its types: the twin of src/decoder.cpp."""
+"""The C interface of the native code, with its types: the twin of src/decoder.cpp."""
 
 from __future__ import annotations
 
@@ -49,7 +49,26 @@ class StepInput(Structure):
     )
 
 
-_POINTER, _INDEX, _DECODER = c_void_p, c_long, c_void_p
+class PagedCache(Structure):
+    """Of one layer."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("kv_heads", c_long),
+        ("key_dim", c_long),
+        ("value_dim", c_long),
+        ("block_size", c_long),
+    )
+
+
+class AttentionOptions(Structure):
+    """No window, no softcap: 0."""
+
+    _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
+
+
+_POINTER, _INDEX, _DECODER, _ATTENTION = c_void_p, c_long, c_void_p, c_void_p
 # What each function takes, and what it returns.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
@@ -72,6 +91,10 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), None),
     "durations": ((_DECODER, _POINTER), None),
     "step": ((_DECODER, _POINTER, POINTER(StepInput)), c_int),
+    "attention": ((c_int, _POINTER), _ATTENTION),
+    "free_attention": ((_ATTENTION,), None),
+    "attention_step": ((_ATTENTION, POINTER(StepInput)), c_int),
+    "attention_layer": ((_ATTENTION, PagedCache, AttentionOptions, *(_POINTER,) * 4), c_int),
 }
 
 

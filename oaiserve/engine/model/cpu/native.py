@@ -13,16 +13,16 @@ from torch import Tensor
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
-from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
-
-LANES = 16  # numbers the native code works on at a time: rows of activations are made of so many
-MAX_HEAD_DIM = 256
+from oaiserve.engine.model.kv_cache import copy_blocks
 
 
 class NativeDecoder:
-    """One decoder and its KV cache, in the layout that its attention reads in place: within a block, sixteen keys of a
-    head side by side, and pairs of neighbours together, as a dot product of bfloat16 takes them."""
+    """One decoder and its KV cache, in the layout of `kv_layout.py`."""
+
+    # It has threads of its own; torch's would compete with them, for the little that is left to torch.
+    torch_threads = 1
 
     def __init__(
         self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
@@ -30,7 +30,7 @@ class NativeDecoder:
         """Copies the weights, but not the embeddings. Raises NotKnown for sizes that the native code does not have."""
         self._library = library
         self._kept: list[Tensor] = []  # what the native side points to
-        self.caches: list[tuple[Tensor, Tensor]] = []
+        self.caches: list[LayerCache] = []
         self._num_blocks, self._block_size = num_blocks, block_size
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
@@ -88,14 +88,8 @@ class NativeDecoder:
         copy_blocks(self.caches, copies)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Takes over the first blocks of another executor's cache, by layer; their keys and values get this layout."""
-        size = self._block_size
-        for (keys, values), (their_keys, their_values) in zip(self.caches, caches, strict=True):
-            _, kv_heads, groups, key_packs, _, pack = keys.shape
-            grouped = their_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)
-            keys[:num_blocks] = grouped.permute(0, 3, 1, 4, 2, 5)
-            paired = their_values[:num_blocks].view(num_blocks, size // pack, pack, kv_heads, values.shape[3])
-            values[:num_blocks] = paired.permute(0, 3, 1, 4, 2)
+        """Takes over the first blocks of another executor's cache, by layer."""
+        adopt(self.caches, caches, num_blocks)
 
     def _build(self, decoder: Decoder) -> None:
         add = self._library
@@ -163,17 +157,10 @@ class NativeDecoder:
         self._operation("attention", add.attend, *arguments)
 
     def _cache(self, attention: Attention) -> int:
-        shape = attention.shape
-        for dim in (shape.key_dim, shape.value_dim):
-            if dim % LANES or dim > MAX_HEAD_DIM:
-                raise NotKnown(f"its heads have {dim} numbers, which is no multiple of {LANES} up to {MAX_HEAD_DIM}")
-        pack = 2 if attention.out.weight.dtype == torch.bfloat16 else 1
-        per_block = (self._num_blocks, shape.kv_heads)
-        size = self._block_size
-        keys = zeroed((*per_block, size // LANES, shape.key_dim // pack, LANES, pack), attention.out.weight.dtype)
-        values = zeroed((*per_block, size // pack, shape.value_dim, pack), attention.out.weight.dtype)
-        self.caches.append((keys, values))
-        pointers = (keys.data_ptr(), values.data_ptr())
+        shape, dtype, size = attention.shape, attention.out.weight.dtype, self._block_size
+        cache = new_cache(shape, dtype, num_blocks=self._num_blocks, block_size=size)
+        self.caches.append(cache)
+        pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
 
     def _operation(self, name: str, add: Callable[..., None], *arguments: Any) -> None:

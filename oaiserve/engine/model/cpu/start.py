@@ -1,4 +1,5 @@
-"""From a loaded model to its native step, which is known to compute what the model does."""
+"""From a loaded model to its native step, which is known to compute what the model does; or to native attention, where
+there is no such step."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from torch import Tensor
 from oaiserve.config import Quantize
 from oaiserve.engine.model.attention import Backend, LayerCache, reference
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, library_path
 from oaiserve.engine.model.cpu.describe import AttentionOptions, NotKnown, describe
+from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import LANES, NativeDecoder
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
@@ -41,18 +44,12 @@ def start_native(
     quantize: Quantize = "none",
 ) -> None:
     """Lets `runner` use the native step: at once where its library is on disk, else when a thread has compiled it.
-    Where that cannot be, the log says why.
+    Where that cannot be, the log says why, and the model's own code gets native attention, if that can be.
 
     Quantized weights have no other code that could run: StartupError where these cannot be.
     """
-    make = partial(
-        native_decoder,
-        loaded,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_threads=num_threads,
-        quantize=quantize,
-    )
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    make = partial(native_decoder, loaded, quantize=quantize, **sizes)
     if quantize != "none":
         try:
             runner.use(make())
@@ -73,12 +70,22 @@ def start_native(
             runner.use(make())
         except NotKnown as error:  # of the model, which nobody can do anything about
             log.info(_SLOWER, error)
+            use_attention()
         except (BuildError, MemoryError) as error:
             log.warning(_SLOWER, error)
         except Exception:  # of transformers' code, which is read and called here in unusual ways
             log.exception(_SLOWER, "its code could not be read")
+            use_attention()
         else:
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+
+    def use_attention() -> None:
+        try:
+            runner.use(native_attention(loaded, **sizes))
+        except (BuildError, MemoryError, NotKnown) as error:
+            log.info("Its attention is in plain torch: %s", error)
+        else:
+            log.info("Its attention is native after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
     thread = Thread(target=prepare, name="compile", daemon=True)
     thread.start()
@@ -92,8 +99,7 @@ def native_decoder(
 ) -> NativeDecoder:
     """Compiles the library where that has not been done. Raises BuildError, and NotKnown for a model that the native
     step does not cover, or computes otherwise."""
-    if block_size % LANES:
-        raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
+    refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize)
     batches = _batches(loaded, block_size)
     options: dict[int, AttentionOptions] = {}
@@ -110,6 +116,20 @@ def native_decoder(
         if not difference <= limit:
             raise NotKnown(f"its outputs differ by {difference:.1%} from those of transformers' code")
     return native
+
+
+def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:
+    """Compiles the library where that has not been done. Raises BuildError, and NotKnown for sizes that it does not
+    have."""
+    refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
+    return NativeAttention(
+        Library(loaded.dtype),
+        loaded.kv_shapes,
+        loaded.dtype,
+        num_threads=num_threads,
+        num_blocks=num_blocks,
+        block_size=block_size,
+    )
 
 
 def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:

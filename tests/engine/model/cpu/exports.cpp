@@ -51,15 +51,23 @@ class Checked : public Work {
   std::atomic<const char*> complaint_{nullptr};
 };
 
+// A team.
+void fresh_threads(void (*function)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; i++) others.emplace_back(function, data);
+  function(data);
+  for (std::thread& other : others) other.join();
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Runs of the same pool with all kinds of phases. Null, or what was wrong.
-const char* check_pool(int threads, int runs) {
+// Runs of the same pool with all kinds of phases, on its own threads or on others. Null, or what was wrong.
+const char* check_pool(int threads, int runs, bool has_team) {
   const long sizes[] = {0, 1, 1, 2, 3, threads, 40, 200};
-  Pool pool(threads);
+  Pool pool(threads, has_team ? fresh_threads : nullptr);
   std::minstd_rand random(1);
   for (int run = 0; run < runs; run++) {
     std::vector<long> items(random() % 16);

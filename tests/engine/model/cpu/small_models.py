@@ -22,6 +22,7 @@ _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _OWN_HEADS = {"num_key_value_heads": 4}  # where each query head has its own keys
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -74,6 +75,13 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
+}
+# What it cannot cover, but for attention.
+MIXTURES: dict[str, PreTrainedConfig] = {
+    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
+    "qwen3_moe": config(
+        "qwen3_moe", num_experts_per_tok=2, num_experts=4, moe_intermediate_size=32, decoder_sparse_step=1, head_dim=32
+    ),
 }
 
 

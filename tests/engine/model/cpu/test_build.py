@@ -25,8 +25,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     def write(script: str) -> Path:
         path = tmp_path / "fake-g++"
         path.write_text(
-            f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit; fi\n'
-            f'echo "$@" >> {tmp_path}/calls.txt\nfor out; do :; done\n{script}\n'
+            f'#!/bin/sh\nfor out; do :; done\nif [ "$out" = --version ]; then echo fake 1.0; exit; fi\n'
+            f'echo "$@" >> {tmp_path}/calls.txt\n{script}\n'
         )
         path.chmod(0o755)
         monkeypatch.setenv("CXX", str(path))

@@ -16,6 +16,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Chunk, Sequence, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
+    EXPERTS,
     FAMILIES,
     config,
     load,
@@ -50,7 +51,7 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
 
 NOT_KNOWN = {
     "mixtral": (
-        config("mixtral", num_local_experts=4, num_experts_per_tok=2),
+        config("mixtral", **EXPERTS),
         "its MixtralSparseMoeBlock has no down_proj",
     ),
     "apertus": (config("apertus"), "its activation is XIELUActivation"),
@@ -76,11 +77,15 @@ def test_what_is_not_covered_is_said_in_one_line_and_answered_without(
         native(loaded)
     runner = ModelRunner(loaded, num_blocks=64, block_size=BLOCK_SIZE)
     start_native(runner, loaded, num_blocks=64, block_size=BLOCK_SIZE, num_threads=1)  # returns when it is done
-    (line,) = [
+    line, attention = [
         text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level >= logging.INFO
     ]
     assert line.startswith("The model runs without its native step, which is slower: ")
     assert reason in line
+    fits = "heads" not in case
+    assert attention.startswith(
+        "Its attention is native after " if fits else "Its attention is in plain torch: its heads"
+    )
     with make_engine(loaded, runner, max_running=8, max_step_tokens=100) as engine:
         answers = [completion.token_ids for completion in engine.generate(PROMPTS[:2], GREEDY)]
     assert answers == generate(make_model(asked), PROMPTS[:2], NUM_TOKENS)

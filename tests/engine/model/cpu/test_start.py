@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Module
+from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.describe import NotKnown
@@ -19,7 +20,7 @@ from oaiserve.engine.model.cpu.start import start_native
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load, make_engine, native
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, MIXTURES, load, make_engine, native
 
 pytestmark = pytest.mark.compiler
 SLOWER = "The model runs without its native step, which is slower: "
@@ -52,9 +53,18 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
         return engine.generate([[5, 9, 3, 17]], params)[0].token_ids
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["mixtral"], "Its attention is native after ")],
+)
 def test_requests_are_answered_while_the_library_is_compiled(
-    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    asked: PreTrainedConfig,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    loaded = load(asked)
     caplog.set_level(logging.INFO)
     library = build.build(torch.float32)
     gate, slow_compiler = tmp_path / "gate", tmp_path / "slow-g++"
@@ -70,8 +80,7 @@ def test_requests_are_answered_while_the_library_is_compiled(
     assert lines(caplog, logging.INFO) == []
     gate.write_text("go on\n")
     join_compile_thread()
-    (line,) = lines(caplog, logging.INFO)
-    assert line.startswith("The native step is ready after ")
+    assert lines(caplog, logging.INFO)[-1].startswith(said)
     assert answer(loaded, runner) == expected
 
 
@@ -124,8 +133,9 @@ def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.
     with pytest.raises(NotKnown, match=r"^its outputs differ by \d+\.\d% from those of transformers' code$"):
         native(loaded)
     start(loaded)
-    (line,) = lines(caplog, logging.INFO)
+    line, attention = lines(caplog, logging.INFO)
     assert line.startswith(f"{SLOWER}its outputs differ by ")
+    assert attention.startswith("Its attention is native after ")
     hook.remove()
     native(loaded)
 

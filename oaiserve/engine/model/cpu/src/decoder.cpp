@@ -1,4 +1,5 @@
-// The C interface of the library: build a decoder operation by operation, then run steps on it. library.py is its twin.
+// The C interface of the library: build a decoder operation by operation, then run steps on it; or attention alone, layer
+// by layer. library.py is its twin.
 //
 // Compiled for one element type, bf16 or float: that of activations between operations, of keys and values, and of
 // weights unless these have eight bits. Sums and the hidden state are float32. Nothing throws across the interface: what
@@ -12,9 +13,8 @@
 #include <sys/mman.h>
 #endif
 
-#include "attend.h"
+#include "paged_attention.h"
 #include "quantized.h"
-#include "pool.h"
 
 namespace oaiserve {
 
@@ -231,6 +231,38 @@ int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
 // Copies the nanoseconds that each operation took, over all steps so far, in the order in which they were added.
 void oaiserve_durations(const Decoder* decoder, int64_t* durations_ns) {
   std::copy(decoder->durations_ns.begin(), decoder->durations_ns.end(), durations_ns);
+}
+
+// On the threads of `team`; null: on its own.
+PagedAttention<Element>* oaiserve_attention(int threads, Team team) {
+  try {
+    return new PagedAttention<Element>(threads, team);
+  } catch (...) {
+    return nullptr;  // the system gave no threads
+  }
+}
+
+void oaiserve_free_attention(PagedAttention<Element>* attention) { delete attention; }
+
+// Only the slots, sequences and block tables of the step are read. 0, or -1: no memory for it.
+int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput* step) {
+  try {
+    attention->begin(*step);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// 0, or -1: no memory.
+int oaiserve_attention_layer(PagedAttention<Element>* attention, PagedCache<Element> cache, AttentionOptions options,
+                             const Element* query, const Element* key, const Element* value, Element* out) {
+  try {
+    attention->run(cache, options, query, key, value, out);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
 }
 
 }  // extern "C"

@@ -24,10 +24,14 @@ class Work {
   virtual void ended(long phase) = 0;  // once, before any item of the next phase
 };
 
+// Calls function(data) on so many threads at once, the caller among them, as GOMP_parallel does (flags: 0).
+using Team = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+
 class Pool {
  public:
-  // Throws std::system_error where the system gives no more threads.
-  explicit Pool(int threads) {
+  // Without a team, the pool has threads of its own. Throws std::system_error where the system gives no more.
+  explicit Pool(int threads, Team team = nullptr) : threads_(threads), team_(team) {
+    if (team) return;
     try {
       for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { serve(thread); });
     } catch (...) {
@@ -38,7 +42,7 @@ class Pool {
 
   ~Pool() { stop(); }
 
-  int threads() const { return int(workers_.size()) + 1; }
+  int threads() const { return threads_; }
 
   // Returns when all phases are done. The caller is one of the threads. For one caller at a time.
   void run(Work& work) {
@@ -46,7 +50,11 @@ class Pool {
     uint64_t generation = (state_.load(std::memory_order_relaxed) >> GENERATION) + 1;
     state_.store(generation << GENERATION | IDLE, std::memory_order_relaxed);
     start_next(generation, -1, 0);
-    if (!is_over(state_.load(std::memory_order_acquire))) {
+    if (is_over(state_.load(std::memory_order_acquire))) return;
+    if (team_) {
+      joined_ = 0;
+      team_([](void* self) { static_cast<Pool*>(self)->join(); }, this, unsigned(threads_), 0);
+    } else {
       wake();
       take_part(0);
     }
@@ -79,6 +87,8 @@ class Pool {
       epoch_.wait(seen, std::memory_order_acquire);
     }
   }
+
+  void join() { take_part(joined_++); }
 
   void take_part(int thread) {
     int spins = 0;
@@ -130,6 +140,9 @@ class Pool {
   alignas(64) std::atomic<long> done_{0};
   alignas(64) std::atomic<long> items_{0};
   Work* work_ = nullptr;
+  int threads_;
+  Team team_;
+  std::atomic<int> joined_{0};  // of the team
   std::atomic<uint32_t> epoch_{0};
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;

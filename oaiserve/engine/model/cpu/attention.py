@@ -1,0 +1,101 @@
+"""The native attention as a backend: for models whose other operations run in transformers' code."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.cpu.kv_layout import adopt, new_cache
+from oaiserve.engine.model.cpu.library import AttentionOptions, Library, PagedCache, StepInput
+from oaiserve.engine.model.load import KVShape
+
+
+class NativeAttention:
+    """With its KV cache, in the layout of `kv_layout.py`, which must fit.
+
+    It computes on torch's own threads. Others would have to share the cores with these, which go on spinning for some
+    milliseconds after each of torch's operations.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        shapes: dict[int, KVShape],
+        dtype: torch.dtype,
+        *,
+        num_threads: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        """`shapes` by layer; `dtype` is the library's. It has `num_threads` of its own where torch's cannot be had."""
+        self.torch_threads = num_threads
+        self._library, self._dtype, self._block_size = library, dtype, block_size
+        self._handle = library.attention(num_threads, openmp())
+        if self._handle is None:
+            raise MemoryError(f"The system gives no {num_threads} threads.")
+        self.caches = {
+            layer: new_cache(shape, dtype, num_blocks=num_blocks, block_size=block_size)
+            for layer, shape in shapes.items()
+        }
+        # The step under way, and what the native side reads of it.
+        self._batch: Batch | None = None
+        self._arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]] = []
+
+    def __del__(self) -> None:
+        self._library.free_attention(self._handle)
+
+    def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
+        """Takes over the first blocks of another cache, by layer."""
+        adopt(self.caches.values(), caches, num_blocks)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        batch: Batch,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """See `attention.Backend`; `cache` is one of `caches`. How a step is shared out among the threads is worked out
+        once, for all its layers."""
+        if batch is not self._batch:
+            self._begin(batch)
+        query, key, value = (tensor.to(self._dtype).contiguous() for tensor in (query, key, value))
+        num_tokens, heads, key_dim = query.shape
+        kv_heads, value_dim = value.shape[1:]
+        out = query.new_empty(num_tokens, heads, value_dim)
+        paged = PagedCache(
+            cache.keys.data_ptr(), cache.values.data_ptr(), kv_heads, key_dim, value_dim, self._block_size
+        )
+        options = AttentionOptions(heads, scaling, sliding_window or 0, softcap or 0.0)
+        pointers = (tensor.data_ptr() for tensor in (query, key, value, out))
+        if self._library.attention_layer(self._handle, paged, options, *pointers):
+            raise MemoryError(f"No memory for the attention of {num_tokens} tokens.")
+        return out
+
+    def _begin(self, batch: Batch) -> None:
+        self._batch = None
+        tensors = (batch.slots, batch.query_start, batch.seq_lens, batch.block_tables)
+        self._arrays = [tensor.numpy().astype(np.int32) for tensor in tensors]
+        step = StepInput(num_tokens=len(batch.slots), num_sequences=len(batch.seq_lens))
+        step.table_width = batch.block_tables.shape[1]
+        step.slots, step.query_start, step.seq_lens, step.block_tables = (a.ctypes.data for a in self._arrays)
+        if self._library.attention_step(self._handle, ctypes.byref(step)):
+            raise MemoryError(f"No memory for a step of {len(batch.slots)} tokens.")
+        self._batch = batch
+
+
+def openmp() -> int | None:
+    """The function that calls another on all threads of torch's OpenMP, be that GCC's, LLVM's or Intel's. None: there
+    is no such function."""
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return ctypes.cast(function, ctypes.c_void_p).value if function else None

@@ -1,0 +1,47 @@
+"""Keys and values in the layout that native attention reads in place: within a block, sixteen keys of a head side by
+side, and pairs of neighbours together, as a dot product of bfloat16 takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.kv_cache import zeroed
+from oaiserve.engine.model.load import KVShape
+
+LANES = 16  # numbers the native code works on at a time: rows of activations, heads and blocks are made of so many
+MAX_HEAD_DIM = 256
+
+
+def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
+    """Raises NotKnown for sizes that the layout cannot have."""
+    if block_size % LANES:
+        raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
+    for shape in shapes:
+        for dim in (shape.key_dim, shape.value_dim):
+            if dim % LANES or dim > MAX_HEAD_DIM:
+                raise NotKnown(f"its heads have {dim} numbers, which is no multiple of {LANES} up to {MAX_HEAD_DIM}")
+
+
+def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> LayerCache:
+    """Of one layer: keys [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks,
+    kv_heads, block_size / pack, value_dim, pack], where a pack has two numbers in bfloat16 and one in float32."""
+    pack = 2 if dtype == torch.bfloat16 else 1
+    per_block = (num_blocks, shape.kv_heads)
+    return LayerCache(
+        zeroed((*per_block, block_size // LANES, shape.key_dim // pack, LANES, pack), dtype),
+        zeroed((*per_block, block_size // pack, shape.value_dim, pack), dtype),
+    )
+
+
+def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
+    """The first blocks of `others`, by layer, whose tokens lie one behind the other."""
+    for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
+        _, kv_heads, groups, key_packs, _, pack = keys.shape
+        grouped = other_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)
+        keys[:num_blocks] = grouped.permute(0, 3, 1, 4, 2, 5)
+        paired = other_values[:num_blocks].view(num_blocks, values.shape[2], pack, kv_heads, values.shape[3])
+        values[:num_blocks] = paired.permute(0, 3, 1, 4, 2)

@@ -1,0 +1,76 @@
+// Attention alone, layer by layer, for a model whose other operations run elsewhere.
+#pragma once
+
+#include <deque>
+
+#include "attend.h"
+#include "pool.h"
+
+namespace oaiserve {
+
+template <class T>
+class PagedAttention : public Work {
+ public:
+  // As Pool.
+  PagedAttention(int threads, Team team) : pool_(threads, team) {}
+
+  // The layers that follow are of this step; what it points to must stay until the last of them.
+  void begin(const StepInput& step) {
+    step_ = step;
+    for (SharedPlan& plan : plans_) plan.make(step_, pool_.threads());
+  }
+
+  // Writes the step's keys and values into the layer's cache, then lets its tokens attend: query T[tokens][heads][key_dim],
+  // key T[tokens][kv_heads][key_dim], value T[tokens][kv_heads][value_dim] -> out T[tokens][heads][value_dim].
+  void run(const PagedCache<T>& cache, const AttentionOptions& options, const T* query, const T* key, const T* value,
+           T* out) {
+    cache_ = cache, options_ = options, query_ = query, key_ = key, value_ = value, out_ = out;
+    shared_ = &plan();
+    pool_.run(*this);
+  }
+
+  long phases() const override { return 2; }
+  long items(long phase) const override {
+    return phase == WRITE ? row_items(step_.num_tokens, written_width()) : long(shared_->plan.items.size());
+  }
+  void run(long phase, long item, int) override {
+    if (phase == WRITE) return write(RowRange(item, step_.num_tokens, written_width()));
+    attend_item(shared_->plan, item, options_, cache_, query_, options_.heads * cache_.key_dim, out_,
+                options_.heads * cache_.value_dim);
+  }
+  void ended(long) override {}
+
+ private:
+  static constexpr long WRITE = 0;
+
+  long written_width() const { return cache_.kv_heads * (cache_.key_dim + cache_.value_dim); }
+
+  void write(RowRange rows) {
+    for (long row = rows.first; row < rows.last; row++)
+      for (long head = 0; head < cache_.kv_heads; head++) {
+        long index = row * cache_.kv_heads + head;
+        write_key(cache_, step_.slots[row], head, key_ + index * cache_.key_dim);
+        write_value(cache_, step_.slots[row], head, value_ + index * cache_.value_dim);
+      }
+  }
+
+  SharedPlan& plan() {
+    for (SharedPlan& plan : plans_)
+      if (plan.serves(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window)) return plan;
+    plans_.emplace_back(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window).make(step_, pool_.threads());
+    return plans_.back();
+  }
+
+  Pool pool_;
+  StepInput step_{};
+  std::deque<SharedPlan> plans_;  // of all layers that have been seen
+
+  // The layer under way.
+  PagedCache<T> cache_{};
+  AttentionOptions options_{};
+  SharedPlan* shared_ = nullptr;
+  const T *query_ = nullptr, *key_ = nullptr, *value_ = nullptr;
+  T* out_ = nullptr;
+};
+
+}  // namespace oaiserve

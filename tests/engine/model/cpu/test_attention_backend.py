@@ -1,0 +1,198 @@
+"""Native attention below transformers' code: it equals the reference backend, and mixtures of experts are served with
+it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu import attention
+from oaiserve.engine.model.cpu.attention import NativeAttention
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.start import start_native
+from oaiserve.engine.model.load import KVShape, LoadedModel
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Chunk, Sequence, Step
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, EXPERTS, MIXTURES, config, load, make_engine, make_model
+from tools.random_models import generate
+
+pytestmark = pytest.mark.compiler
+NUM_BLOCKS = 48
+CPU = torch.device("cpu")
+PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11]]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+class Layer(NamedTuple):
+    heads: int
+    shape: KVShape
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+
+# The first three look equally far back; each of the others has something else of its own.
+LAYERS = [
+    Layer(6, KVShape(2, 48, 32)),
+    Layer(6, KVShape(2, 16, 32), softcap=2.0),
+    Layer(6, KVShape(2, 48, 32)),
+    Layer(6, KVShape(2, 48, 32), sliding_window=21),
+    Layer(4, KVShape(4, 32, 32), sliding_window=1, softcap=0.5),
+    Layer(5, KVShape(1, 256, 240), sliding_window=1000),
+]
+# For each sequence: how many tokens came before, and how many the last step computes.
+shapes = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 150) | st.just(1)), min_size=1, max_size=5).filter(
+    lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
+)
+
+
+def steps_of(shape: list[tuple[int, int]], generator: torch.Generator) -> list[Step]:
+    """Two steps: what came before, and the last one."""
+    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    steps = [Step(), Step()]
+    for i, (num_before, num_now) in enumerate(shape):
+        sequence = Sequence(str(i), 0, [0] * (num_before + num_now), SamplingParams(), max_len=1024)
+        sequence.blocks = [next(blocks) for _ in range(-(-(num_before + num_now) // BLOCK_SIZE))]
+        if num_before:
+            steps[0].chunks.append(Chunk(sequence, 0, num_before))
+        steps[1].chunks.append(Chunk(sequence, num_before, num_now))
+    for step in steps:
+        step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
+    return [step for step in steps if step.chunks]
+
+
+def native_attention(dtype: torch.dtype) -> NativeAttention:
+    layers = {index: layer.shape for index, layer in enumerate(LAYERS)}
+    sizes = {"num_threads": 2, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    native = NativeAttention(Library(dtype), layers, dtype, **sizes)
+    for cache in native.caches.values():
+        for blocks in cache:
+            blocks.fill_(math.nan)  # what nobody has written must not matter
+    return native
+
+
+def plain_caches(dtype: torch.dtype) -> dict[int, LayerCache]:
+    def zeros(heads: int, dim: int) -> Tensor:
+        return torch.zeros(NUM_BLOCKS, BLOCK_SIZE, heads, dim, dtype=dtype)
+
+    return {
+        index: LayerCache(zeros(shape.kv_heads, shape.key_dim), zeros(shape.kv_heads, shape.value_dim))
+        for index, (_, shape, *_) in enumerate(LAYERS)
+    }
+
+
+def outputs(
+    attend: Callable[..., Tensor], caches: dict[int, LayerCache], steps: list[Step], dtype: torch.dtype, seed: int
+) -> list[Tensor]:
+    """Of each layer in each step, for the same random numbers, which are bfloat16's in any case."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(heads: int, num_tokens: int, dim: int) -> Tensor:
+        """[num_tokens, heads, dim], and not contiguous: transformers' code has the heads first."""
+        numbers = torch.randn(heads, num_tokens, dim, generator=generator)
+        return numbers.to(torch.bfloat16).to(dtype).transpose(0, 1)
+
+    found = []
+    for step in steps:
+        batch = build_batch(step, BLOCK_SIZE, CPU)
+        num_tokens = len(batch.slots)
+        for index, (heads, shape, window, softcap) in enumerate(LAYERS):
+            query = randn(heads, num_tokens, shape.key_dim)
+            key = randn(shape.kv_heads, num_tokens, shape.key_dim)
+            value = randn(shape.kv_heads, num_tokens, shape.value_dim)
+            options = {"scaling": 0.2, "sliding_window": window, "softcap": softcap}
+            found.append(attend(query, key, value, caches[index], batch, **options))
+    return found
+
+
+@pytest.fixture(scope="module", params=["torch's threads", "own threads"])
+def native(request: pytest.FixtureRequest) -> NativeAttention:
+    assert attention.openmp() is not None, "torch's threads can be had"
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "own threads":
+            patch.setattr(attention, "openmp", lambda: None)
+        return native_attention(torch.float32)
+
+
+@given(shape=shapes, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+@example(shape=[(0, 1)], seed=0)
+@example(shape=[(15, 1), (16, 1), (17, 1), (200, 1), (0, 1)], seed=1)
+@example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
+def test_every_layer_equals_the_reference(native: NativeAttention, shape: list[tuple[int, int]], seed: int) -> None:
+    steps = steps_of(shape, torch.Generator().manual_seed(seed))
+    expected = outputs(reference.attend, plain_caches(torch.float32), steps, torch.float32, seed)
+    found = outputs(native.attend, native.caches, steps, torch.float32, seed)
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
+    dtype = torch.bfloat16
+    steps = steps_of([(40, 1), (200, 1), (70, 90), (0, 130)], torch.Generator().manual_seed(3))
+    exact = outputs(reference.attend, plain_caches(torch.float32), steps, torch.float32, 3)
+    expected = outputs(reference.attend, plain_caches(dtype), steps, dtype, 3)
+    native = native_attention(dtype)
+    found = outputs(native.attend, native.caches, steps, dtype, 3)
+    for result, wanted, right in zip(found, expected, exact, strict=True):
+        assert result.dtype == dtype
+        own_error, error = (float((out.float() - right).norm() / right.norm()) for out in (wanted, result))
+        assert error < max(1.5 * own_error, 0.004)
+
+
+def start(loaded: LoadedModel, block_size: int = BLOCK_SIZE) -> ModelRunner:
+    """With everything that can be had at once, since the library is on disk."""
+    runner = ModelRunner(loaded, num_blocks=64, block_size=block_size)
+    Library(loaded.dtype)
+    start_native(runner, loaded, num_blocks=64, block_size=block_size, num_threads=1)
+    return runner
+
+
+def answers(loaded: LoadedModel, runner: ModelRunner, **options: int) -> list[list[int]]:
+    with make_engine(loaded, runner, **options) as engine:
+        return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_mixtures_of_experts_answer_as_generate_does(
+    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(MIXTURES[family])
+    runner = start(loaded)
+    monkeypatch.delattr(reference, "_attention")  # from now on, nobody may need it
+    assert [text.split(" after ")[0] for text in caplog.messages][1:] == ["Its attention is native"]
+    expected = generate(make_model(MIXTURES[family]), PROMPTS, GREEDY.max_tokens)
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
+    assert answers(loaded, runner, max_running=5, max_step_tokens=23) == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "reason"),
+    [
+        (8, 16, "its heads have 8 numbers, which is no multiple of 16 up to 256"),
+        (272, 16, "its heads have 272 numbers, which is no multiple of 16 up to 256"),
+        (16, 24, "the block size 24 is no multiple of 16"),
+    ],
+)
+def test_what_does_not_fit_keeps_the_reference(
+    head_dim: int, block_size: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(config("mixtral", **EXPERTS, head_dim=head_dim, num_hidden_layers=1))
+    runner = start(loaded, block_size)
+    assert caplog.messages[1:] == [f"Its attention is in plain torch: {reason}"]
+    sequence = Sequence("", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=4)
+    sequence.blocks = [1]
+    (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, 3)])))
+    assert result.error is None
