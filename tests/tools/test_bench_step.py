@@ -80,7 +80,8 @@ def results() -> dict[str, object]:
     return {
         "machine": "M",
         "created": "D",
-        "dtype": "bfloat16", "quantize": "none",
+        "dtype": "bfloat16",
+        "quantize": "none",
         "threads": 2,
         "ceilings": {"bytes_per_second": 52e9, "flops_per_second": 890e9},
         "left_out": ["64 x 8192"],

@@ -115,7 +115,8 @@ def read_result(result: dict[str, Any], workload: Workload) -> dict[str, Any]:
     missing_tokens = workload.num_requests * workload.output_len - result["total_output_tokens"]
     if missing_requests > MOST_MISSING * workload.num_requests:
         said = next((error.strip() for error in result.get("errors", []) if error), "no reason was given")
-        raise RunFailed(f"{missing_requests} of {workload.num_requests} requests were not answered: {said[-200:]}")
+        last_line = said.splitlines()[-1][-200:]  # of a traceback
+        raise RunFailed(f"{missing_requests} of {workload.num_requests} requests were not answered: {last_line}")
     figures: dict[str, Any] = {"seconds": round(result["duration"], 3)}
     figures |= {"missing_requests": missing_requests, "missing_tokens": missing_tokens}
     figures |= {ours: round(result[theirs], 2) for theirs, ours in _FIGURES.items()}

@@ -19,7 +19,6 @@ from tools.random_models import random_model, real_shape
 log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 128
-PAGE_TOKENS = 256  # of their cache, by default
 STEP_TOKENS = 2048  # as ours
 
 

@@ -50,6 +50,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
                 }
             )
             yield {"decode": decode}
+    del engine
 
     yield {"prefill": prefill(loaded, target, "auto")}
     release()

@@ -37,8 +37,8 @@ def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> Load
 
 @contextmanager
 def running(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
-    """An engine, started as the server starts it, and its memory free again afterwards. On a CPU without the native
-    step: this is about the code that a GPU runs."""
+    """An engine, started as the server starts it. Its memory is free again afterwards, once the caller has let go of
+    it. On a CPU without the native step: this is about the code that a GPU runs."""
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
     with Engine.from_loaded(loaded, _tokenizer(loaded.vocab_size), EngineOptions(**settings)) as engine:

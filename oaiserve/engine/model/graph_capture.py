@@ -15,7 +15,6 @@ from oaiserve.times import monotonic_ns
 log = logging.getLogger(__name__)
 
 # For the estimate of what graphs take. All share one pool, whose size follows from the largest.
-GRAPHS_PER_SIZE = 4  # the forward, and three ways to choose tokens
 LAYER_BYTES = 64 << 10  # that the driver keeps for the launches of a layer, in each forward
 POOL_BYTES = 96 << 20  # hidden states of the largest, what cuBLAS works with, and what is lost between them
 DRAW_BYTES = 12  # for each logit: weights, and the candidates for the cuts with their ids

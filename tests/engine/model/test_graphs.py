@@ -351,6 +351,27 @@ def test_what_is_no_plain_decode_is_not_replayed(runners: tuple[GraphRunner, Gra
     assert not graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
 
 
+@torch.inference_mode()
+def test_a_step_begins_when_its_inputs_are_there(loaded: LoadedModel) -> None:
+    log: list[object] = []
+
+    def capture(run: Run) -> Run:
+        run()
+        return lambda: log.append("work")
+
+    graphs = make_graphs(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, [4], Plain(), capture)
+    sequence = sequences_for_steps()[3]
+
+    class Began:
+        def record(self) -> None:
+            log.append(int(graphs._words[graphs._first_input]))
+
+    step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
+    graphs.launch(step, None, {}, Began())  # type: ignore[arg-type]
+    assert log[0] == sequence.token_ids[-1] != 0
+    assert set(log[1:]) == {"work"}
+
+
 def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=200, sizes=None)
     logits = torch.zeros(len(KINDS), loaded.vocab_size)
