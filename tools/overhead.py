@@ -297,7 +297,7 @@ def serve_without_telemetry(arguments: list[str]) -> None:
     from oaiserve import app, cli, record
 
     class NoTelemetry:
-        recent = None
+        recent = live = None
 
         def __init__(self, **_: Any) -> None: ...
         def record(self, _: Any) -> None: ...
