@@ -279,6 +279,10 @@ class EngineOptions:
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Give only one.")
 
+    def step_tokens(self, default: int) -> int:
+        """Most tokens in one step, where `default` suits the device."""
+        return self.max_step_tokens or max(default, self.max_running)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryOptions:

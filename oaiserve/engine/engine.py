@@ -110,13 +110,12 @@ class Engine:
         self._last_submitted = 0
         self._is_draining = False
         self._workers: Workers | None = None  # of a model that is split
-        max_step_tokens = options.max_step_tokens or max(max_step_tokens_default, options.max_running)
         self._loop = EngineLoop(
             Scheduler(
                 BlockPool(num_blocks, options.block_size),
                 Limits(
                     max_running=options.max_running,
-                    max_step_tokens=max_step_tokens,
+                    max_step_tokens=options.step_tokens(max_step_tokens_default),
                     prefill_max_requests=options.prefill_max_requests,
                     prefill_max_tokens=options.prefill_max_tokens,
                     lookahead=options.lookahead,

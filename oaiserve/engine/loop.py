@@ -111,9 +111,8 @@ class EngineLoop:
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
         self._account = StepAccount(self._host)
-        self._told_of_preemptions_ns: int | None = None
+        self._told_ns: dict[str, int] = {}  # when each warning was last given
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
-        self._told_of_shortage_ns: int | None = None
         self._pacing: PrefillBudget | None = None
         if itl_target_seconds is not None:
             self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
@@ -300,27 +299,32 @@ class EngineLoop:
         self.requests.end_overdue(now_ns)
 
     def _tell_of_preemptions(self, now_ns: int) -> None:
-        if self._told_of_preemptions_ns is None or now_ns - self._told_of_preemptions_ns > TELL_INTERVAL_NS:
-            self._told_of_preemptions_ns = now_ns
-            log.warning(
-                "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
-                "or a lower --max-running avoids that.",
-                self._scheduler.num_preemptions,
-            )
+        self._warn(
+            now_ns,
+            "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
+            "or a lower --max-running avoids that.",
+            self._scheduler.num_preemptions,
+        )
 
     def _tell_of_shortage(self, step: Step, error: OutOfMemory, now_ns: int) -> None:
-        if self._told_of_shortage_ns is None or now_ns - self._told_of_shortage_ns > TELL_INTERVAL_NS:
-            self._told_of_shortage_ns = now_ns
-            log.warning(
-                "The device had no memory for a step of %d tokens of %d sequences; %d such steps so far. They are "
-                "computed in parts, and for a while steps have at most %d tokens. Something else takes the device's "
-                "memory, or the KV cache leaves too little of it: lower --gpu-memory-utilization. %s",
-                step.num_tokens,
-                len(step.chunks),
-                self._shortage.num_steps,
-                self._shortage.step_tokens,
-                error,
-            )
+        self._warn(
+            now_ns,
+            "The device had no memory for a step of %d tokens of %d sequences; %d such steps so far. They are "
+            "computed in parts, and for a while steps have at most %d tokens. Something else takes the device's "
+            "memory, or the KV cache leaves too little of it: lower --gpu-memory-utilization. %s",
+            step.num_tokens,
+            len(step.chunks),
+            self._shortage.num_steps,
+            self._shortage.step_tokens,
+            error,
+        )
+
+    def _warn(self, now_ns: int, message: str, *arguments: object) -> None:
+        """Unless it was said a moment ago."""
+        told_ns = self._told_ns.get(message)
+        if told_ns is None or now_ns - told_ns > TELL_INTERVAL_NS:
+            self._told_ns[message] = now_ns
+            log.warning(message, *arguments)
 
     def _pace(self, step: Step, step_ns: int) -> None:
         if self._pacing is not None:

@@ -14,7 +14,16 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.profiling import Profiler
-from oaiserve.engine.request import TERMINAL, Event, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.request import (
+    TERMINAL,
+    Event,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
 from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.times import monotonic_ns
@@ -143,6 +152,22 @@ class Inbox:
                     assert event.request_id not in ended, "two terminal events"
                     ended[event.request_id] = event
         return ended
+
+
+class Leaver(Inbox):
+    """Aborts requests once so many tokens of them are here, in the midst of a step's events."""
+
+    def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
+        super().__init__()
+        self._engine, self._left = engine, dict(leaves_after)
+
+    def __call__(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, TokenChunk) and event.request_id in self._left:
+                self._left[event.request_id] -= len(event.token_ids)
+                if self._left[event.request_id] <= 0:
+                    self._engine.abort(event.request_id)
+        super().__call__(events)
 
 
 def make_engine(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -27,7 +26,17 @@ from oaiserve.engine.request import (
 from oaiserve.engine.sequence import ChunkResult, Logprobs, OutOfMemory, Sequence, Step
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
-from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import (
+    EOS,
+    LETTERS,
+    TIMEOUT_SECONDS,
+    Clock,
+    Inbox,
+    Leaver,
+    ScriptedRunner,
+    make_engine,
+    request,
+)
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -125,22 +134,6 @@ class Answers(NamedTuple):
         event = self.ended[request_id]
         assert isinstance(event, Finished)
         return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
-
-
-class Leaver(Inbox):
-    """Aborts a request when it has had so many tokens."""
-
-    def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
-        super().__init__()
-        self._engine, self._left = engine, leaves_after.copy()
-
-    def __call__(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, TokenChunk) and event.request_id in self._left:
-                self._left[event.request_id] -= len(event.token_ids)
-                if self._left[event.request_id] <= 0:
-                    self._engine.abort(event.request_id)
-        super().__call__(events)
 
 
 def some_requests(rng: random.Random, number: int = 40) -> list[Request]:

@@ -132,7 +132,7 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, c
     from oaiserve.engine.model.graph_capture import graph_memory_bytes
     from oaiserve.engine.model.largest_step import CudaMemory, measure
 
-    max_step_tokens = options.max_step_tokens or max(GPU_STEP_TOKENS, options.max_running)
+    max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     graph_bytes = 0
     if _has_graphs(options, backend, choose):
         graph_bytes = graph_memory_bytes(

@@ -17,7 +17,7 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.load import LoadedModel, prepare
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Chunk, OutOfMemory, Sequence, Step
-from tests.engine.model.test_overlap import CountingRunner, run, some_requests
+from tests.engine.model.test_overlap import CountingRunner, check_answers, run, some_requests
 from tools.random_models import FAMILIES, random_model
 
 
@@ -50,13 +50,7 @@ def test_all_answers_are_the_same(loaded: LoadedModel, overlap: bool) -> None:
     found = run(loaded, requests, overlap=overlap, num_blocks=14, kind=ScarceRunner)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert (found.num_unknown > 100) == overlap
-    for key, answer in expected.answers.items():
-        assert found.answers[key]._replace(logprobs=[]) == answer._replace(logprobs=[]), key
-        assert found.answers[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
-    assert found.usage == expected.usage
-    assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
-    for request_id, logprobs in expected.prompt_logprobs.items():
-        assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-4)
+    check_answers(found, expected)
 
 
 class FullRunner(CountingRunner):

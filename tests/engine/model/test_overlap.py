@@ -30,7 +30,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import EngineAccount, EventKind
 from oaiserve.times import RequestTimes
-from tests.engine.doubles import Inbox
+from tests.engine.doubles import Leaver
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
@@ -48,22 +48,6 @@ class CountingRunner(ModelRunner):
     def forward(self, batch: Batch) -> torch.Tensor:
         self.num_unknown += len(batch.unknown_rows)
         return super().forward(batch)
-
-
-class Leaver(Inbox):
-    """Aborts requests once so many tokens of them are here, in the midst of a step's events."""
-
-    def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
-        super().__init__()
-        self._engine, self._left = engine, dict(leaves_after)
-
-    def __call__(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, TokenChunk) and event.request_id in self._left:
-                self._left[event.request_id] -= len(event.token_ids)
-                if self._left[event.request_id] <= 0:
-                    self._engine.abort(event.request_id)
-        super().__call__(events)
 
 
 class Answer(NamedTuple):
@@ -185,6 +169,13 @@ def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int) -> None:
     assert {answer.finish_reason for answer in found.answers.values()} == {"stop", "length"}
     assert {type(answer.stop_reason) for answer in found.answers.values()} == {type(None), str, int}
     assert found.answers.keys() == expected.answers.keys()
+    check_answers(found, expected)
+    for asked in found.requests:
+        check_account(asked, found)
+
+
+def check_answers(found: Run, expected: Run) -> None:
+    """All that clients were sent is the same; log-probabilities as far as sums in another order are."""
     for key, answer in expected.answers.items():
         assert found.answers[key]._replace(logprobs=[]) == answer._replace(logprobs=[]), key
         assert found.answers[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
@@ -192,8 +183,6 @@ def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int) -> None:
     assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
     for request_id, logprobs in expected.prompt_logprobs.items():
         assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-4)
-    for asked in found.requests:
-        check_account(asked, found)
 
 
 def check_account(asked: Request, found: Run) -> None:
