@@ -1,4 +1,4 @@
-"""tools/soak.py: what its clients do is a function of the seed, each of its checks can fail, and a short run passes."""
+"""tools/soak: what its clients do is a function of the seed, each of its checks can fail, and a short run passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tools.soak import LEAST_SECONDS_FOR_TRENDS, Run, Sample, failures, main, parse_metrics, turns
+from tools.soak.__main__ import main
+from tools.soak.run import LEAST_SECONDS_FOR_TRENDS, Run, failures
+from tools.soak.server import Sample, parse_metrics
+from tools.soak.turns import turns
 
 PAGE = """# HELP oaiserve_requests_total Ended requests.
 oaiserve_requests_total{{outcome="finished",error_type="{error_type}"}} {num_requests}

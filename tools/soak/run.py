@@ -1,0 +1,128 @@
+"""What a soak has found: what must hold in the end, and the tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from oaiserve.record import Outcome
+from oaiserve.telemetry import names
+from tools.soak.server import Sample
+
+MOST_RSS_MIB_PER_MINUTE = 2.0
+LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; in less, things still happen for the first time
+
+
+@dataclass
+class Run:
+    """`samples`: the first from before the clients came, the last from when all was quiet again."""
+
+    samples: list[Sample]
+    num_sent: int
+    kinds: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)
+
+    def gained(self, metric: names.Metric, label: str = "") -> int:
+        return int(self.samples[-1].total(metric, label) - self.samples[0].total(metric, label))
+
+    @property
+    def is_settled(self) -> bool:
+        before, after = self.samples[0], self.samples[-1]
+        is_empty = after.num_in_engine == 0 and after.blocks_used == 0 and after.num_fds <= before.num_fds
+        return is_empty and self.gained(names.REQUESTS) == self.num_sent
+
+    @property
+    def first_half(self) -> list[Sample]:
+        return self.samples[: len(self.samples) // 2]
+
+    @property
+    def second_half(self) -> list[Sample]:
+        return self.samples[len(self.samples) // 2 :]
+
+    @property
+    def is_long_enough_for_trends(self) -> bool:
+        second = self.second_half
+        return second[-1].at_seconds - second[0].at_seconds >= LEAST_SECONDS_FOR_TRENDS
+
+    @property
+    def rss_mib_per_minute(self) -> float:
+        """In the second half, by least squares."""
+        seconds = [sample.at_seconds for sample in self.second_half]
+        return 60 * statistics.linear_regression(seconds, [sample.rss_mib for sample in self.second_half]).slope
+
+    @property
+    def new_label_values(self) -> set[tuple[str, str]]:
+        """In the second half. Not new series: a rare combination of values that are known may come late."""
+        known = set().union(*(sample.label_values for sample in self.first_half))
+        return set().union(*(sample.label_values for sample in self.second_half)) - known
+
+
+def checks(run: Run) -> Iterator[tuple[bool, str]]:
+    """What must hold, and what to say if it does not."""
+    before, after, num_accounted = run.samples[0], run.samples[-1], run.gained(names.REQUESTS)
+    first_complaint = "".join(run.complaints[:1])
+    yield not run.complaints, f"{len(run.complaints)} requests went wrong, the first one: {first_complaint}"
+    yield after.num_in_engine == 0, f"{after.num_in_engine} requests are still there, though no client is."
+    yield after.blocks_used == 0, f"{after.blocks_used} KV blocks are in use, though no request is there."
+    yield (
+        num_accounted == run.num_sent,
+        f"{run.num_sent} requests reached a generation route, but {names.REQUESTS.name} grew by {num_accounted}.",
+    )
+    yield (
+        after.num_fds <= before.num_fds,
+        f"{after.num_fds} file descriptors are open; before the clients came there were {before.num_fds}.",
+    )
+    if run.is_long_enough_for_trends:
+        new, slope = run.new_label_values, run.rss_mib_per_minute
+        yield not new, f"In the second half labels took values that they had not had before: {sorted(new)}."
+        yield (
+            slope <= MOST_RSS_MIB_PER_MINUTE,
+            f"In the second half memory grew by {slope:.1f} MiB a minute; {MOST_RSS_MIB_PER_MINUTE} is the limit.",
+        )
+
+
+def failures(run: Run) -> list[str]:
+    return [sentence for holds, sentence in checks(run) if not holds]
+
+
+def report(run: Run) -> str:
+    """Markdown."""
+    samples, half = run.samples, len(run.samples) // 2
+
+    def course(name: str, values: Sequence[float]) -> str:
+        return f"| {name} | {values[0]:,.0f} | {values[half]:,.0f} | {max(values):,.0f} | {values[-1]:,.0f} |"
+
+    num_bad = sum(number for kind, number in run.kinds.items() if kind.startswith("bad"))
+    kinds = sorted((kind, number) for kind, number in run.kinds.items() if not kind.startswith("bad"))
+    sums = [
+        ("requests that reached a generation route", run.num_sent),
+        (f"requests in `{names.REQUESTS.name}`", run.gained(names.REQUESTS)),
+        *((f"... {outcome}", run.gained(names.REQUESTS, f'outcome="{outcome}"')) for outcome in Outcome),
+        ("tokens generated", run.gained(names.GENERATION_TOKENS)),
+        ("preemptions", run.gained(names.PREEMPTIONS)),
+        *((f"client: {kind}", number) for kind, number in [*kinds, ("bad request", num_bad)]),
+        *((f"answers with {status}", number) for status, number in sorted(run.statuses.items())),
+    ]
+    threads = [sample.num_threads for sample in samples if sample.num_threads is not None]
+    return "\n".join(
+        [
+            "| | before | half time | most | after |",
+            "|---|---|---|---|---|",
+            course("RSS, MiB", [sample.rss_mib for sample in samples]),
+            course("open file descriptors", [sample.num_fds for sample in samples]),
+            *([course("threads", threads)] if threads else []),
+            course("series on `/metrics`", [len(sample.values) for sample in samples]),
+            course("label values on `/metrics`", [len(sample.label_values) for sample in samples]),
+            course("sequences running", [sample.total(names.REQUESTS_RUNNING) for sample in samples]),
+            course("sequences waiting", [sample.total(names.REQUESTS_WAITING) for sample in samples]),
+            course("KV blocks used", [sample.blocks_used for sample in samples]),
+            "",
+            "| | |",
+            "|---|---|",
+            f"| RSS in the second half, MiB a minute | {run.rss_mib_per_minute:+.2f} |",
+            *(f"| {name} | {number:,} |" for name, number in sums),
+        ]
+    )
