@@ -32,17 +32,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
     f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request", "oaiserve.record"},
-    f"{ENGINE}.host_time": {f"{ENGINE}.sequence", "oaiserve.record"},
+    f"{ENGINE}.step": {f"{ENGINE}.sequence"},
+    f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
     f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "waits")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waits")),
         "oaiserve.record",
     },
     f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
-    f"{ENGINE}.output": {f"{ENGINE}.detokenize", f"{ENGINE}.request", f"{ENGINE}.sequence"},
+    f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request"},
     f"{ENGINE}.loop": {
         *LEAVES,
@@ -58,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "scheduler",
                 "sequence",
                 "shortage",
+                "step",
                 "step_account",
                 "tokenize",
             )
@@ -75,14 +77,15 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "request",
                 "scheduler",
                 "sequence",
+                "step",
                 "step_account",
                 "tokenize",
             )
         ),
     },
-    f"{ENGINE}.shortage": {f"{ENGINE}.sequence"},
+    f"{ENGINE}.shortage": {f"{ENGINE}.step"},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "request", "scheduler", "sequence")),
+        *(f"{ENGINE}.{m}" for m in ("host_time", "request", "scheduler", "sequence", "step")),
         "oaiserve.record",
     },
     f"{ENGINE}.engine": {
@@ -96,7 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         "oaiserve.cache",
         "oaiserve.source",
-        *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence")),
+        *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence", "step")),
     },
     "oaiserve.telemetry": {
         "oaiserve.config",

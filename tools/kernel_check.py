@@ -33,7 +33,8 @@ from oaiserve.engine.model.attention import LayerCache, reference
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tools.gpu import ceilings
 from tools.gpu.ceilings import seconds
 from tools.kernel_tables import as_markdown

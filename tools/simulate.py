@@ -16,7 +16,8 @@ from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
-from oaiserve.engine.sequence import Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
 
 BLOCK_SIZE = 16
 NUM_WAITING = (100, 1_000, 10_000)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.sequence import Step
+from oaiserve.engine.step import Step
 from oaiserve.record import HostPart, StepKind
 
 log = logging.getLogger(__name__)

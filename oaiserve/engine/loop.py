@@ -23,8 +23,9 @@ from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import ChunkResult, OutOfMemory, Place, Step
+from oaiserve.engine.sequence import Place
 from oaiserve.engine.shortage import Shortage, compute_in_parts
+from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
 from oaiserve.errors import APIError, InternalError, Unavailable

@@ -28,7 +28,8 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.request import FinishReason, TokenChunk, TokenLogprob, TopLogprob
-from oaiserve.engine.sequence import Logprobs, Sequence
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Logprobs
 
 
 class ChoiceOutput:

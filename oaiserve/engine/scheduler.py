@@ -18,7 +18,8 @@ from operator import attrgetter
 
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.policy import Key, Policy, fcfs
-from oaiserve.engine.sequence import Chunk, Place, Sequence, Step
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.waits import QueueWaits
 from oaiserve.record import WaitReason
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oaiserve.engine.sequence import Chunk, ChunkResult, OutOfMemory, Step
+from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step
 
 LEAST_TOKENS = 16
 RELIEF_NS = 10_000_000_000  # after so long without a shortage, steps may be twice as large again

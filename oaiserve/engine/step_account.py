@@ -14,7 +14,8 @@ from typing import NamedTuple
 from oaiserve.engine.host_time import HostTime, kind_of
 from oaiserve.engine.request import Request
 from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.record import EventKind, HostPart, StepRecord
 
 MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU

@@ -29,7 +29,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
-from oaiserve.engine.sequence import ChunkResult, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import Outcome, RequestRecord

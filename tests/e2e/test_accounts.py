@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.record import EventKind, Outcome, RequestRecord
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.times import PHASES

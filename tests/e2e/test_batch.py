@@ -13,7 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 

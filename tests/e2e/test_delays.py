@@ -25,7 +25,7 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.record import RequestRecord, WaitReason
 from oaiserve.telemetry import Telemetry, names

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.record import Outcome
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import RunningServer, running_server

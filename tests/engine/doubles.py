@@ -24,7 +24,8 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.sequence import ChunkResult, Logprobs, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, Logprobs, Step
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level

@@ -9,7 +9,8 @@ from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
-from oaiserve.engine.sequence import Chunk, Place, Sequence, Step
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import Chunk, Step
 
 
 def make(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.engine.request import Request
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 

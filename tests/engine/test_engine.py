@@ -23,7 +23,8 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.sequence import ChunkResult, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable
 from tests.engine.doubles import (
     EOS,

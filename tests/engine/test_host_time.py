@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.host_time import HostTime, describe
 from oaiserve.engine.request import Event
-from oaiserve.engine.sequence import Chunk, ChunkResult, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.record import HostPart
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,

@@ -23,7 +23,8 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.sequence import ChunkResult, Logprobs, OutOfMemory, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, Logprobs, OutOfMemory, Step
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
 from tests.engine.doubles import (

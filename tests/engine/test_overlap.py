@@ -13,7 +13,8 @@ from oaiserve.engine.blocks import hash_block
 from oaiserve.engine.loop import Stop
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, TokenChunk
 from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import ChunkResult, Place, Sequence, Step
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import ChunkResult, Step
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
 from tests.engine.memory import Memory, make, sequence
 

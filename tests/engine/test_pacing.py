@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oaiserve.engine.pacing import LEAST_TOKENS, PrefillBudget
-from oaiserve.engine.sequence import ChunkResult, Step
+from oaiserve.engine.step import ChunkResult, Step
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 

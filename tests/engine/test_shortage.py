@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.sequence import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
 from oaiserve.engine.shortage import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
 from tests.engine.memory import sequence
 
 

@@ -26,7 +26,8 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tools.bench import table
 
 ROOT = Path(__file__).parents[2]

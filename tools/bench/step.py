@@ -30,7 +30,8 @@ from oaiserve.engine.model.load import LoadedModel, load_model
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampler import sample
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import StepKind
 from tools.bench import ceilings, floor, machine, step_table, table

@@ -16,8 +16,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.start import start_runner
-from oaiserve.engine.sequence import Chunk, Step
 from oaiserve.engine.sequence import Sequence as TokenSequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.record import HostPart, StepKind, StepRecord
 from tools.gpu.roofline import percentile
 from tools.gpu.workload import BLOCK_SIZE, answers, blocks_for

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequence import Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
 
 ALIGNMENT = 16  # integers: each tensor of a batch begins at a multiple of 128 bytes, as kernels like it
 

@@ -21,7 +21,8 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"

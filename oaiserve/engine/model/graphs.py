@@ -27,7 +27,8 @@ from oaiserve.engine.model.sampler import (
     row_parameters,
 )
 from oaiserve.engine.model.transfer import ReadBack, pinned
-from oaiserve.engine.sequence import Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
 
 T = TypeVar("T")
 Run = Callable[[], object]

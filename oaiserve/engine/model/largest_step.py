@@ -13,7 +13,8 @@ from oaiserve.engine.model.memory import MemoryUse, gib
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampler import NUM_TOP, Choose
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, OutOfMemory, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from oaiserve.errors import StartupError
 
 # All that makes choosing a token take memory. Log-probabilities of prompts take more, in steps where they are asked

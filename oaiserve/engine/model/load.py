@@ -26,7 +26,8 @@ from oaiserve.engine.model.attention import (
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.parallel.group import Member, place, refuse_unless_divisible
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 

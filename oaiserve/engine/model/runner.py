@@ -18,7 +18,8 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.sampler import Choose, Sampling
-from oaiserve.engine.sequence import ChunkResult, OutOfMemory, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."

@@ -17,7 +17,8 @@ from oaiserve.engine.draws import uniform
 from oaiserve.engine.model.logit_edits import edit_logits
 from oaiserve.engine.model.transfer import ReadBack, on_device
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Logprobs, Sequence
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Logprobs
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy
 NUM_TOP = 20  # alternatives that are looked for where any are wanted: no client can ask for more

@@ -7,7 +7,8 @@ from itertools import product
 
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 
 # The ways to choose a token that have kernels of their own, each for the model's logits and for those that are edited.
 WAYS = (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from oaiserve.engine.model.attention import LayerCache, reference
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 
 BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
 

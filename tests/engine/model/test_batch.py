@@ -7,7 +7,8 @@ import torch
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 
 CPU = torch.device("cpu")
 

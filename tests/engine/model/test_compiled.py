@@ -27,7 +27,8 @@ from oaiserve.engine.model.compiled import compile_layers, restore_layers
 from oaiserve.engine.model.load import LoadedModel, prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tools.random_models import FAMILIES, generate, random_model
 

@@ -29,7 +29,8 @@ from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampler import Choice
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
-from oaiserve.engine.sequence import Chunk, ChunkResult, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

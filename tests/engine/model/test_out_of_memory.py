@@ -16,7 +16,8 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.load import LoadedModel, prepare
 from oaiserve.engine.request import Finished, SamplingParams
-from oaiserve.engine.sequence import Chunk, OutOfMemory, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.test_overlap import CountingRunner, check_answers, run, some_requests
 from tools.random_models import FAMILIES, random_model
 

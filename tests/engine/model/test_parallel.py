@@ -31,7 +31,8 @@ from oaiserve.engine.model.parallel.executor import ParallelRunner
 from oaiserve.engine.model.parallel.messages import Copies, Shape, Task, Work
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
 from tests.engine.doubles import Inbox
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

@@ -14,7 +14,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import LoadedModel, prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NOTHING_LEFT, ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Logprobs, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Logprobs, Step
 from oaiserve.engine.tokenize import Tokenizer
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 

@@ -16,7 +16,8 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
 from tools.random_models import FAMILIES, generate, random_model
 

@@ -22,7 +22,8 @@ from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 

@@ -24,7 +24,8 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from oaiserve.times import monotonic_ns
 

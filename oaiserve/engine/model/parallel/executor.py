@@ -16,7 +16,7 @@ from oaiserve.engine.model.parallel.messages import Copies, Shape
 from oaiserve.engine.model.parallel.workers import Workers
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampler import Choose
-from oaiserve.engine.sequence import ChunkResult
+from oaiserve.engine.step import ChunkResult
 
 
 class ParallelExecutor:

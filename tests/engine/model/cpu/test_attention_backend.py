@@ -23,7 +23,8 @@ from oaiserve.engine.model.cpu.start import start_native
 from oaiserve.engine.model.load import KVShape, LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, EXPERTS, MIXTURES, config, load, make_engine, make_model
 from tools.random_models import generate
 

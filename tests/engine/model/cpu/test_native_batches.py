@@ -17,7 +17,8 @@ from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, make_model, native
 
 pytestmark = pytest.mark.compiler

@@ -13,7 +13,8 @@ from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder, start_native
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Chunk, Sequence, Step
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     EXPERTS,

@@ -16,7 +16,7 @@ from oaiserve.engine.model.cpu.start import native_attention
 from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Step
+from oaiserve.engine.step import Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, MIXTURES, load, make_engine, native
 
 pytestmark = pytest.mark.compiler
