@@ -1,1 +1,1 @@
-"""A load test that measures itself too: any OpenAI-compatible server over HTTP, or oaiserve's engine in process."""
+"""Load tests that also check their own client, for any OpenAI-compatible server or for oaiserve's engine in process."""

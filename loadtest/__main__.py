@@ -1,4 +1,4 @@
-"""`python -m loadtest`."""
+"""Run the command line of the load test: `python -m loadtest`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""When requests are sent: pure functions from options and a seed to seconds after the start.
+"""Compute when requests are sent: pure functions from options and a seed to seconds after the start.
 
 Times are absolute, so a client that falls behind catches up instead of shifting the rest of the schedule.
 """
@@ -13,55 +13,57 @@ from typing import Literal
 
 from loadtest.errors import UsageError
 
-Process = Literal["closed", "constant", "poisson", "gamma", "onoff", "ramp", "steps", "at-once", "times", "trace"]
+ArrivalProcess = Literal[
+    "closed", "constant", "poisson", "gamma", "onoff", "ramp", "steps", "at-once", "times", "trace"
+]
 NEEDS_RATE = {"constant", "poisson", "gamma", "onoff", "ramp"}
-STEADY = {"constant", "poisson", "gamma"}  # one rate from begin to end: a growing number in flight is overload
+STEADY = {"constant", "poisson", "gamma"}  # the rate stays the same, so a growing number in flight is overload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When requests are sent."""
+    """The options that decide when requests are sent."""
 
-    arrival: Process = "closed"
-    """closed: users who wait for their answer before they ask again. constant, poisson, gamma: at --rate. onoff:
-    poisson in bursts. ramp: from --rate to --ramp-to. steps: --steps. at-once. times: --times. trace: "timestamp" in
-    --requests."""
+    arrival: ArrivalProcess = "closed"
+    """When requests are sent. closed: by users who wait for their answer before they send the next request. constant,
+    poisson, gamma: at --rate. onoff: poisson in bursts. ramp: from --rate to --ramp-to. steps: as in --steps. at-once:
+    all at the start. times: as in --times. trace: at the "timestamp" of each line of --requests."""
 
     concurrency: int = 1
-    """Users of a closed loop."""
+    """Number of users of a closed loop."""
 
     rate: float | None = None
     """Requests per second; with onoff, within a burst."""
 
     sweep: str | None = None
-    """Several values, one point each, as in 1,2,4: of --rate, or in a closed loop of --concurrency."""
+    """Run one point for each of several values, as in 1,2,4: values of --rate, or of --concurrency in a closed loop."""
 
     burstiness: float = 1.0
-    """Shape of gamma's gaps: 1 is poisson, less comes in clumps, more is more even."""
+    """Shape parameter of the gaps of gamma: 1 is poisson, a smaller value sends in clumps, a larger one more evenly."""
 
     on_seconds: float = 1.0
-    """Length of a burst of onoff."""
+    """Length of each burst of onoff."""
 
     off_seconds: float = 1.0
-    """Pause between two bursts."""
+    """Pause between two bursts of onoff."""
 
     ramp_to: float | None = None
     """Rate at the end of a ramp."""
 
     ramp_seconds: float = 0.0
-    """Length of the ramp; in a closed loop the users join one by one within it."""
+    """Length of the ramp. In a closed loop the users start one by one within this time."""
 
     steps: str | None = None
-    """Rates one after the other, as in 1:10,2:10,4:10 (requests per second:seconds)."""
+    """Rates and how long each one lasts, as in 1:10,2:10,4:10 (requests per second:seconds)."""
 
     times: str | None = None
-    """Seconds after the start, as in 0,0.5,2."""
+    """Send times in seconds after the start, as in 0,0.5,2."""
 
     duration_seconds: float | None = None
-    """Send nothing after that long. What is in flight is waited for."""
+    """Stop sending after this time. Requests in flight are waited for."""
 
     max_in_flight: int | None = None
-    """Hold back what exceeds it; the wait counts as latency. Default: no limit."""
+    """Most requests in flight; more are held back, and their wait counts as latency. Default: no limit."""
 
     def __post_init__(self) -> None:
         if self.arrival in NEEDS_RATE and self.rate is None and self.sweep is None:
@@ -87,8 +89,8 @@ class Arrivals:
         for name in ("steps", "times"):
             if (self.arrival == name) != (getattr(self, name) is not None):
                 raise UsageError(f"--{name} and --arrival {name} need each other.")
-        _steps(self.steps or "")
-        _times(self.times or "")
+        _parse_steps(self.steps or "")
+        _parse_times(self.times or "")
 
     @property
     def label(self) -> str:
@@ -98,7 +100,7 @@ class Arrivals:
 
     @property
     def ends_by_itself(self) -> bool:
-        """So that the number of requests follows from the schedule."""
+        """Whether the schedule itself determines the number of requests."""
         if self.arrival in ("closed", "at-once"):
             return False
         return self.arrival in ("steps", "times") or self.duration_seconds is not None
@@ -109,9 +111,9 @@ class Arrivals:
 
 
 def schedule(arrivals: Arrivals, num_requests: int, seed: int, timestamps: list[float] | None = None) -> list[float]:
-    """Seconds after the start of at most `num_requests` requests, in order. Not for a closed loop.
+    """Return the send times of at most `num_requests` requests, in seconds after the start, in order.
 
-    `timestamps` are those of a trace.
+    `timestamps` are those of a trace. A closed loop has no schedule: ValueError.
     """
     offsets = itertools.islice(_offsets(arrivals, random.Random(seed), timestamps), num_requests)
     if arrivals.duration_seconds is not None:
@@ -139,11 +141,11 @@ def _offsets(arrivals: Arrivals, rng: random.Random, timestamps: list[float] | N
                 _ramp_time(area, rate, arrivals.ramp_to or rate, arrivals.ramp_seconds) for area in _poisson(1, rng)
             )
         case "steps":
-            return _stepped(_steps(arrivals.steps or ""), rng)
+            return _stepped(_parse_steps(arrivals.steps or ""), rng)
         case "at-once":
             return itertools.repeat(0.0)
         case "times":
-            return iter(_times(arrivals.times or ""))
+            return iter(_parse_times(arrivals.times or ""))
         case "trace":
             if timestamps is None:
                 raise UsageError('--arrival trace needs --requests with a "timestamp" (seconds) in each line.')
@@ -158,8 +160,8 @@ def _poisson(rate: float, rng: random.Random) -> Iterator[float]:
 
 
 def _ramp_time(area: float, first: float, last: float, seconds: float) -> float:
-    """When the rate, summed up over time, has reached `area`: a unit Poisson process seen through that becomes one with
-    this rate."""
+    """Return the time at which the integral of the rate reaches `area`. Applied to a Poisson process of rate 1, this
+    gives a Poisson process whose rate follows the ramp."""
     total = (first + last) / 2 * seconds
     if area >= total:
         return seconds + (area - total) / last
@@ -177,7 +179,7 @@ def _stepped(steps: list[tuple[float, float]], rng: random.Random) -> Iterator[f
         begin += seconds
 
 
-def _steps(text: str) -> list[tuple[float, float]]:
+def _parse_steps(text: str) -> list[tuple[float, float]]:
     try:
         steps = [(float(rate), float(seconds)) for rate, _, seconds in (s.partition(":") for s in text.split(",") if s)]
     except ValueError:
@@ -187,7 +189,7 @@ def _steps(text: str) -> list[tuple[float, float]]:
     return steps
 
 
-def _times(text: str) -> list[float]:
+def _parse_times(text: str) -> list[float]:
     try:
         times = [float(t) for t in text.split(",") if t]
     except ValueError:

@@ -1,4 +1,4 @@
-"""What this client can do at all, measured against a server that does nothing, right before a run."""
+"""Measure the most that this client can do, against a server without a model, right before a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP_SECONDS = 0.01  # slow enough that events come one by one, as a model's do
 
 @contextmanager
 def null_server(*flags: str) -> Iterator[str]:
-    """A null server in a process of its own; gives its URL."""
+    """Run a null server in a process of its own, and yield its URL."""
     command = [sys.executable, "-m", "loadtest", "null-server", "--port", "0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -29,8 +29,8 @@ def null_server(*flags: str) -> Iterator[str]:
 
 
 def measure_ceiling(workers: Workers, num_processes: int) -> dict[str, float]:
-    """Per second, from the CPU time of an event and of a request: what all processes together could do if they had a
-    core each. Takes about 1.5 seconds."""
+    """Measure the client's CPU time for an event and for a request, and the rates that follow from these: what all
+    processes together could do with a core each. This takes about 1.5 seconds."""
     with null_server("--gap-seconds", str(GAP_SECONDS)) as url:
         http = HttpOptions(url=url, model="null", processes=num_processes)
 

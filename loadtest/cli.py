@@ -1,4 +1,4 @@
-"""The command line: run, find-max, compare, null-server. What the user got wrong is one sentence and exit code 2."""
+"""The command line: run, find-max, compare and null-server. A wrong option gives one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.compare import compare, load_report
 from loadtest.engine_target import EngineRun, run_engine
 from loadtest.errors import UsageError
 from loadtest.experiment import OnSamples, make_report, open_experiment
-from loadtest.find_max import Step, Trial, find_max, render_search, render_step
+from loadtest.find_max import RateResult, Trial, find_max, render_result, render_search
 from loadtest.html import render_html
 from loadtest.http_target import HttpOptions
 from loadtest.measure import parse_slos
@@ -31,34 +31,34 @@ from loadtest.workers import loop_factory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is loaded, how often, and what becomes of the result."""
+    """The options of a run: its target, its repeats, and where its report goes."""
 
     target: Literal["http", "engine"] = "http"
-    """A server, or oaiserve's engine in this process."""
+    """Send to a server (http), or to oaiserve's engine in this process."""
 
     repeats: int = 1
-    """Runs of each point, each with prompts of its own. From two on, intervals are over repeats."""
+    """Runs of each point, each with different prompts. With two or more, intervals are over the repeats."""
 
     warmup: int = 4
-    """Requests before each run that do not count."""
+    """Requests before each run that are not measured."""
 
     slo: str | None = None
-    """What a good request keeps, as in ttft:300ms,tpot:30ms. Of ttft, tpot, latency."""
+    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, latency."""
 
     calibrate: bool = True
-    """Measure first what this client can do, against a server that does nothing."""
+    """First measure the most that this client can do, against a server without a model."""
 
     strict: bool = False
-    """Exit with 3 where the client's figures are invalid, or server and client disagree."""
+    """Exit with 3 if the client's figures are invalid, or if server and client disagree."""
 
     json: Path | None = None
-    """Write the report there as JSON."""
+    """Write the report to this file as JSON."""
 
     html: Path | None = None
-    """Write the report there as one HTML page."""
+    """Write the report to this file as one HTML page."""
 
     samples: Path | None = None
-    """Write all stamps of all requests there, one JSON object a line."""
+    """Write all stamps of all requests to this file, one JSON object per line."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (("--repeats", self.repeats, 1), ("--warmup", self.warmup, 0)):
@@ -68,34 +68,34 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is looked for."""
+    """The options of a search for the highest rate."""
 
     slo: str
-    """What a good request keeps, as in ttft:300ms,tpot:30ms."""
+    """Limits that a good request keeps, as in ttft:300ms,tpot:30ms. Metrics: ttft, tpot, latency."""
 
     first_rate: float = 1.0
-    """Requests per second to begin with."""
+    """First rate to try, in requests per second."""
 
     attainment: float = 0.95
     """Share of the requests that must be good, between 0 and 1."""
 
     precision: float = 0.1
-    """Ends when the rate that holds and the one that fails are that close, as a share."""
+    """End the search when the rate that holds and the rate that fails are this close, as a share."""
 
     trial_seconds: float = 10.0
-    """Send at least that long at each rate, with more than --num-requests if need be: queues take time to grow."""
+    """Send at each rate for at least this long, with more than --num-requests if needed: queues take time to grow."""
 
     most_trials: int = 3
-    """Runs at a rate that is neither clearly good nor clearly bad."""
+    """Most runs at a rate that is neither clearly good nor clearly bad."""
 
     warmup: int = 4
-    """Requests before each run that do not count."""
+    """Requests before each run that are not measured."""
 
     calibrate: bool = True
-    """Measure first what this client can do."""
+    """First measure the most that this client can do, against a server without a model."""
 
     json: Path | None = None
-    """Write the search there as JSON."""
+    """Write the search to this file as JSON."""
 
     def __post_init__(self) -> None:
         if not (self.first_rate > 0 and 0 < self.attainment < 1 and self.precision > 0 and self.most_trials >= 1):
@@ -103,7 +103,7 @@ class Search:
 
 
 def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
-    """Runs one command and returns the exit code: 2 where the user can put it right, 3 with --strict."""
+    """Run one command and return its exit code: 2 for a mistake of the user, 3 for a failed check of --strict."""
     try:
         command, bound, _ = _command_line(name).parse_args(
             sys.argv[1:] if argv is None else argv, print_error=False, exit_on_error=False, verbose=False
@@ -144,8 +144,8 @@ def _command_line(name: str) -> App:
         http: Annotated[HttpOptions, _flags("Server", 4)] = HttpOptions(),  # noqa: B008 - frozen
         engine: Annotated[EngineRun, _flags("Engine in process", 5)] = EngineRun(),  # noqa: B008 - frozen
     ) -> int:
-        """Send requests to a server, and report how it answered and how good the client was."""
-        _refuse_flags_of_the_other(run, arrivals, http, engine)
+        """Send requests to a server, and report its latencies and throughput and the health of the client."""
+        _refuse_flags_of_the_other_target(run, arrivals, http, engine)
         if run.target == "engine":
             return _run_engine(run, workload, arrivals, http.model, engine)
         return _run_http(run, workload, arrivals, http)
@@ -157,19 +157,19 @@ def _command_line(name: str) -> App:
         workload: Annotated[Workload, _flags("Workload", 2)] = Workload(),  # noqa: B008 - frozen
         http: Annotated[HttpOptions, _flags("Server", 3)] = HttpOptions(),  # noqa: B008 - frozen
     ) -> int:
-        """Find the highest rate (poisson) at which the server still keeps an SLO."""
+        """Find the highest rate (poisson) at which the server keeps its SLOs."""
         return _find_max(search, workload, http)
 
     @app.command(name="compare")
     def compare_(a: Path, b: Path, /) -> int:
-        """Compare two reports that were written with --json: ratios of B to A; * marks those that are not chance.
+        """Compare two reports that were written with --json, as ratios B / A; * marks those that are not chance.
 
         Parameters
         ----------
         a
-            The report to compare with.
+            The report that is the baseline.
         b
-            The other one.
+            The report that is compared with it.
         """
         print(compare(load_report(a), load_report(b)), end="")
         return 0
@@ -181,7 +181,7 @@ def _command_line(name: str) -> App:
         port: int = 8000,
         options: Annotated[NullOptions, _flags("Answers", 1)] = NullOptions(),  # noqa: B008 - frozen
     ) -> int:
-        """Serve nothing, after set delays: to measure the client by itself.
+        """Serve answers without a model, after set delays, to measure the client by itself.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: Htt
         points = [experiment.run_point(point, run.repeats, point.label, line.show, on_samples) for point in sweep]
         shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
     line.clear()
-    report = make_report("http", points, workload=_plain(workload), http=shown, slos=slos, repeats=run.repeats)
+    report = make_report("http", points, workload=_json_options(workload), http=shown, slos=slos, repeats=run.repeats)
     return publish(report, run)
 
 
@@ -228,13 +228,13 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
             point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, title, line.show)
             run = point["runs"][0]
             metrics = run["metrics"]
-            # Without a good answer there is nothing that the client could have falsified.
+            # If every request failed, the rate fails whether or not the client kept up.
             is_valid = run["client"]["verdict"] != "invalid" or metrics["num_ok"] == 0
             return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, is_valid)
 
-        def show(step: Step) -> None:
+        def show(result: RateResult) -> None:
             line.clear()
-            print(render_step(step), flush=True)
+            print(render_result(result), flush=True)
 
         bracket = find_max(
             measure,
@@ -242,15 +242,18 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
             attainment=search.attainment,
             precision=search.precision,
             most_trials=search.most_trials,
-            on_step=show,
+            on_result=show,
         )
     print(render_search(bracket, search.slo, search.attainment), end="")
-    _write("--json", search.json, lambda: json.dumps(asdict(bracket) | {"search": _plain(search)}, indent=1) + "\n")
+    content = asdict(bracket) | {"search": _json_options(search)}
+    _write("--json", search.json, lambda: json.dumps(content, indent=1) + "\n")
     return 1 if bracket.problem else 0
 
 
-def _refuse_flags_of_the_other(run: RunOptions, arrivals: Arrivals, http: HttpOptions, engine: EngineRun) -> None:
-    """Rather than to ignore them."""
+def _refuse_flags_of_the_other_target(
+    run: RunOptions, arrivals: Arrivals, http: HttpOptions, engine: EngineRun
+) -> None:
+    """Raise UsageError for flags of the other target, so that none is ignored."""
     if run.target == "http":
         if given := _given(engine):
             raise UsageError(f"{', '.join(given)} {_need(given)} --target engine.")
@@ -269,7 +272,7 @@ def _need(flags: Sequence[str]) -> str:
 
 
 def _given(options: Any, only: Sequence[str] | None = None, but: str = "") -> list[str]:
-    """The flags of these that have not their default."""
+    """Return the flags whose values are not the defaults."""
     return [
         "--" + field.name.replace("_", "-")
         for field in fields(options)
@@ -283,12 +286,12 @@ def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: 
     line, on_samples = ProgressLine(), _sample_writer(run.samples)
     point = run_engine(model, workload, arrivals, engine, parse_slos(run.slo), line.show, on_samples)
     line.clear()
-    report = make_report("engine", [point], workload=_plain(workload), engine=_plain(engine), model=model or "demo")
-    return publish(report, run)
+    settings = {"workload": _json_options(workload), "engine": _json_options(engine), "model": model or "demo"}
+    return publish(make_report("engine", [point], **settings), run)
 
 
 def sweep_points(arrivals: Arrivals) -> list[Arrivals]:
-    """The points of a sweep; one point where there is none."""
+    """Return the arrivals of each point of a sweep, or the one point if there is no --sweep."""
     sweep = arrivals.sweep
     if sweep is None:
         return [arrivals]
@@ -301,11 +304,13 @@ def sweep_points(arrivals: Arrivals) -> list[Arrivals]:
     except UsageError:
         raise
     except ValueError:
-        raise UsageError(f"--sweep is '{sweep}', but must be numbers, as in 1,2,4 (of users: whole ones).") from None
+        raise UsageError(
+            f"--sweep is '{sweep}', but must be numbers, as in 1,2,4 (whole ones in a closed loop)."
+        ) from None
 
 
 def publish(report: dict[str, Any], run: RunOptions) -> int:
-    """Prints and writes the report; the exit code."""
+    """Print the report, write it to the files that the options name, and return the exit code."""
     print(render(report), end="")
     _write("--json", run.json, lambda: json.dumps(report, indent=1) + "\n")
     _write("--html", run.html, lambda: render_html(report))
@@ -326,12 +331,13 @@ def _write(flag: str, path: Path | None, content: Callable[[], str]) -> None:
         raise UsageError(f"{flag} is '{path}', which cannot be written: {error.strerror}.") from error
 
 
-def _plain(options: Any) -> dict[str, Any]:
+def _json_options(options: Any) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
 
 
 def _check_writable(*files: tuple[str, Path | None]) -> None:
-    """Before the run, so that no run is lost."""
+    """Raise UsageError before the run if a file cannot be written, so that no results are lost. Existing files become
+    empty."""
     for flag, path in files:
         _write(flag, path, lambda: "")
 

@@ -1,4 +1,4 @@
-"""Whether the client's own figures can be believed: what it watches while it sends, and the verdict from that."""
+"""Decide whether the client's figures can be trusted, from what each process observed of itself while it sent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LAG_PERIOD_SECONDS = 0.01
 
 @dataclass(slots=True)
 class ProcessHealth:
-    """Of one process while it sent; sums and lists, so that processes can be put together."""
+    """What one process observed of itself while it sent: CPU time, event loop lag, garbage collection and memory."""
 
     wall_ns: int = 0
     cpu_ns: int = 0
-    loop_lag_ns: list[int] = field(default_factory=list)  # how much later than asked the event loop woke a sampler
+    loop_lag_ns: list[int] = field(default_factory=list)  # how late the event loop woke a task, every 10 ms
     gc_ns: int = 0
     longest_gc_ns: int = 0
     peak_memory_bytes: int = 0
@@ -43,7 +43,8 @@ class ProcessHealth:
 
 
 class ProcessWatch:
-    """`start` and `stop` in the event loop that sends (or, without `watch_loop`, in any thread)."""
+    """Observes the health of this process between `start` and `stop`. Call both in the event loop that sends, or
+    pass `watch_loop=False`."""
 
     def __init__(self) -> None:
         self._health = ProcessHealth()
@@ -52,7 +53,7 @@ class ProcessWatch:
 
     def start(self, *, watch_loop: bool = True) -> None:
         gc.collect()
-        gc.freeze()  # what the run begins with is no garbage; looking through it would only be a pause
+        gc.freeze()  # objects from before the run are not garbage, and scanning them would only cause pauses
         gc.callbacks.append(self._on_gc)
         self._health.wall_ns, self._health.cpu_ns = -monotonic_ns(), -process_time_ns()
         if watch_loop:
@@ -87,7 +88,8 @@ class ProcessWatch:
 def client_facts(
     samples: Sequence[Sample], offsets: Sequence[float] | None, ceiling: dict[str, float] | None
 ) -> dict[str, Any]:
-    """What the samples tell about the client. `offsets`: the schedule in seconds; None for a closed loop."""
+    """Compute what the samples show about the client: late sends, the rate it reached, and its load relative to its
+    ceiling. `offsets` is the schedule in seconds, or None for a closed loop."""
     sent = [sample for sample in samples if sample.sent_ns]
     late = [s for s in sent if s.is_ok and s.send_lag_ns > max(1e6, 0.05 * s.ttft_ns)]
     offered = achieved = None
@@ -104,7 +106,7 @@ def client_facts(
             num_events / seconds / ceiling["events_per_second"] + len(sent) / seconds / ceiling["requests_per_second"]
         )
     return {
-        "late_share": len(late) / max(1, len(sent)),  # sent later than 5 % of their TTFT, and than 1 ms
+        "late_share": len(late) / max(1, len(sent)),  # send lag of more than 1 ms and more than 5 % of the TTFT
         "offered_requests_per_second": offered,
         "achieved_requests_per_second": achieved,
         "events_per_second": num_events / seconds,
@@ -116,16 +118,16 @@ def client_facts(
 def verdict(
     metrics: dict[str, Any], facts: dict[str, Any], processes: Sequence[dict[str, Any]], *, holds_back: bool = False
 ) -> dict[str, Any]:
-    """valid, suspect or invalid, and why. Each rule: the value, above what it is suspect, above what invalid.
+    """Judge the client's figures as valid, suspect or invalid, with the reasons.
 
-    `holds_back`: the client was told to send late rather than too much, so that it did is no fault.
+    `holds_back` means that --max-in-flight delays sends on purpose, so late sends are not held against the client.
     """
     distributions = metrics["distributions"]
     shortest = min((d["p50"] for d in (distributions["ttft"], distributions["tpot"]) if d is not None), default=0.0)
     lag = max((p["loop_lag_seconds"]["p99"] for p in processes if p["loop_lag_seconds"]), default=0.0)
-    # Without a loop to watch, the engine is in the same process, and busy on purpose.
+    # A process whose event loop was not watched also runs the engine, so its CPU is busy on purpose.
     cpu = max((p["cpu_share"] for p in processes if p["loop_lag_seconds"]), default=0.0)
-    rules: list[tuple[float, float, float, str]] = [
+    rules: list[tuple[float, float, float, str]] = [  # a value, the limits for suspect and for invalid, and the reason
         (
             0.0 if holds_back else facts["late_share"],
             0.01,
@@ -137,13 +139,13 @@ def verdict(
             lag if lag > 0.002 else 0.0,
             0.25 * shortest,
             shortest,
-            "the client's event loop was up to {:.4f} s late (p99), which is much for times as short as these",
+            "the client's event loop was up to {:.4f} s late (p99), which is a lot compared with the times it measured",
         ),
         (
             facts["load_of_ceiling"] or 0.0,
             0.5,
             0.8,
-            "requests and events were {:.0%} of what this client can do at all",
+            "requests and events were {:.0%} of the most that this client can do",
         ),
     ]
     if facts["offered_requests_per_second"] is not None and not holds_back:
@@ -156,13 +158,13 @@ def verdict(
         if level:
             reasons.append(text.format(value))
     notes = [
-        (metrics["num_ok"] == 0, 2, "no request went well"),
+        (metrics["num_ok"] == 0, 2, "no request succeeded"),
         (metrics["token_counts_from"] != "usage", 1, "the server sends no usage, so events were counted as tokens"),
-        (metrics["num_wrong_length"] > 0, 1, f"{metrics['num_wrong_length']} answers have not the length asked for"),
+        (metrics["num_wrong_length"] > 0, 1, f"{metrics['num_wrong_length']} answers have the wrong length"),
         (
             (metrics["events_per_read"] or 1) > 2,
             1,
-            "events came in bunches, so times between tokens are not the server's",
+            "events arrived in bunches, so the times between tokens are not those of the server",
         ),
     ]
     for applies, level, text in notes:

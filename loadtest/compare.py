@@ -1,4 +1,4 @@
-"""Two reports side by side: how much of A's figure B has, with an interval where both were repeated. Pure functions."""
+"""Compare two reports: B's figures as a ratio to A's, with an interval where both were repeated. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHOWN = (
 
 
 def load_report(path: Path) -> dict[str, Any]:
-    """Raises UsageError for what is no report of this version."""
+    """Load a report from a JSON file. Raises UsageError for a file that is not a report of this version."""
     try:
         report = json.loads(path.read_bytes())
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(f"'{path}' is no JSON.") from error
+        raise UsageError(f"'{path}' is not JSON.") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if schema != SCHEMA:
         raise UsageError(f"'{path}' has the schema {schema!r}, but must have {SCHEMA!r}: write it with --json.")
@@ -35,7 +35,7 @@ def load_report(path: Path) -> dict[str, Any]:
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Point by point, in order. Says what was not the same in both."""
+    """Return the comparison as text: the settings that differ, then a table for each pair of points, in order."""
     lines = list(_differences(a, b))
     for point_a, point_b in zip(a["points"], b["points"], strict=False):
         lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")

@@ -1,4 +1,4 @@
-"""Sends the calls of one process when they are due. Knows the target only as something that runs a call."""
+"""Send the calls of one process when they are due. The target is only a function that runs one call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from loadtest.sample import Sample
 
 CallT = TypeVar("CallT")
-RunCall = Callable[[CallT, int], Awaitable[list[Sample]]]  # a call, and when it was to be sent
+RunCall = Callable[[CallT, int], Awaitable[list[Sample]]]  # takes a call and its intended send time (ns)
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Sending:
-    """What has happened so far."""
+    """The samples and the progress of one process so far."""
 
     samples: list[Sample] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -54,7 +54,7 @@ async def send_on_schedule(
     start_ns: int,
     max_in_flight: int | None = None,
 ) -> None:
-    """Open loop: each call at `start_ns` + its offset (seconds), however long the answers take."""
+    """Send each call at `start_ns` plus its offset (seconds), however long the answers take: an open loop."""
     places = asyncio.Semaphore(max_in_flight) if max_in_flight is not None else None
 
     async def run(call: CallT, due_ns: int) -> None:
@@ -80,7 +80,7 @@ async def send_in_loops(
     duration_seconds: float | None = None,
     ramp_seconds: float = 0.0,
 ) -> None:
-    """Closed loop: each user takes the next call as soon as its last one has ended."""
+    """Let each user send the next call as soon as its last one has ended: a closed loop."""
     rest = iter(calls)
     stop_ns = start_ns + int(duration_seconds * 1e9) if duration_seconds is not None else None
 

@@ -1,6 +1,6 @@
-"""oaiserve's engine in this process as target: no HTTP, so what is measured is `submit`, the tokenizer and the engine.
+"""Run a load on oaiserve's engine in this process: without HTTP, to measure `submit`, the tokenizer and the engine.
 
-The only file here that imports oaiserve, and only when it runs.
+This is the only file of the load test that imports oaiserve, and it does so only when it runs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """The engine in process. --model names what it loads (default: demo)."""
+    """The options of the engine in process. --model names the model that it loads (default: demo)."""
 
     mode: Literal["online", "offline"] = "online"
-    """online: requests arrive, answers are streamed. offline: all are known at the start, each answer comes whole."""
+    """online: requests arrive over time and answers are streamed. offline: all requests are submitted at the start and
+    each answer comes whole."""
 
     max_batch_size: int = 256
     """Most sequences that are computed together (--max-running of the server)."""
 
     prefill_max_batch_size: int | None = None
-    """Most sequences that compute their prompts in one step."""
+    """Most sequences in prefill in one step."""
 
     prefill_max_tokens: int | None = None
     """Most prompt tokens in one step."""
@@ -47,35 +48,35 @@ class EngineRun:
     """Time between two submits. 0: all at once, or as --arrival says."""
 
     submit_schedule: Literal["absolute", "relative"] = "absolute"
-    """absolute: submits are due at fixed times, so a slow one delays no other. relative: the interval begins after the
-    last submit."""
+    """absolute: submits are due at fixed times, so a slow one does not delay the others. relative: each submit is due
+    one interval after the last one has returned."""
 
     prefix_cache: bool = True
     """Keep computed blocks for prompts that begin alike."""
 
     pretok: bool = False
-    """Submit token ids, encoded before the run."""
+    """Submit token ids that were encoded before the run."""
 
     tokenize_workers: int = 2
-    """Threads that turn prompts into tokens. 0: submit does it itself."""
+    """Threads that encode prompts. 0: submit encodes them itself."""
 
     stream_interval: int = 1
-    """Tokens in one event, after the first."""
+    """Tokens in each event after the first one."""
 
     warmup_runs: int = 1
-    """Whole runs before those that count."""
+    """Whole runs before those that are measured."""
 
     repeat_runs: int = 1
-    """Runs that count."""
+    """Runs that are measured."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs. auto: the GPU where there is one."""
+    """Device of the model. auto: a GPU if there is one."""
 
     cuda_graph: bool = True
     """On a GPU, capture the steps in which all sequences decode as CUDA graphs."""
 
     nvtx: bool = False
-    """On a GPU, mark what the engine thread does, step by step, for NVIDIA's profilers."""
+    """On a GPU, mark the engine thread's work of each step for NVIDIA's profilers."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (
@@ -89,7 +90,7 @@ class EngineRun:
 
 
 def load_engine(model: str, options: EngineRun) -> Engine:
-    """Not started. Raises UsageError for what the engine refuses."""
+    """Load an engine without starting it. Raises UsageError with the engine's own sentence if it refuses."""
     from oaiserve.config import EngineOptions, OptionError
     from oaiserve.engine.engine import Engine
     from oaiserve.errors import StartupError
@@ -114,7 +115,7 @@ def load_engine(model: str, options: EngineRun) -> Engine:
 
 
 def submit_arrivals(arrivals: Arrivals, options: EngineRun) -> Arrivals:
-    """The open schedule: at once where nothing else was asked for."""
+    """Return the arrivals of an open loop: those of the options, or all requests at once if they ask for none."""
     if options.submit_interval_ms > 0:
         return Arrivals(arrival="constant", rate=1000 / options.submit_interval_ms)
     if arrivals.is_open and options.mode == "online":
@@ -131,7 +132,7 @@ def run_engine(
     on_progress: OnProgress,
     on_samples: OnSamples,
 ) -> dict[str, Any]:
-    """Loads the model, warms up, and repeats; the one entry of the report's `points`."""
+    """Load the model, warm up, run --repeat-runs times, and return the only entry of the report's `points`."""
     arrivals = submit_arrivals(arrivals, options)
     label = f"{options.mode}, {arrivals.arrival}"
     runs, all_samples = [], []
@@ -146,9 +147,9 @@ def run_engine(
             )
             if number < 0:
                 continue
-            # Relative times move with each submit, so there is no rate that could have been missed.
-            promised = None if options.submit_schedule == "relative" else offsets
-            run = describe_run(samples, [health], arrivals, promised, slos, None)
+            # Relative times move with each submit, so there is no fixed rate to compare with.
+            fixed_offsets = None if options.submit_schedule == "relative" else offsets
+            run = describe_run(samples, [health], arrivals, fixed_offsets, slos, None)
             submits = [(sample.sent_ns, sample.sent_ns + (sample.submit_ns or 0)) for sample in samples]
             run["submit_wall_seconds"] = (submits[-1][1] - submits[0][0]) / 1e9
             runs.append(run)
@@ -170,13 +171,14 @@ class EngineTarget:
     def run(
         self, arrivals: Arrivals, seed: int, on_progress: Callable[[Progress, int], None] = lambda progress, total: None
     ) -> tuple[list[Sample], list[float], ProcessHealth]:
-        """Submits all requests, waits for their ends; samples, schedule (seconds) and this process's health."""
+        """Submit all requests and wait until they have ended. Returns the samples, the schedule (seconds), and this
+        process's health."""
         from oaiserve.engine.request import TERMINAL
 
         calls, offsets = plan(self._workload, arrivals, seed)
         if own := sorted({key for call in calls for key in call.body} - {"messages"}):
             raise UsageError(f"--requests has {', '.join(own)}, which need --target http.")
-        assert offsets is not None  # submit_arrivals makes open ones only
+        assert offsets is not None  # submit_arrivals returns open loops only
         requests = [self._request(f"{seed}-{index}", call) for index, call in enumerate(calls)]
         samples = [Sample(i, 0, requested_tokens=call.max_tokens) for i, call in enumerate(calls)]
         events: list[list[tuple[int, list[Event]]]] = [[] for _ in calls]

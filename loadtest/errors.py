@@ -1,7 +1,7 @@
-"""What the user can put right: printed as one sentence, exit code 2. Stdlib only."""
+"""The error that a user can fix. The command line prints it as one sentence and exits with code 2. Stdlib only."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Says what was wrong, which value, and what is allowed."""
+    """An option or a file is wrong. The message names it, quotes its value, and says what is allowed."""

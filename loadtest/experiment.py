@@ -1,4 +1,4 @@
-"""One `run` against a server: points of a sweep, each with its repeats, measured and put next to the server's view."""
+"""Run the points of a sweep against a server, each with its repeats, and describe the results as a report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from loadtest.workers import Job, Workers
 
 SCHEMA = "oaiserve-loadtest/1"
 MOST_REQUESTS = 1_000_000
-OnProgress = Callable[[str, Progress, int], None]  # which run, how far, of how many requests
+OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
 _RATES = ("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second")
@@ -41,7 +41,7 @@ _TIMES = ("send_lag", "submit", "ttft", "tpot", "itl", "latency")
 def open_experiment(
     workload: Workload, http: HttpOptions, slos: Slos, num_warmup: int, calibrate: bool
 ) -> Iterator[HttpExperiment]:
-    """With its processes and its connection to the server. Raises UsageError where nobody answers."""
+    """Open an experiment: its processes and its connection to the server. Raises UsageError if no server answers."""
     url = http.url.rstrip("/").removesuffix("/v1")
     http = replace(http, url=url, api_key=http.api_key or os.environ.get("OPENAI_API_KEY") or None)
     client = httpx.Client(base_url=http.url, headers=http.headers(), trust_env=False, timeout=30)
@@ -53,7 +53,7 @@ def open_experiment(
 
 
 class HttpExperiment:
-    """A server and the processes that ask it; `run_point` may be called any number of times."""
+    """A server and the processes that send to it. `run_point` may be called any number of times."""
 
     def __init__(
         self,
@@ -64,14 +64,15 @@ class HttpExperiment:
         slos: Slos,
         num_warmup: int,
     ) -> None:
-        """`client` is for what is asked beside the load. Raises UsageError where nobody answers."""
+        """Connect to the server. `client` is for requests that are not part of the load, such as /metrics. Raises
+        UsageError if no server answers."""
         if http.endpoint == "chat":
             workload = replace(workload, random_form="words")
         elif workload.turns > 1:
             raise UsageError(f"--turns is {workload.turns}, which needs --endpoint chat.")
         self._client = client
         try:
-            self.side = join.look_at_server(client)
+            self.side = join.inspect_server(client)
         except httpx.HTTPError as error:
             raise UsageError(f"--url is {http.url}, where no server answers: {error}.") from error
         self.workload = workload
@@ -96,7 +97,7 @@ class HttpExperiment:
         on_progress: OnProgress = lambda label, progress, total: None,
         on_samples: OnSamples = lambda label, samples: None,
     ) -> dict[str, Any]:
-        """One entry of the report's `points`."""
+        """Run one point as often as `num_repeats`, and return it as an entry of the report's `points`."""
         runs, all_samples = [], []
         for repeat in range(num_repeats):
             title = f"{label}, {repeat + 1} of {num_repeats}" if num_repeats > 1 else label
@@ -146,12 +147,13 @@ class HttpExperiment:
         run["server"] = join.join(samples, self.side, before, after, lag["p99"] if lag else 0.0)
         if watch is not None:
             run["server"]["gauges"] = watch.report(min(sample.intended_ns for sample in samples))
-        _doubt(run, self.workload, arrivals, len(calls))
+        _add_doubts(run, self.workload, arrivals, len(calls))
         return run, samples
 
 
-def _doubt(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
-    """What makes a run another one than was asked for, though the client did well."""
+def _add_doubts(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
+    """Mark a run as suspect if it was not the requested one, although the client kept up: a closed loop that ran out of
+    requests, or random prompts that were in the prefix cache."""
     client, metrics, reasons = run["client"], run["metrics"], []
     stopped = arrivals.duration_seconds
     if not arrivals.is_open and stopped is not None and metrics["window_seconds"] < stopped:
@@ -166,7 +168,7 @@ def _doubt(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_call
 
 
 def plan(workload: Workload, arrivals: Arrivals, seed: int) -> tuple[list[Call], list[float] | None]:
-    """What one run sends, and when (seconds); no times for a closed loop."""
+    """Return the calls of one run and their send times (seconds), which are None for a closed loop."""
     if workload.num_requests is None and workload.requests is None and arrivals.ends_by_itself:
         workload = replace(workload, num_requests=len(schedule(arrivals, MOST_REQUESTS, seed)))
     calls = make_calls(workload, seed)
@@ -188,7 +190,7 @@ def describe_run(
     slos: Slos,
     limits: dict[str, float] | None,
 ) -> dict[str, Any]:
-    """Everything about one run but the server's view."""
+    """Return everything about one run except the server's view: an entry of a point's `runs`."""
     metrics = measure(samples, slos)
     has_steady_load = arrivals.arrival in STEADY or (not arrivals.is_open and not arrivals.ramp_seconds)
     metrics["steady"] = steady_state(samples) if has_steady_load else None
@@ -232,14 +234,15 @@ def make_point(
 
 
 def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Metric to its mean over the runs, with a 95 % interval: over repeats, or, of a single run, over its requests."""
+    """Return the mean of each metric over the runs, with a 95 % interval over the repeats. For a single run, intervals
+    of the percentiles of times are over its requests."""
     summary: dict[str, Any] = {}
     for name in _RATES:
-        summary[name] = _entry([run["metrics"][name] for run in runs])
+        summary[name] = _summary_entry([run["metrics"][name] for run in runs])
     if all(run["metrics"]["steady"] for run in runs):
         steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]
-        summary["steady_completion_tokens_per_second"] = _entry(steady)
-    summary["slo_attainment"] = _entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
+        summary["steady_completion_tokens_per_second"] = _summary_entry(steady)
+    summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
     within = series(samples[0]) if len(runs) == 1 else {}
     for name in _TIMES:
         found = [run["metrics"]["distributions"][name] for run in runs]
@@ -247,10 +250,10 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
         if not found:
             continue
         intervals = {}
-        if within and name != "itl":  # the gaps of one answer hang together, so drawing them one by one says nothing
+        if within and name != "itl":  # the gaps of one answer are correlated, so drawing single gaps would mislead
             intervals = dict(zip(QUANTILES, bootstrap_intervals(within[name], QUANTILES), strict=True))
         for key in ("mean", *(f"p{q}" for q in QUANTILES), "max"):
-            entry = _entry([distribution[key] for distribution in found])
+            entry = _summary_entry([distribution[key] for distribution in found])
             if intervals and key.startswith("p"):
                 low, high = intervals[int(key[1:])]
                 entry |= {"low": low, "high": high, "interval_over": "requests"}
@@ -258,11 +261,11 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
     for name in runs[0]["metrics"]["phases"]:
         found = [run["metrics"]["phases"][name] for run in runs if name in run["metrics"]["phases"]]
         for key in found[0].keys() - {"n"}:
-            summary[f"phase_{name}_{key}"] = _entry([distribution[key] for distribution in found])
+            summary[f"phase_{name}_{key}"] = _summary_entry([distribution[key] for distribution in found])
     return summary
 
 
-def _entry(values: list[float]) -> dict[str, Any]:
+def _summary_entry(values: list[float]) -> dict[str, Any]:
     interval = mean_interval(values)
     entry: dict[str, Any] = {"mean": sum(values) / len(values), "values": values, "low": None, "high": None}
     entry["interval_over"] = None
@@ -272,7 +275,7 @@ def _entry(values: list[float]) -> dict[str, Any]:
 
 
 def make_report(target: str, points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
-    """The whole report, ready for JSON. `settings` are what the run was asked for."""
+    """Return the whole report, ready for JSON. `settings` are the options of the run."""
     return {
         "schema": SCHEMA,
         "target": target,
@@ -313,20 +316,21 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
 
 
 DEFINITIONS = {
-    "times": "seconds on one monotonic clock; a read's events share its stamp, taken when the event loop hands it over",
-    "intended": "when the schedule wanted it sent; in a closed loop, when its user was free",
+    "times": "seconds on one monotonic clock; all events of a read have the stamp of the moment when the event loop "
+    "delivers it",
+    "intended": "when the request was due by the schedule; in a closed loop, when its user was free",
     "send_lag": "sent - intended",
     "submit": "duration of the call that hands a request to the engine",
     "ttft": "first event with output - intended",
-    "tpot": "(last output - first output) / (n - 1), of requests with two tokens or more; of several choices, the sum "
-    "of all (last - first) / the sum of all (n - 1)",
-    "itl": "gaps between a choice's events with output, of all requests together",
+    "tpot": "(last output - first output) / (n - 1), for requests with two tokens or more; with several choices, the "
+    "sum of all (last - first) / the sum of all (n - 1)",
+    "itl": "gaps between a choice's events with output, over all requests together",
     "latency": "last event with output - intended",
     "window": "first intended send to last end, failed and abandoned requests included",
-    "steady": "from the end of the first answer to the last send; its latencies are of the requests that were sent in "
-    "it before any that had not ended at its end",
-    "tokens": "as the server's usage counts them; events where it sends none",
+    "steady": "from the end of the first answer to the last send; its latencies are those of the requests that were "
+    "sent in it, up to the first one that had not ended at its end",
+    "tokens": "as counted in the server's usage; if it sends none, the number of events",
     "goodput": "requests that meet all SLOs / window",
-    "slo_attainment": "requests that meet it / all but abandoned ones; failed ones do not meet it",
+    "slo_attainment": "requests that meet the SLO / all requests except abandoned ones; failed requests do not meet it",
     "percentiles": "linear interpolation",
 }

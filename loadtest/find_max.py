@@ -1,8 +1,8 @@
-"""The highest rate that a server takes within its SLOs: first doubled until it fails, then bisected.
+"""Search for the highest rate at which a server keeps its SLOs: double the rate until it fails, then bisect.
 
-A rate holds when the share of good requests is, with 95 % confidence, at least what was asked; it fails when it is,
-with the same confidence, less, or when requests pile up. In between it is measured again, and what stays open counts as
-a fail.
+A rate holds when the share of good requests is, with 95 % confidence, at least the required one. It fails when the
+share is lower with the same confidence, or when requests pile up. If neither is certain, the rate is measured again;
+a rate that stays undecided counts as failed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Step:
-    """A rate (requests per second), what was measured there, and what that means."""
+class RateResult:
+    """A rate (requests per second), the counts of its trials, and the decision."""
 
     rate: float
     holds: bool
     num_good: int
     num_judged: int
-    low: float  # of the interval of the share
+    low: float  # ends of the 95 % interval of the share of good requests
     high: float
     reason: str
 
 
 @dataclass(slots=True)
 class Bracket:
-    """`holds` is the highest rate found good, `fails` the lowest found bad; None: there was none."""
+    """The result of a search: `holds` is the highest rate that holds, `fails` the lowest that fails; None if there was
+    no such rate."""
 
     holds: float | None = None
     fails: float | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RateResult] = field(default_factory=list)
     problem: str = ""  # why the search ended early
 
 
@@ -55,10 +56,10 @@ def find_max(
     attainment: float = 0.95,
     precision: float = 0.1,
     most_trials: int = 3,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_result: Callable[[RateResult], None] = lambda result: None,
 ) -> Bracket:
-    """`measure(rate, number)` tries a rate; `number` counts the trials of all rates. Ends when the bracket's ends are
-    within `precision` (as a share) of each other."""
+    """Return a bracket around the highest rate that holds; its ends are within `precision` (as a share) of each other.
+    `measure(rate, number)` tries a rate; `number` counts the trials of all rates."""
     bracket, count = Bracket(), 0
 
     def try_rate(rate: float) -> bool:
@@ -78,8 +79,8 @@ def find_max(
         else:
             reason = "undecided"
         holds = reason == "holds"
-        bracket.steps.append(Step(rate, holds, good, judged, low, high, reason))
-        on_step(bracket.steps[-1])
+        bracket.steps.append(RateResult(rate, holds, good, judged, low, high, reason))
+        on_result(bracket.steps[-1])
         if holds:
             bracket.holds = rate
         else:
@@ -102,16 +103,16 @@ def find_max(
     return bracket
 
 
-def render_step(step: Step) -> str:
-    """One line."""
+def render_result(result: RateResult) -> str:
+    """Return the result of one rate as a line of text."""
     return (
-        f"{step.rate:9.4g} requests/s: {step.reason:9} {step.num_good} of {step.num_judged} good "
-        f"({step.low:.1%} .. {step.high:.1%})"
+        f"{result.rate:9.4g} requests/s: {result.reason:9} {result.num_good} of {result.num_judged} good "
+        f"({result.low:.1%} .. {result.high:.1%})"
     )
 
 
 def render_search(bracket: Bracket, slo: str, attainment: float) -> str:
-    """The answer."""
+    """Return the answer of the search as text."""
     lines = []
     if bracket.problem:
         lines.append(f"Ended early: {bracket.problem}.")

@@ -1,6 +1,6 @@
-"""The server's gauges while a run goes on: how many requests it works on, how many wait, how full its KV cache is.
+"""Read the server's gauges during a run: requests running, requests waiting, and the share of the KV cache in use.
 
-Read by a thread of the process that only waits for those that send. What that costs is in the report.
+A thread of the main process reads them, because that process sends no requests. The report says what the reading cost.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Their names in the server's /metrics. A server with several engines has one of each for every engine."""
+    """The names of the gauges in the server's /metrics. A server with several engines has one series per engine."""
 
     running: str
     waiting: str
     kv_cache_usage: str  # 0 to 1
 
     def read(self, text: str) -> dict[str, float | None]:
-        """Sums over the engines, and the mean usage; None for what is not there. Looks for these lines only: to parse
-        all of the text costs more than to fetch it."""
+        """Return the sums over the engines, and the mean usage; None for a gauge that the text does not have. Only the
+        lines of these gauges are parsed, because parsing the whole text costs more than fetching it."""
         running, waiting, usage = (_values(text, name) for name in (self.running, self.waiting, self.kv_cache_usage))
         return {
             "running": sum(running) if running else None,
@@ -42,7 +42,7 @@ def _values(text: str, name: str) -> list[float]:
 
 
 class GaugeWatch:
-    """Reads from entry to exit, once a period. `client` has the server's base URL."""
+    """A context in which a thread reads the gauges once per period. `client` has the server's base URL."""
 
     def __init__(self, client: httpx.Client, gauges: Gauges, period_seconds: float) -> None:
         self._client, self._gauges, self._period_seconds = client, gauges, period_seconds
@@ -54,7 +54,7 @@ class GaugeWatch:
         self._thread = threading.Thread(target=self._watch, name="gauges", daemon=True)
 
     def report(self, start_ns: int) -> dict[str, Any]:
-        """What was read since `start_ns`, and what the reading cost. After the exit."""
+        """Return the values that were read since `start_ns`, and what reading cost. Call it after the context ended."""
         return {
             "period_seconds": self._period_seconds,
             "num_reads": len(self._reads_ns),

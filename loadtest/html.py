@@ -1,4 +1,4 @@
-"""The report as one HTML page with plots, without scripts and without anything from elsewhere. Pure functions."""
+"""Render a report as one HTML page with plots, without scripts and without other files. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from loadtest.report import ms, render, subject, sweep_rows
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 280, 64, 16, 44
 _COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")
-# Waiting is warm, work is cold, and what no phase accounts for is grey; other phases take the colors in turn.
+# Time spent waiting has warm colors, work has cold ones, and time outside all phases is grey. Phases that are not
+# listed take the colors above in turn.
 _PHASE_COLORS = {
     "receive": "#c9a227",
     "tokenize_wait": "#c43b58",
@@ -43,7 +44,7 @@ Series = tuple[str, list[tuple[float, float]]]  # label, points
 
 
 def render_html(report: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     points = report["points"]
     cdf = [(p["label"], _cdf([r["ttft"] for run in p["runs"] for r in run["requests"]])) for p in points]
     figures = [plot("TTFT: share of requests within", "seconds", "share", cdf)]
@@ -72,7 +73,7 @@ def render_html(report: dict[str, Any]) -> str:
 
 
 def _table(points: Sequence[dict[str, Any]]) -> str:
-    """One row per point, with the verdict in its color and what server and client say of each other."""
+    """Return a table with a row for each point: its figures, the verdict, and whether server and client agree."""
     head, *rows = sweep_rows(points)
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in [*head, "server and client"])
     for point, row in zip(points, rows, strict=True):
@@ -86,7 +87,7 @@ def _table(points: Sequence[dict[str, Any]]) -> str:
 
 
 def _cdf(values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Steps, from 0 at the least value."""
+    """Return the points of the empirical distribution as steps, beginning with 0 at the smallest value."""
     found = sorted(value for value in values if value is not None)
     return [(value, (i + up) / len(found)) for i, value in enumerate(found) for up in (0, 1)]
 
@@ -100,7 +101,7 @@ def _curve(points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, flo
 
 
 def _throughput(requests: Sequence[dict[str, Any]], num_bins: int = 40) -> list[tuple[float, float]]:
-    """Tokens are spread evenly between a request's first and last."""
+    """Return tokens per second over time. A request's tokens are spread evenly between its first and its last."""
     ok = [r for r in requests if r["latency"] is not None]
     end = max((r["intended"] + r["latency"] for r in ok), default=0.0)
     width = end / num_bins or 1.0
@@ -121,7 +122,8 @@ def _latencies(requests: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
-    """Mean of each phase by time of sending, stacked: the server's where it tells them, else the client's two."""
+    """Plot the mean duration of each phase by time of sending, stacked. The phases are the server's if it reports them,
+    else the client's two: to the first token, and after it."""
     requests = [r for run in point["runs"] for r in run["requests"] if r["latency"] is not None]
     if not requests:
         return ""
@@ -152,7 +154,8 @@ def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
 
 
 def _phases(request: dict[str, Any], over_network: bool) -> dict[str, float]:
-    """The server's and, up to the latency, the rest; of a server that tells none, what the client sees."""
+    """Return the server's phases, and over the network also the rest of the latency. If the server reports none, return
+    the two phases that the client sees."""
     phases: dict[str, float] = request["phases"]
     if len(phases) > 1:
         rest = {"network + client": max(0.0, request["latency"] - sum(phases.values()))}
@@ -161,7 +164,7 @@ def _phases(request: dict[str, Any], over_network: bool) -> dict[str, float]:
 
 
 def gauges_plot(point: dict[str, Any]) -> str:
-    """What the server said during the last run; empty where it was not asked."""
+    """Plot the server's running and waiting requests during the last run; empty if its gauges were not read."""
     series = [(name, _gauge(point, name)) for name in ("running", "waiting")]
     return plot(f"Requests at the server: {point['label']}", "seconds", "requests", series, dots=True)
 
@@ -174,7 +177,7 @@ def _gauge(point: dict[str, Any], name: str) -> list[tuple[float, float]]:
 def plot(
     title: str, x_title: str, y_title: str, series: Sequence[Series], *, dots: bool = False, lines: bool = True
 ) -> str:
-    """An SVG figure; empty where there is nothing to draw."""
+    """Return a plot as an HTML figure with an SVG in it; empty if no series has points."""
     drawn = [(label, points) for label, points in series if points]
     if not drawn:
         return ""
@@ -200,7 +203,8 @@ def plot(
 def _axes(
     x_max: float, y_max: float, x_title: str, y_title: str
 ) -> tuple[Callable[[float], float], Callable[[float], float], str]:
-    """Functions from values to pixels, and the frame. Both axes begin at 0; the vertical one ends at a round number."""
+    """Return two functions from values to pixels, and the SVG of the axes. Both axes begin at 0; the vertical one ends
+    at a round number."""
     x_max, y_max = x_max or 1.0, y_max or 1.0
     x_step, y_step = _round_step(x_max), _round_step(y_max)
     y_max = y_step * math.ceil(y_max / y_step - 1e-9)
@@ -228,7 +232,8 @@ def _axes(
 
 
 def _round_step(most: float) -> float:
-    """Between the marks of an axis that goes to `most`: 1, 2 or 5 of a power of ten, three to seven of them."""
+    """Return the distance between the marks of an axis that ends at `most`: 1, 2 or 5 times a power of ten, so that
+    there are three to seven marks."""
     power: float = 10.0 ** math.floor(math.log10(most / 3))
     return power * max(factor for factor in (1, 2, 5) if factor == 1 or power * factor <= most / 3)
 

@@ -1,4 +1,7 @@
-"""An OpenAI-compatible server as target: one request becomes one Sample. Stamps first, JSON after the request's end."""
+"""Send requests to an OpenAI-compatible server and record each one as a Sample.
+
+Reads are stamped as they arrive; JSON is parsed only after the request has ended.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ from loadtest.sample import Sample
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
 
-# httpcore walks all connections of a pool whenever a request begins or ends, so pools are kept small.
+# httpcore goes through all connections of a pool whenever a request begins or ends, so pools are kept small.
 STREAMS_PER_CLIENT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """Which server is asked, and how."""
+    """The options of the server and of the requests to it."""
 
     url: str = "http://127.0.0.1:8000"
-    """Where the server is, with or without /v1."""
+    """Address of the server, with or without /v1."""
 
     model: str | None = None
     """Name of the model. Default: the first that /v1/models lists."""
 
     endpoint: Literal["completions", "chat"] = "completions"
-    """Which route."""
+    """Route to send to."""
 
     stream: bool = True
-    """Ask for server-sent events. Without them the first token is the whole answer."""
+    """Ask for server-sent events. Without them, the first token counts when the whole answer arrives."""
 
     temperature: float = 0.0
     """Sampling temperature."""
@@ -55,19 +58,19 @@ class HttpOptions:
     """Sent as "Authorization: Bearer KEY". Default: $OPENAI_API_KEY."""
 
     timeout_seconds: float = 600.0
-    """A request that takes longer is an error."""
+    """Time after which a request counts as failed."""
 
     connect_timeout_seconds: float = 10.0
-    """The same for its connection."""
+    """Time after which a connection attempt counts as failed."""
 
     trace_share: float = 0.01
-    """Share of the requests whose traceparent has the sampled flag, 0 to 1: those that a server is to trace."""
+    """Share of the requests that a server should trace, 0 to 1: their traceparent has the sampled flag."""
 
     scrape_seconds: float = 1.0
-    """Read the server's gauges that often during a run. 0: /metrics is read before and after it only."""
+    """Time between two reads of the server's gauges during a run. 0: read /metrics only before and after it."""
 
     processes: int = 1
-    """Processes that send. One is enough for some thousand tokens per second; the report says how busy they were."""
+    """Processes that send. One can take a few thousand tokens per second; the report has their CPU use."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^/]+(/.*)?", self.url):
@@ -129,7 +132,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """A chunk, or a whole answer: what is of interest in it."""
+    """The fields of a chunk or a whole answer that the load test reads."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -141,8 +144,8 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call with its first request, ready to go."""
+class PreparedCall:
+    """A call and its first request, already serialised."""
 
     index: int
     call: Call
@@ -153,7 +156,8 @@ class Prepared:
 
 
 class HttpTarget:
-    """Belongs to one event loop. `clock_ns` stamps; `backend` makes connections."""
+    """A target that runs calls against a server, within one event loop. `clock_ns` is the clock of all stamps, and
+    `backend` makes the connections."""
 
     def __init__(
         self,
@@ -179,7 +183,7 @@ class HttpTarget:
         self._headers = options.headers()
         self._ssl_context = ssl.create_default_context() if options.url.startswith("https") else None
         self._clients: list[httpx.AsyncClient] = []
-        self._free: list[httpx.AsyncClient] = []  # each as often as it may take another stream
+        self._free: list[httpx.AsyncClient] = []  # each client once for every further stream that it may take
 
     @property
     def num_connections(self) -> int:
@@ -189,11 +193,11 @@ class HttpTarget:
         for client in self._clients:
             await client.aclose()
 
-    def prepare(self, index: int, call: Call) -> Prepared:
-        """Serialises a request, so that nothing of that is left to do when it is due."""
+    def prepare(self, index: int, call: Call) -> PreparedCall:
+        """Serialise a request before the run, so that sending it takes no longer than necessary."""
         return self._prepared(index, call, _first_messages(call) if self._options.endpoint == "chat" else None)
 
-    def _prepared(self, index: int, call: Call, messages: Sequence[Any] | None) -> Prepared:
+    def _prepared(self, index: int, call: Call, messages: Sequence[Any] | None) -> PreparedCall:
         options = self._options
         body: dict[str, Any] = {
             "model": options.model,
@@ -209,14 +213,15 @@ class HttpTarget:
         own = {key: value for key, value in call.body.items() if key != "messages"}
         body |= own | json.loads(options.extra_body or "{}")
         trace_id = secrets.token_hex(16)
-        # As OpenTelemetry's ratio sampler decides: by the lower half of the id, so that others come to the same.
+        # OpenTelemetry's ratio sampler also decides by the lower half of the id, so it decides the same.
         is_traced = int(trace_id[16:], 16) < options.trace_share * 2**64
         headers = self._headers | {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-{is_traced:02x}"}
         request = httpx.Request("POST", self._url, headers=headers, content=msgspec.json.encode(body))
-        return Prepared(index, call, request, trace_id, is_traced, _num_choices(body))
+        return PreparedCall(index, call, request, trace_id, is_traced, _num_choices(body))
 
-    async def run(self, prepared: Prepared, intended_ns: int) -> list[Sample]:
-        """One sample, or one for each turn of a conversation. Errors of server and network end up in the samples."""
+    async def run(self, prepared: PreparedCall, intended_ns: int) -> list[Sample]:
+        """Send a call and return its sample, or a sample for each turn of a conversation. Errors of the server and of
+        the network are recorded in the samples, not raised."""
         sample, answer = await self._exchange(prepared, intended_ns)
         samples = [sample]
         messages = _first_messages(prepared.call) if prepared.call.next_questions else []
@@ -232,7 +237,7 @@ class HttpTarget:
             samples.append(sample)
         return samples
 
-    async def _exchange(self, prepared: Prepared, intended_ns: int) -> tuple[Sample, str]:
+    async def _exchange(self, prepared: PreparedCall, intended_ns: int) -> tuple[Sample, str]:
         sample = Sample(
             prepared.index,
             intended_ns,
@@ -255,8 +260,8 @@ class HttpTarget:
                     await response.aclose()
         except TimeoutError:
             sample.error = "timeout"
-        except tuple(_KINDS) as error:
-            sample.error = next(kind for cls, kind in _KINDS.items() if isinstance(error, cls))
+        except tuple(_ERROR_KINDS) as error:
+            sample.error = next(kind for cls, kind in _ERROR_KINDS.items() if isinstance(error, cls))
         finally:
             self._free.append(client)
         if sample.error is not None or not sample.end_ns:
@@ -265,7 +270,7 @@ class HttpTarget:
 
     def _take_client(self) -> httpx.AsyncClient:
         if not self._free:
-            # The transport has no limits and no timeouts; a request has one for everything.
+            # The transport has no limits of its own: `_exchange` limits the time of the whole request.
             timeout = httpx.Timeout(None, connect=self._options.connect_timeout_seconds)
             transport = StampedTransport(self._backend, self._ssl_context)
             client = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
@@ -302,7 +307,7 @@ class HttpTarget:
         sample.end_ns = stream.read_ns
 
 
-_KINDS: dict[type[Exception], str] = {
+_ERROR_KINDS: dict[type[Exception], str] = {  # the first class that matches decides
     httpcore.ConnectTimeout: "connect_timeout",
     httpcore.ConnectError: "connect",
     httpcore.NetworkError: "disconnected",
@@ -313,14 +318,14 @@ _KINDS: dict[type[Exception], str] = {
 
 
 def _num_choices(body: dict[str, Any]) -> int:
-    """`n` for each prompt, of which there may be several."""
+    """Return the number of choices of a request: `n` times its number of prompts."""
     prompt, n = body.get("prompt"), body.get("n")
     num_prompts = len(prompt) if isinstance(prompt, list) and not any(isinstance(part, int) for part in prompt) else 1
     return max(1, num_prompts) * (n if isinstance(n, int) else 1)
 
 
 def _error_message(content: bytes) -> str:
-    """What is in it for people, in one line."""
+    """Return the message in the body of an error, as one line of at most 200 characters."""
     try:
         message = json.loads(content)
         while isinstance(message, dict) and ("error" in message or "message" in message):
@@ -336,12 +341,12 @@ def _first_messages(call: Call) -> list[dict[str, Any]]:
 
 
 def _server_timing(header: str) -> dict[str, int]:
-    """Phases in nanoseconds, of the standard header: name;dur=milliseconds, ..."""
+    """Parse a Server-Timing header (name;dur=milliseconds, ...) into phases in nanoseconds."""
     return {name: round(float(ms) * 1e6) for name, ms in re.findall(r"([\w-]+);dur=([\d.]+)", header)}
 
 
 def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
-    """Fills in what the messages say, and gives the answer's text: the first choice's."""
+    """Fill in the sample from the messages of its answer, and return the text of the first choice."""
     texts: list[str] = []
     finished: set[int] = set()
     is_complete = not sample.is_stream
@@ -380,6 +385,7 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
 
 
 def _timings_ns(timings: Any) -> dict[str, int]:
-    """Phases out of `timings` in the last chunk (`stream_options.include_timings`); empty for other servers' forms."""
+    """Return the phases in the `timings` of the last chunk (`stream_options.include_timings`), in nanoseconds; empty if
+    `timings` has another server's form."""
     phases = timings.get("phases_ns") if isinstance(timings, dict) else None
     return {str(name): int(phase_ns) for name, phase_ns in phases.items()} if isinstance(phases, dict) else {}

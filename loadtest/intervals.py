@@ -1,4 +1,4 @@
-"""Percentiles and intervals, in plain Python. Pure functions."""
+"""Compute percentiles and confidence intervals in plain Python. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, the normal one is close enough.
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond 30, the normal one is close enough.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """`q` from 0 to 100; linear between the two nearest of the ordered values, as numpy's default."""
+    """Return the percentile `q` (0 to 100) of ordered values, interpolated linearly, as numpy does by default."""
     position = (len(ordered) - 1) * q / 100
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
@@ -30,7 +30,7 @@ def t_quantile(degrees: float) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """95 % for the mean of repeats that differ by chance; None for fewer than two."""
+    """Return Student's 95 % interval for the mean of repeated runs, or None for fewer than two."""
     if len(values) < 2:
         return None
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
@@ -39,7 +39,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_intervals(values: Sequence[float], quantiles: Sequence[float]) -> list[Interval]:
-    """95 % for each quantile, by drawing the values anew with replacement: what chance within one run can do."""
+    """Return a bootstrapped 95 % interval for each quantile (0 to 100): how far chance within one run may move it."""
     rng = random.Random(0)
     draws = [sorted(rng.choices(values, k=len(values))) for _ in range(_BOOTSTRAPS)]
     columns = [sorted(percentile(draw, q) for draw in draws) for q in quantiles]
@@ -47,7 +47,8 @@ def bootstrap_intervals(values: Sequence[float], quantiles: Sequence[float]) -> 
 
 
 def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """95 % for mean(b) / mean(a) by Welch's method on logarithms; None without two positive values on each side."""
+    """Return a 95 % interval for mean(b) / mean(a), by Welch's method on logarithms. Returns None unless each side has
+    at least two values and all are positive."""
     if min(len(a), len(b)) < 2 or min(*a, *b) <= 0:
         return None
     logs = [[math.log(value) for value in values] for values in (a, b)]
@@ -62,7 +63,7 @@ def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
 
 
 def wilson_interval(successes: int, trials: int) -> Interval:
-    """95 % for a share."""
+    """Return Wilson's 95 % interval for the share of successes."""
     if trials == 0:
         return 0.0, 1.0
     z, share = 1.96, successes / trials

@@ -1,5 +1,5 @@
-"""The server's side: its /metrics before and after a run, and the phases it tells for each request, next to the
-client's view. What both measure must agree, up to the network between them."""
+"""Put the server's view of a run next to the client's: its /metrics before and after, and the phases of each request.
+The two views must agree, apart from the time on the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.gauges import Gauges
 from loadtest.measure import distribution
 from loadtest.sample import Sample
 
-SETTLE_SECONDS = 2.0  # a server's telemetry may be a little behind its answers
+SETTLE_SECONDS = 2.0  # longest wait for a server's metrics to catch up with its answers
 UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "queue", "prefill")
 
 Labels = frozenset[tuple[str, str]]
@@ -25,15 +25,15 @@ Metrics = dict[tuple[str, Labels], float]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a kind of server names its histograms, all of finished requests: base name, and labels that must be there."""
+    """The names that one kind of server gives to its histograms and gauges."""
 
-    name: str
+    name: str  # also the prefix of its metrics
     ttft: str
     duration: str
-    phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]
+    phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]  # histogram and labels of each phase
     gauges: Gauges
-    only: tuple[tuple[str, str], ...] = ()
-    has_timings: bool = False  # knows stream_options.include_timings
+    only: tuple[tuple[str, str], ...] = ()  # labels that select the finished requests in every histogram
+    has_timings: bool = False  # whether the server supports stream_options.include_timings
 
 
 _OUR_PHASES = (*UNTIL_FIRST_TOKEN, "decode", "respond")
@@ -61,7 +61,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Prometheus' text format: samples by name and labels."""
+    """Parse Prometheus' text format into values by name and labels."""
     return {
         (name, frozenset(_LABEL.findall(labels or ""))): float(value) for name, labels, value in _LINE.findall(text)
     }
@@ -69,16 +69,19 @@ def parse_metrics(text: str) -> Metrics:
 
 @dataclass(frozen=True, slots=True)
 class ServerSide:
-    """What can be asked of the server beside its answers."""
+    """The server's metrics, and what is needed to compare them with the client's figures."""
 
-    dialect: Dialect | None
-    round_trip_seconds: float  # of a small request, with nothing else going on
-    scrape: Callable[[], Metrics] = field(default=dict)
+    dialect: Dialect | None  # None: the server has no metrics that are known here
+    round_trip_seconds: float  # of a small request to the idle server
+    scrape: Callable[[], Metrics] = field(default=dict)  # {} if the server does not answer
 
 
-def look_at_server(client: httpx.Client) -> ServerSide:
-    """`client` has the server's base URL. A server without /metrics is fine: then there is less to tell. So is one that
-    has died under the load: its report must not be lost. Raises httpx.HTTPError where nobody answers now."""
+def inspect_server(client: httpx.Client) -> ServerSide:
+    """Find out which metrics the server has and how long a round trip takes. `client` has the server's base URL.
+
+    Raises httpx.HTTPError if the server does not answer now. Later scrapes never raise, so that the report is not lost
+    when a server dies under the load. A server without /metrics is accepted; its figures are only not checked.
+    """
 
     def scrape() -> Metrics:
         try:
@@ -100,7 +103,8 @@ def look_at_server(client: httpx.Client) -> ServerSide:
 def histogram_change(
     before: Metrics, after: Metrics, name: str, labels: Sequence[tuple[str, str]]
 ) -> tuple[int, float]:
-    """Count and sum (seconds) of what was observed in between, over all series with these labels."""
+    """Return the count and the sum (seconds) of the observations between two scrapes, over all series that have these
+    labels."""
 
     def total(metrics: Metrics, suffix: str) -> float:
         return sum(v for (n, found), v in metrics.items() if n == name + suffix and found.issuperset(labels))
@@ -112,7 +116,7 @@ def histogram_change(
 
 
 def scrape_settled(side: ServerSide, before: Metrics, num_requests: int) -> Metrics:
-    """The metrics once they have all requests of the run; or as they are after a while."""
+    """Scrape until the metrics include all requests of the run, for at most two seconds, and return the last scrape."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         after = side.scrape()
@@ -127,11 +131,12 @@ def scrape_settled(side: ServerSide, before: Metrics, num_requests: int) -> Metr
 def join(
     samples: Sequence[Sample], side: ServerSide, before: Metrics, after: Metrics, loop_lag_seconds: float
 ) -> dict[str, Any]:
-    """Both views of one run, in seconds, and whether they agree. `loop_lag_seconds` is how late the client may be."""
+    """Return the server's view of one run (seconds), and whether it agrees with the client's. `loop_lag_seconds` is how
+    late the client's event loop may have been."""
     ok = [sample for sample in samples if sample.is_ok]
-    joined: dict[str, Any] = {"dialect": None, "round_trip_seconds": side.round_trip_seconds, "rest": rest(ok)}
+    joined: dict[str, Any] = {"dialect": None, "round_trip_seconds": side.round_trip_seconds, "rest": unaccounted(ok)}
     if side.dialect is None:
-        return joined | {"check": _check("not checked", "the server has no /metrics that is known here")}
+        return joined | {"check": _check("not checked", "the server has no /metrics of a known kind")}
     if not before or not after:
         return joined | {"check": _check("not checked", "the server did not answer /metrics before and after the run")}
     dialect = side.dialect
@@ -148,9 +153,10 @@ def join(
     return joined | {"check": _compare(samples, ok, joined, loop_lag_seconds)}
 
 
-def rest(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What no phase accounts for: network and client, up to the first token; for the whole request also the server's
-    way from the last token to the last byte. Only for requests whose phases the server told."""
+def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the time that no phase accounts for. Up to the first token that is network and client; for the whole
+    request it also includes the server's time from the last token to the last byte. Requests without phases are left
+    out."""
     first, whole = [], []
     for sample in samples:
         phases = sample.phases_ns
@@ -164,11 +170,12 @@ def rest(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def _compare(samples: Sequence[Sample], ok: Sequence[Sample], joined: dict[str, Any], lag: float) -> dict[str, Any]:
     if not ok:
-        return _check("not checked", "no request went well")
+        return _check("not checked", "no request succeeded")
     counted, most = joined["num_requests"], len(samples)
     if not len(ok) <= counted <= most:
         return _check(
-            "disagree", f"the server counted {counted} finished requests, the client {len(ok)}: is somebody else there?"
+            "disagree",
+            f"the server counted {counted} finished requests, the client {len(ok)}: does another client use it?",
         )
     if counted != len(ok):
         return _check("not checked", f"the server counted {counted} finished requests, the client {len(ok)}")

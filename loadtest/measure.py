@@ -1,4 +1,4 @@
-"""From the samples of one run to its metrics. Pure functions; docs/loadtest.md has the definitions, in words."""
+"""Compute the metrics of one run from its samples. Pure functions; docs/loadtest.md defines the metrics in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 
 def parse_slos(text: str | None) -> Slos:
-    """As in "ttft:300ms,tpot:30ms"."""
+    """Parse the value of --slo, as in "ttft:300ms,tpot:30ms", into seconds by metric. Raises UsageError."""
     slos = {}
     for part in filter(None, (text or "").split(",")):
         name, _, limit = part.partition(":")
@@ -39,10 +39,10 @@ def parse_slos(text: str | None) -> Slos:
 
 
 def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, Any]:
-    """Every metric of one run. Times in seconds; `distributions` are over the requests that went well.
+    """Compute every metric of one run. Times are in seconds.
 
-    Requests that failed count in the window, in `errors` and, as misses, in `slo_attainment`; abandoned ones count as
-    sent only.
+    Failed requests count in the window, in `errors` and, as misses, in `slo_attainment`. Abandoned requests count only
+    in the window.
     """
     ok = [sample for sample in samples if sample.is_ok]
     start_ns = min((sample.intended_ns for sample in samples), default=0)
@@ -83,7 +83,7 @@ def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, An
 
 
 def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Each metric's values in seconds, unordered. All but send_lag and submit leave out what failed."""
+    """Return the values of each metric in seconds, unordered. Failed requests count in send_lag and submit only."""
     ok = [sample for sample in samples if sample.is_ok]
     sent = [sample for sample in samples if sample.sent_ns]
     nanoseconds: dict[str, Iterable[float]] = {
@@ -105,11 +105,11 @@ def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 
 def steady_state(samples: Sequence[Sample]) -> dict[str, Any] | None:
-    """From the end of the first answer to the last send, when the load is neither growing nor running out: what came
-    in that time, and the latencies of requests that were in it from their send to their end. Times in seconds; None
-    where fewer than ten answers ended in it.
+    """Measure the time from the end of the first answer to the last send, when the load neither grows nor runs out:
+    its throughput, and the latencies of the requests that were sent in it, up to the first one that had not ended at
+    its end. Times are in seconds. Returns None if fewer than ten answers ended in that time.
 
-    Requests are cut off by when they were sent, never by how long they took, so that long ones are not left out.
+    Requests are left out by when they were sent, never by how long they took, so that slow ones count too.
     """
     ok = [sample for sample in samples if sample.is_ok]
     start_ns = min((sample.end_ns for sample in ok), default=0)
@@ -136,7 +136,7 @@ def steady_state(samples: Sequence[Sample]) -> dict[str, Any] | None:
 
 
 def phase_series(samples: Iterable[Sample]) -> dict[str, list[float]]:
-    """The server's phases in seconds, in the order in which the server names them."""
+    """Return the durations (seconds) of each phase that the server reported, in the server's order."""
     phases: dict[str, list[float]] = {}
     for sample in samples:
         for name, duration_ns in sample.phases_ns.items():
@@ -145,7 +145,7 @@ def phase_series(samples: Iterable[Sample]) -> dict[str, list[float]]:
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """None where there is nothing to tell."""
+    """Return the count, mean, percentiles and maximum of the values, or None if there are none."""
     if not values:
         return None
     ordered = sorted(values)
@@ -161,10 +161,11 @@ def _meets(sample: Sample, slos: Slos) -> bool:
 
 
 def oversaturation(samples: Sequence[Sample]) -> str | None:
-    """Why a run at a steady rate was more than the server can take; None: it was not, or the run is too short to tell.
+    """Return the reason why a steady rate was more than the server could take, or None if it was not, or if there were
+    fewer than 20 requests.
 
-    Over the second, third and fourth quarter of the time of sending, both the mean number in flight and the median
-    latency must have grown. Each by itself may be chance, or the pipe being filled.
+    From the second to the third to the fourth quarter of the sending time, both the mean number of requests in flight
+    and the median latency must have grown. One of them alone may be chance, or may only show that the run has begun.
     """
     sent = [sample for sample in samples if sample.sent_ns and sample.turn == 0]
     if len(sent) < 20:

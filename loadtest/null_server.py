@@ -1,7 +1,7 @@
-"""A server without a model: it answers after set delays, so that the client can be measured by itself.
+"""A server without a model. It answers after set delays, so that the client can be measured by itself.
 
-`python -m loadtest null-server`. It speaks just enough HTTP/1.1 for a load test. Each event says in `sent_ns` when it
-was written, on the monotonic clock that all processes of a machine share.
+`python -m loadtest null-server` runs it. It speaks just enough HTTP/1.1 for a load test. The field `sent_ns` of each
+event is the time of its write, on the monotonic clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ MODEL = "null"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullOptions:
-    """What the server pretends."""
+    """The delays and errors that the null server simulates."""
 
     first_seconds: float = 0.0
-    """From a request to its first token."""
+    """Time from a request to its first token."""
 
     gap_seconds: float = 0.0
-    """Between two writes. 0: as fast as it goes."""
+    """Time between two writes. 0: as fast as possible."""
 
     tokens_per_event: int = 1
     """Tokens in one event."""
 
     events_per_write: int = 1
-    """Events that leave together."""
+    """Events in one write."""
 
     fail_every: int = 0
-    """Each so many-th request gets a 503. 0: none."""
+    """Answer every Nth request with a 503. 0: none."""
 
     cut_every: int = 0
-    """Each so many-th answer is cut off half-way. 0: none."""
+    """Close the connection in the middle of every Nth answer. 0: none."""
 
 
 class NullServer:
@@ -71,9 +71,9 @@ class NullServer:
                 elif path == b"/v1/models":
                     _write_json(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
                 else:
-                    _write_json(writer, 404, {"error": {"message": "not here"}})
+                    _write_json(writer, 404, {"error": {"message": "not found"}})
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has left
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -81,7 +81,7 @@ class NullServer:
         options, number = self._options, next(self._number)
         start = asyncio.get_running_loop().time()
         if options.fail_every and number % options.fail_every == 0:
-            _write_json(writer, 503, {"error": {"message": "asked to fail"}})
+            _write_json(writer, 503, {"error": {"message": "fails by --fail-every"}})
             return
         is_cut = bool(options.cut_every) and number % options.cut_every == 0
         num_tokens = int(body.get("max_tokens") or 16)

@@ -1,4 +1,4 @@
-"""One line on the terminal while a run goes on; in a log, a line now and then."""
+"""Show the progress of a run: one line that is rewritten on a terminal, or a line every ten seconds in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: one description for both targets, and from it, by seed alone, the calls."""
+"""Make the calls of a run from a description of the workload and a seed, the same for both targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from loadtest.errors import UsageError
 
-# Each is one token, with the space before it, in most vocabularies of today.
+# In most current vocabularies each of these words, with the space before it, is one token.
 WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work government number night point home water room mother
@@ -24,57 +24,57 @@ leader light voice wife police mind price report decision son view relationship 
 building
 """.split()  # noqa: SIM905 - shorter to read
 DEFAULT_NUM_REQUESTS = 100
-FIRST_ID, LAST_ID = 100, 10_000  # ids that every vocabulary has, and that are no special tokens
+FIRST_ID, LAST_ID = 100, 10_000  # a range of ids that common vocabularies have and that contains no special tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is sent."""
+    """The options that decide what is sent."""
 
     num_requests: int | None = None
     """Requests of a run (conversations, with --turns). Default: as many as --requests, --steps, --times or, in an open
-    loop, --duration-seconds make; else 100."""
+    loop, --duration-seconds give; else 100."""
 
     max_new_tokens: str = "64"
     """Tokens of an answer: a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, choice:A:B:..."""
 
     stop_on_eos: bool = True
-    """Let the model end its answer early. --no-stop-on-eos sends ignore_eos: each answer has its full length."""
+    """Let the model end its answer early. --no-stop-on-eos sends ignore_eos, so each answer has its full length."""
 
     prompt: str | None = None
     """A text to send. Default: random tokens."""
 
     prompt_repeats: int = 1
-    """How often --prompt stands in a prompt."""
+    """How many times --prompt is repeated in each prompt."""
 
     unique_prompts: bool = False
-    """Begin each --prompt with a number of its own, so that no prefix cache knows it."""
+    """Begin each prompt made of --prompt with a different number, so that the prefix cache has none of it."""
 
     input_len: str = "128"
     """Tokens of a random prompt, in the forms of --max-new-tokens."""
 
     random_form: Literal["ids", "words"] = "ids"
-    """Random prompts as token ids (exact lengths, nothing to tokenize; completions only), or as words of about one
+    """Send random prompts as token ids (exact lengths, nothing to tokenize; completions only), or as words of about one
     token each."""
 
     prefix_len: int = 0
-    """Tokens that random prompts begin with in common."""
+    """Tokens of the common prefix of random prompts, in addition to --input-len."""
 
     prefix_groups: int = 1
-    """How many different common beginnings there are."""
+    """Number of different common prefixes."""
 
     turns: int = 1
-    """Questions of a conversation, each with the answers before it. Needs --endpoint chat."""
+    """Questions of a conversation, each sent with the answers before it. Needs --endpoint chat."""
 
     think_seconds: float = 0.0
     """Pause between an answer and the next question."""
 
     requests: Path | None = None
-    """JSON lines, each a request ("prompt" or "messages", and what else the API takes) or lengths ("input_length",
-    "output_length", "prefix"); "timestamp" (seconds) is for --arrival trace."""
+    """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
+    lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace."""
 
     abandon_share: float = 0.0
-    """Share of the requests whose client leaves amid the answer, 0 to 1. Over HTTP only."""
+    """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""
 
     slow_share: float = 0.0
     """Share of the requests whose client reads slowly, 0 to 1. Over HTTP only."""
@@ -83,7 +83,7 @@ class Workload:
     """Pause of a slow client after each read."""
 
     seed: int = 0
-    """The same seed makes the same prompts, lengths and arrival times."""
+    """Seed of prompts, lengths and arrival times. The same seed gives the same ones."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (
@@ -106,19 +106,19 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request (one conversation), whatever the target."""
+    """One request or one conversation, for either target."""
 
     prompt: str | list[int]
     max_tokens: int
-    next_questions: tuple[str, ...] = ()  # of a conversation, after `prompt`
-    leave_after: int | None = None  # events of the answer after which the client leaves
+    next_questions: tuple[str, ...] = ()  # the questions of a conversation after `prompt`
+    leave_after: int | None = None  # number of events after which the client disconnects
     is_slow: bool = False
     timestamp: float | None = None  # seconds, in a trace
-    body: dict[str, Any] = field(default_factory=dict)  # what a request out of a file brought along
+    body: dict[str, Any] = field(default_factory=dict)  # other fields of a request that comes from a file
 
 
 def make_calls(workload: Workload, seed: int) -> list[Call]:
-    """The calls of one run. Each run has its own `seed`, so that no run meets prompts of an earlier one."""
+    """Make the calls of one run. Each run has its own `seed`, so that no run repeats the prompts of an earlier one."""
     rng = random.Random(seed)
     output_len = length_sampler("--max-new-tokens", workload.max_new_tokens)
     calls = []
@@ -167,11 +167,11 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
                 if line.strip() and (limit is None or len(rows) < limit):
                     rows.append(json.loads(line))
                     if not isinstance(rows[-1], dict):
-                        raise UsageError(f"--requests: line {number} of '{path}' is no JSON object.")
+                        raise UsageError(f"--requests: line {number} of '{path}' is not a JSON object.")
     except OSError as error:
         raise UsageError(f"--requests is '{path}', which cannot be read: {error.strerror}.") from error
     except json.JSONDecodeError as error:
-        raise UsageError(f"--requests: line {number} of '{path}' is no JSON: {error.msg}.") from error
+        raise UsageError(f"--requests: line {number} of '{path}' is not JSON: {error.msg}.") from error
     if not rows:
         raise UsageError(f"--requests: there is no request in '{path}'.")
     return rows
@@ -207,7 +207,8 @@ def _words(rng: random.Random, count: int) -> str:
 
 
 def length_sampler(flag: str, spec: str) -> Callable[[random.Random], int]:
-    """Draws whole numbers of at least 1. Raises UsageError for what is none of the forms of --max-new-tokens."""
+    """Return a function that draws whole numbers of at least 1. Raises UsageError unless `spec` has one of the forms of
+    --max-new-tokens; the message names `flag`."""
     kind, _, rest = spec.partition(":")
     try:
         numbers = [float(number) for number in rest.split(":") if rest]
@@ -223,7 +224,7 @@ def length_sampler(flag: str, spec: str) -> Callable[[random.Random], int]:
             case _, [] if int(kind) >= 1:
                 return lambda rng: int(kind)
     except ValueError:
-        pass  # no number: refused like any other wrong form
+        pass  # not a number: refused below like any other wrong form
     raise UsageError(
         f"{flag} is '{spec}', but must be a number of at least 1, or uniform:LOW:HIGH, normal:MEAN:DEVIATION, "
         "lognormal:MEDIAN:SIGMA or choice:A:B:..."

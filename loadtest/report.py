@@ -1,4 +1,4 @@
-"""The report for people: the same dictionary that becomes JSON, as text. Pure functions."""
+"""Render a report as text, from the same dictionary that becomes JSON. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMES = {
 
 
 def render(report: dict[str, Any]) -> str:
-    """The whole report as text. Times in milliseconds."""
+    """Return the whole report as text, with times in milliseconds."""
     blocks = [_heading(report)]
     for point in report["points"]:
         if report["target"] == "engine":
@@ -33,7 +33,7 @@ def render(report: dict[str, Any]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned for a terminal: the first column left, the others right."""
+    """Return a table aligned for a terminal: the first column to the left, the others to the right."""
     cells = [list(head), *map(list, rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = [
@@ -63,7 +63,7 @@ def _heading(report: dict[str, Any]) -> str:
 
 
 def subject(report: dict[str, Any]) -> str:
-    """What was measured."""
+    """Return the name of what was measured: the model and the server's URL, or the model in process."""
     if report["target"] == "http":
         return f"{report['http'].get('model')} at {report['http']['url']}"
     return f"{report['model']}, the engine in process"
@@ -104,12 +104,16 @@ def _metrics(point: dict[str, Any]) -> str:
     ]
     head = ("", "mean", "95 %" if len(runs) > 1 else "")
     lines += ["", table(head, rows), "", _times(summary), *_steady(first["steady"])]
-    lines.append("95 %: over the repeats" if len(runs) > 1 else "95 %: by chance within this run; --repeats tells more")
+    lines.append(
+        "95 %: intervals over the repeats"
+        if len(runs) > 1
+        else "95 %: intervals over the requests of this run; use --repeats for intervals over runs"
+    )
     return "\n".join(lines)
 
 
 def _errors(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each kind of error in any of the runs, with what the server said to the first."""
+    """Return a line for each kind of error in any of the runs, with the server's message to the first one."""
     counts: Counter[str] = Counter()
     messages: dict[str, str] = {}
     for run in runs:
@@ -122,7 +126,7 @@ def _errors(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _steady(steady: dict[str, Any] | None) -> list[str]:
-    """A line for the first run, where enough requests were wholly in it."""
+    """Return a line about the steady state of the first run, if it has enough requests."""
     if steady is None or steady["num_requests"] < LEAST_STEADY:
         return []
     ttft, tpot, latency = (steady["distributions"][name] or {} for name in ("ttft", "tpot", "latency"))
@@ -144,7 +148,8 @@ def _times(summary: dict[str, Any]) -> str:
 
 
 def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
-    """The streaming benchmark's lines. Percentiles are means over the runs."""
+    """Return the report of a point of the engine in process, with the lines of the streaming benchmark. Each percentile
+    is the mean over the runs."""
     runs, summary = point["runs"], point["summary"]
     metrics = runs[0]["metrics"]
     interval = (
@@ -189,7 +194,7 @@ def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
 
 
 def _client(point: dict[str, Any]) -> str:
-    """How good the client was, in the worst of the runs."""
+    """Return the lines about the client's health, from the run with the worst verdict."""
     order = ["valid", "suspect", "invalid"]
     run = max(point["runs"], key=lambda run: order.index(run["client"]["verdict"]))
     client, metrics = run["client"], run["metrics"]
@@ -230,18 +235,18 @@ def _client(point: dict[str, Any]) -> str:
 
 
 def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
-    """What it cost to look at the server during the run."""
+    """Return a line about the cost of reading the server's gauges during the run."""
     text = f"  server's gauges: read {gauges['num_reads']} times by a process that sends nothing"
     if gauges["num_reads"]:
         text += (
             f" (CPU {gauges['cpu_seconds'] / seconds:.1%} of a core), "
             f"each within {ms(gauges['mean_seconds'])} ms, max {ms(gauges['max_seconds'])} ms"
         )
-    return text + (f"; {gauges['num_failed']} times nobody answered" if gauges["num_failed"] else "")
+    return text + (f"; {gauges['num_failed']} reads failed" if gauges["num_failed"] else "")
 
 
 def _server(point: dict[str, Any]) -> str:
-    """The last run's."""
+    """Return the server's view of the last run next to the client's."""
     run = point["runs"][-1]
     server, metrics = run.get("server"), run["metrics"]
     if server is None:
@@ -274,7 +279,7 @@ def _server(point: dict[str, Any]) -> str:
 
 
 def sweep_rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """One row per point, and before them the head."""
+    """Return a table as rows of cells: the head, then a row for each point."""
     names = ("requests_per_second", "completion_tokens_per_second", "ttft_p50", "ttft_p99", "tpot_p50", "latency_p99")
     rows = []
     for point in points:

@@ -1,4 +1,4 @@
-"""What is kept of one request: stamps of the monotonic clock, and counts. Both targets fill it in."""
+"""The record of one request: stamps of the monotonic clock, and counts. Both targets fill it in."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Sample:
-    """Times in nanoseconds of the monotonic clock, which processes of one machine share; None: not reached."""
+    """One request. Times are nanoseconds of the monotonic clock, which all processes of a machine share; None means
+    that the request did not get that far."""
 
     index: int
     intended_ns: int  # when the schedule wanted it sent; in a closed loop, when its user was free
-    turn: int = 0  # of a conversation; only the first is sent by the schedule
-    sent_ns: int = 0  # just before it was handed to the client (the engine)
+    turn: int = 0  # position in a conversation; only turn 0 is sent by the schedule
+    sent_ns: int = 0  # just before the request was handed to the HTTP client (or to the engine); 0: never sent
     submit_ns: int | None = None  # duration of the engine's `submit`
     headers_ns: int | None = None
     event_ns: list[int] = field(default_factory=list)  # arrival of each event with output; those of one read are equal
-    event_choices: list[int] = field(default_factory=list)  # whose output it is; empty where there is but one choice
-    end_ns: int = 0  # the whole answer, or the error
+    event_choices: list[int] = field(default_factory=list)  # the choice of each event; empty if there is only one
+    end_ns: int = 0  # arrival of the whole answer, or of the error
     status: int | None = None
-    error: str | None = None  # the kind; None: it went well
-    error_message: str = ""  # what the server said to it
-    is_abandoned: bool = False  # the client left on purpose
+    error: str | None = None  # the kind of the error; None: there was none
+    error_message: str = ""  # the server's own message
+    is_abandoned: bool = False  # the client disconnected on purpose
     is_stream: bool = True
     num_choices: int = 1
     requested_tokens: int = 0  # of each choice
-    must_fill: bool = False  # the answer has to have that many
+    must_fill: bool = False  # the answer must have exactly that many (ignore_eos)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    completion_tokens: int | None = None  # as the server counts; None: it did not say
+    completion_tokens: int | None = None  # as the server counted them; None: it sent no usage
     trace_id: str = ""
     is_traced: bool = False  # its `traceparent` has the sampled flag
-    phases_ns: dict[str, int] = field(default_factory=dict)  # as the server tells
+    phases_ns: dict[str, int] = field(default_factory=dict)  # durations that the server reported
 
     @property
     def is_ok(self) -> bool:
@@ -43,7 +44,7 @@ class Sample:
 
     @property
     def streams(self) -> list[list[int]]:
-        """`event_ns`, each choice by itself."""
+        """The stamps of `event_ns`, one list for each choice."""
         if not self.event_choices:
             return [self.event_ns]
         streams: dict[int, list[int]] = {}
@@ -59,7 +60,7 @@ class Sample:
 
     @property
     def failure(self) -> str:
-        """Kind and phase of the error."""
+        """The kind of the error and the phase it happened in, as in "timeout, mid_stream"."""
         return f"{self.error}, {self.failed_phase}"
 
     @property
@@ -68,18 +69,18 @@ class Sample:
 
     @property
     def last_ns(self) -> int:
-        """The last output; events without any, such as the usage, do not count."""
+        """The stamp of the last output; events without output, such as the usage, do not count."""
         return self.event_ns[-1] if self.event_ns else self.end_ns
 
     @property
     def ttft_ns(self) -> int:
-        """First output - intended send. Without streaming it comes with the whole answer."""
+        """The time from the intended send to the first output. Without streaming that is the whole answer."""
         return (self.event_ns[0] if self.event_ns else self.end_ns) - self.intended_ns
 
     @property
     def tpot_ns(self) -> float | None:
-        """(last - first) / (n - 1); None where there is nothing between two tokens to measure. Of several choices,
-        both parts of the fraction are sums: the server tells the tokens of all of them only."""
+        """The time per output token, (last - first) / (n - 1); None if no choice has two events. With several choices
+        both parts of the fraction are sums over them, because the server counts the tokens of all choices together."""
         streams = [stream for stream in self.streams if len(stream) > 1]
         if self.num_tokens < 2 or not self.is_stream or not streams:
             return None

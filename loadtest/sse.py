@@ -1,7 +1,7 @@
-"""Server-sent events out of bytes as the network cuts them. Stdlib only.
+"""Split the bytes of a stream into server-sent events, however the network cuts them. Stdlib only.
 
-Lines end with LF or CRLF, as servers write them. `str.splitlines` would also cut at U+0085, U+2028 and others, which
-JSON may contain as they are.
+Lines end with LF or CRLF, as servers write them. `str.splitlines` would also cut at U+0085, U+2028 and other
+characters that JSON may contain unescaped.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ DONE = b"[DONE]"
 
 
 class EventSplitter:
-    """Feed reads in order; each gives the data of the events that it completes."""
+    """A parser for one response. `feed` takes the reads in order and returns the data of each event they complete."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self._data: list[bytes] = []  # the lines of an event that is not complete
+        self._data: list[bytes] = []  # the data lines of an event that is not complete
 
     def feed(self, data: bytes) -> list[bytes]:
         events: list[bytes] = []

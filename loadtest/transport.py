@@ -1,7 +1,7 @@
-"""How httpx reads from the network here: a stream that stamps each read when the event loop hands it over.
+"""A network layer for httpx whose streams stamp each read when the event loop delivers it.
 
-httpcore speaks HTTP as ever; only its network backend is ours. It costs about half as much per read as the usual one,
-and the stamp is taken before anybody parses.
+httpcore still speaks HTTP; only its network backend is replaced. This one costs about half as much per read as
+httpcore's own, and takes the stamp before anything is parsed.
 """
 
 # ruff: noqa: ASYNC109 - the signatures are httpcore's
@@ -17,11 +17,11 @@ from typing import Any, cast
 import httpcore
 import httpx
 
-_MOST_UNREAD = 64  # reads that wait for a slow reader; then the kernel's buffers fill up, and the server notices
+_MOST_UNREAD = 64  # reads kept for a slow reader; beyond, the kernel's buffers fill up and the server has to wait
 
 
 class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
-    """One connection. `read_ns` is when the bytes came that `read` gave last."""
+    """One connection. `read_ns` is the arrival time of the bytes that `read` returned last."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -34,7 +34,7 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self.read_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._unread.append((self._clock_ns(), data))
@@ -52,7 +52,8 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self._waiter.set_result(None)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """One read as the network gave it, whatever `max_bytes`; the caller limits the time of a whole request."""
+        """Return the next read as it arrived. `max_bytes` and `timeout` are ignored; the caller limits the time of the
+        whole request."""
         while not self._unread:
             if self._error is not None:
                 raise httpcore.ReadError(str(self._error)) from self._error
@@ -88,7 +89,7 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         return self
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # asked of an idle connection: whether the server has closed it
+        if info == "is_readable":  # httpcore checks this on an idle connection to see if the server has closed it
             return self._is_closed or bool(self._unread)
         return None
 
@@ -120,7 +121,7 @@ class StampedBackend(httpcore.AsyncNetworkBackend):
 
 
 class StampedTransport(httpx.AsyncBaseTransport):
-    """For one httpx.AsyncClient. The stream of a response is in `response.extensions["network_stream"]`."""
+    """The transport of one httpx.AsyncClient. A response has its stream in `extensions["network_stream"]`."""
 
     def __init__(self, backend: httpcore.AsyncNetworkBackend, ssl_context: ssl.SSLContext | None) -> None:
         self._pool = httpcore.AsyncConnectionPool(

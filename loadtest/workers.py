@@ -1,7 +1,7 @@
-"""The processes that send. Each has an event loop of its own; this side only waits, so it may print and scrape.
+"""The processes that send requests. Each has its own event loop; the main process only waits, prints and scrapes.
 
-The monotonic clock is the same in all processes of a machine, so all start at one moment, and their samples fit
-together.
+The monotonic clock is the same in all processes of a machine, so they start at the same moment and their samples can be
+merged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REPORT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is sent in one run; `share` is what one of several processes sends of it."""
+    """All requests of one run, and how they are sent. Each process sends its share (`run_share`)."""
 
     http: HttpOptions
     calls: list[Call]
-    offsets: list[float] | None = None  # seconds; None: closed loop
+    offsets: list[float] | None = None  # send times in seconds after the start; None: closed loop
     num_users: int = 1
     max_in_flight: int | None = None
     duration_seconds: float | None = None
@@ -58,7 +58,8 @@ Result = tuple[list[Sample], ProcessHealth]
 async def run_share(
     job: Job, number: int, of: int, until_start: Callable[[], int], report: Callable[[Progress], None]
 ) -> Result:
-    """Prepares everything, warms up, and sends when `until_start` has come back with the start (nanoseconds)."""
+    """Send one process's share of a job. It prepares the requests, warms up, and then starts at the time (nanoseconds)
+    that `until_start` returns. `of` is the number of processes."""
     target = job.target()
     try:
         if job.offsets is None:
@@ -96,8 +97,8 @@ async def _report(sending: Sending, report: Callable[[Progress], None]) -> None:
 
 
 def _work(pipe: Connection, number: int, of: int) -> None:
-    """One process: jobs in; progress and results out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    """Run jobs from the pipe in this process, and send progress and results back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
 
     def until_start() -> int:
         pipe.send("ready")
@@ -108,12 +109,12 @@ def _work(pipe: Connection, number: int, of: int) -> None:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             try:
                 pipe.send(runner.run(run_share(job, number, of, until_start, pipe.send)))
-            except Exception as error:  # the parent raises it; it may be of any kind
+            except Exception as error:  # the parent raises it again
                 pipe.send(error)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed."""
+    """Return the factory of uvloop's event loop if uvloop is installed, else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -123,7 +124,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Workers:
-    """A pool of processes, for one run after the other."""
+    """A pool of processes that send one job after the other."""
 
     def __init__(self, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -140,14 +141,14 @@ class Workers:
     def run(
         self, job: Job, before_start: Callable[[], None], on_progress: Callable[[Progress], None]
     ) -> tuple[list[Sample], list[ProcessHealth]]:
-        """Sends all calls of the job. `before_start` runs when all are ready and warmed up. Samples in order of
-        sending."""
+        """Send all calls of the job, and return the samples in the order of their intended sends, and each process's
+        health. `before_start` is called when all processes are ready and warmed up."""
         for pipe in self._pipes:
             pipe.send(job)
         for pipe in self._pipes:
             self._receive(pipe)
         before_start()
-        start_ns = monotonic_ns() + 20_000_000  # when all have got this message
+        start_ns = monotonic_ns() + 20_000_000  # late enough that every process has received it
         for pipe in self._pipes:
             pipe.send(start_ns)
         progress = {id(pipe): Progress() for pipe in self._pipes}

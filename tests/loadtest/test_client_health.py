@@ -73,7 +73,7 @@ def test_a_run_near_the_ceiling_of_the_client() -> None:
 
 
 def test_other_doubts() -> None:
-    assert judge([sample([100], error="connect")])["reasons"] == ["no request went well"]
+    assert judge([sample([100], error="connect")])["reasons"] == ["no request succeeded"]
     assert "events were counted as tokens" in judge([sample([100, 110], completion_tokens=None)])["reasons"][0]
     assert "in bunches" in judge([sample([100, 100, 100, 100, 200, 200])])["reasons"][0]
     assert "length" in judge([sample([100], must_fill=True, requested_tokens=7)])["reasons"][0]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.find_max import Step, Trial, find_max, render_search, render_step
+from loadtest.find_max import RateResult, Trial, find_max, render_result, render_search
 
 
 def server(
@@ -59,10 +59,10 @@ def test_a_client_that_cannot_keep_up_ends_the_search() -> None:
 
 
 def test_each_step_is_told_when_it_has_been_decided() -> None:
-    told: list[Step] = []
-    bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 1), 1.0, on_step=told.append)
+    told: list[RateResult] = []
+    bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 1), 1.0, on_result=told.append)
     assert told == bracket.steps
-    assert render_step(told[0]) == "        1 requests/s: holds     100 of 100 good (96.3% .. 100.0%)"
+    assert render_result(told[0]) == "        1 requests/s: holds     100 of 100 good (96.3% .. 100.0%)"
 
 
 def test_a_server_without_a_limit_or_without_a_chance_ends_the_search_too() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.join import DIALECTS, ServerSide, join, look_at_server, parse_metrics, scrape_settled
+from loadtest.join import DIALECTS, ServerSide, inspect_server, join, parse_metrics, scrape_settled
 from loadtest.sample import Sample
 from tests.loadtest.samples import sample
 
@@ -110,7 +110,7 @@ def test_labels_may_contain_anything_and_exponents_are_numbers() -> None:
 def test_the_kind_of_server_is_seen_in_its_metrics(status: int, text: str, expected: str | None) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
     with httpx.Client(transport=transport, base_url="http://test") as client:
-        side = look_at_server(client)
+        side = inspect_server(client)
     assert (side.dialect.name if side.dialect else None) == expected
 
 
@@ -123,12 +123,12 @@ def test_a_server_that_has_died_has_no_metrics_rather_than_an_exception() -> Non
         return httpx.Response(200, text=metrics_text(1, 1, 1))
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as client:
-        side = look_at_server(client)
+        side = inspect_server(client)
         assert side.scrape()
         is_up = False
         assert side.scrape() == {}
         with pytest.raises(httpx.ConnectError):
-            look_at_server(client)
+            inspect_server(client)
 
 
 def test_a_scrape_waits_for_telemetry_that_is_behind() -> None:

@@ -119,7 +119,7 @@ def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [("{}\nx", "line 2 of"), ("[]", "is no JSON object"), ("", "there is no request")]
+    ("content", "sentence"), [("{}\nx", "line 2 of"), ("[]", "is not a JSON object"), ("", "there is no request")]
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     file = tmp_path / "r.jsonl"

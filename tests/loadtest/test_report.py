@@ -94,7 +94,7 @@ def test_the_text_has_the_figures_the_client_and_what_went_wrong() -> None:
     assert re.search(r"^TPOT +20\.0 ", text, re.MULTILINE)
     assert "ERROR http_503, before_first_token: 2 (the first: full)" in text
     assert "gauges: read 2 times by a process that sends nothing" in text
-    assert "max 3.000 ms; 1 times nobody answered" in text
+    assert "max 3.000 ms; 1 reads failed" in text
     assert "Load test of None at http://test" in text
     assert "SLO attainment" in text
     assert "client: valid" in text
@@ -165,7 +165,7 @@ def test_a_comparison_has_ratios_intervals_and_what_differs() -> None:
 
 def test_only_reports_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for content, sentence in (("{", "is no JSON"), ("{}", "has the schema None"), ("[]", "has the schema None")):
+    for content, sentence in (("{", "is not JSON"), ("{}", "has the schema None"), ("[]", "has the schema None")):
         path.write_text(content)
         with pytest.raises(UsageError, match=sentence):
             load_report(path)
