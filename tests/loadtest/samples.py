@@ -1,4 +1,4 @@
-"""Samples as a clock that starts at one second would stamp them; times in milliseconds after the intended send."""
+"""Build samples for the tests, with times in milliseconds on a clock that starts at one second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def ns(ms: float) -> int:
 
 
 def sample(events_ms: Sequence[float], *, at: float = 0.0, lag: float = 0.0, **fields: Any) -> Sample:
-    """One request that was to be sent at `at`; `events_ms` after that its outputs arrive."""
+    """Return the sample of a request that was due at `at` and sent `lag` later. Its outputs arrived `events_ms` after
+    `at`."""
     fields.setdefault("completion_tokens", len(events_ms))
     fields.setdefault("end_ns", ns(at + (events_ms[-1] if events_ms else 0)))
     return Sample(

@@ -21,9 +21,7 @@ RANDOM = [
 
 @pytest.mark.parametrize("options", RANDOM, ids=lambda options: options["arrival"])
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 300))
-def test_a_seed_makes_one_schedule_in_order_and_another_seed_another(
-    options: dict[str, Any], seed: int, count: int
-) -> None:
+def test_a_seed_determines_the_schedule_and_its_times_ascend(options: dict[str, Any], seed: int, count: int) -> None:
     offsets = schedule(Arrivals(**options), count, seed)
     assert offsets == schedule(Arrivals(**options), count, seed)
     assert offsets == sorted(offsets)
@@ -33,25 +31,25 @@ def test_a_seed_makes_one_schedule_in_order_and_another_seed_another(
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
-def test_gamma_has_the_rate_and_the_burstiness_asked_for(shape: float) -> None:
+def test_gamma_arrivals_have_the_requested_rate_and_burstiness(shape: float) -> None:
     offsets = schedule(Arrivals(arrival="gamma", rate=50, burstiness=shape), 20_000, seed=1)
     gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
     assert statistics.fmean(gaps) == pytest.approx(1 / 50, rel=0.05)
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(shape**-0.5, rel=0.05)
 
 
-def test_poisson_gaps_vary_as_much_as_they_are_long() -> None:
+def test_poisson_gaps_have_a_standard_deviation_equal_to_their_mean() -> None:
     offsets = schedule(Arrivals(arrival="poisson", rate=20), 20_000, seed=2)
     gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
     assert statistics.fmean(gaps) == pytest.approx(1 / 20, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(1 / 20, rel=0.05)
 
 
-def test_constant_is_really_constant() -> None:
+def test_constant_arrivals_have_equal_gaps() -> None:
     assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_onoff_sends_only_in_its_bursts() -> None:
+def test_onoff_sends_only_during_its_bursts() -> None:
     offsets = schedule(Arrivals(arrival="onoff", rate=10, on_seconds=2, off_seconds=3), 500, seed=0)
     assert all(offset % 5 <= 2 for offset in offsets)
     assert offsets[-1] == pytest.approx(500 / 10 / 2 * 5, rel=0.2)
@@ -75,7 +73,7 @@ def test_steps_end_after_the_last_one() -> None:
     assert max(offsets) < 60
 
 
-def test_at_once_times_and_traces_are_what_was_given() -> None:
+def test_at_once_times_and_trace_use_the_given_times() -> None:
     assert schedule(Arrivals(arrival="at-once"), 3, seed=0) == [0, 0, 0]
     assert schedule(Arrivals(arrival="times", times="0,0.5,2"), 9, seed=0) == [0, 0.5, 2]
     assert schedule(Arrivals(arrival="trace"), 2, seed=0, timestamps=[7.0, 5.0, 9.0]) == [0, 2]
@@ -83,7 +81,7 @@ def test_at_once_times_and_traces_are_what_was_given() -> None:
         schedule(Arrivals(arrival="trace"), 2, seed=0)
 
 
-def test_a_duration_cuts_the_schedule() -> None:
+def test_the_schedule_ends_at_the_duration() -> None:
     assert schedule(Arrivals(arrival="constant", rate=2, duration_seconds=1), 9, seed=0) == [0, 0.5, 1.0]
 
 
@@ -100,6 +98,6 @@ def test_a_duration_cuts_the_schedule() -> None:
         ({"arrival": "times", "times": "2,1"}, "--times is '2,1'"),
     ],
 )
-def test_what_makes_no_schedule_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_options_without_a_valid_schedule_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         Arrivals(**options)

@@ -48,18 +48,20 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "'/nowhere/a.json' cannot be read"),
     ],
 )
-def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str) -> None:
+def test_a_wrong_option_gives_one_sentence_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str
+) -> None:
     assert sentence in refusal(capsys, *argv, *(["--url", "http://127.0.0.1:9"] if "--sweep" in argv else []))
 
 
-def test_a_server_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_message_names_the_url_if_no_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert f"--url is {url}, where no server answers" in refusal(capsys, "run", "--url", url)
 
 
-def test_every_knob_of_the_streaming_benchmark_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_of_the_streaming_benchmark_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
     text = capsys.readouterr().out
     for flag in (
@@ -77,7 +79,7 @@ def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "oaiserve bench: --repeats is 0, but must be at least 1.\n"
 
 
-def test_a_sweep_is_over_rates_or_users() -> None:
+def test_a_sweep_has_a_point_for_each_rate_or_number_of_users() -> None:
     assert [point.label for point in sweep_points(Arrivals(sweep="1,8"))] == ["1 user", "8 users"]
     labels = [point.label for point in sweep_points(Arrivals(arrival="poisson", sweep="0.5,2"))]
     assert labels == ["poisson, 0.5 requests/s", "poisson, 2 requests/s"]
@@ -97,7 +99,7 @@ def test_a_sweep_is_over_rates_or_users() -> None:
         ("invalid", "disagree", False, 0),
     ],
 )
-def test_strict_exits_with_3(
+def test_strict_exits_with_3_if_the_client_is_invalid_or_disagrees_with_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, check: str, strict: bool, code: int
 ) -> None:
     monkeypatch.setattr(cli, "render", lambda report: "")

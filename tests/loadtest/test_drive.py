@@ -9,7 +9,7 @@ from loadtest.sample import Sample
 
 
 class Target:
-    """Takes the same time for each call, and remembers how many it had at once."""
+    """A target that takes the same time for each call, and counts the calls in flight."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
@@ -27,7 +27,7 @@ class Target:
         return [sample]
 
 
-def test_a_schedule_is_kept_however_long_the_answers_take() -> None:
+def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -> None:
     async def run() -> None:
         target, sending = Target(0.2), Sending()
         start_ns = monotonic_ns()
@@ -42,10 +42,10 @@ def test_a_schedule_is_kept_however_long_the_answers_take() -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_is_stuck_sends_late_and_that_shows() -> None:
+def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency() -> None:
     async def run() -> None:
         target, sending = Target(), Sending()
-        asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # somebody holds the event loop up
+        asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # blocks the event loop
         await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
         lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
         assert lags[1] > 0.08
@@ -54,7 +54,7 @@ def test_a_client_that_is_stuck_sends_late_and_that_shows() -> None:
     asyncio.run(run())
 
 
-def test_a_limit_of_requests_in_flight_holds_back_and_the_wait_counts() -> None:
+def test_max_in_flight_delays_sends_and_the_delay_counts_as_send_lag() -> None:
     async def run() -> None:
         target, sending = Target(0.02), Sending()
         await send_on_schedule(sending, target.run, "abcd", [0.0] * 4, monotonic_ns(), max_in_flight=2)
@@ -64,7 +64,7 @@ def test_a_limit_of_requests_in_flight_holds_back_and_the_wait_counts() -> None:
     asyncio.run(run())
 
 
-def test_users_of_a_closed_loop_take_the_next_call_when_they_are_free() -> None:
+def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
     async def run() -> None:
         target, sending = Target(0.001), Sending()
         await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
@@ -74,7 +74,7 @@ def test_users_of_a_closed_loop_take_the_next_call_when_they_are_free() -> None:
     asyncio.run(run())
 
 
-def test_a_duration_ends_the_loops_and_a_ramp_spreads_the_users() -> None:
+def test_a_closed_loop_ends_at_its_duration_and_a_ramp_spreads_the_starts() -> None:
     async def run() -> None:
         target, sending = Target(0.01), Sending()
         start_ns = monotonic_ns()

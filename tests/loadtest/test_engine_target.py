@@ -1,5 +1,4 @@
-"""Our engine in process, with a small random model: the streaming benchmark, and that it agrees with the engine's own
-stamps."""
+"""The engine in process as target, with a small random model. Samples must agree with the engine's own stamps."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def run(
     return samples
 
 
-def test_samples_are_what_the_engine_did(engine: Engine) -> None:
+def test_samples_agree_with_the_stamps_of_the_engine(engine: Engine) -> None:
     samples = run(engine, workload={"unique_prompts": True})
     metrics = measure(samples)
     assert (metrics["num_ok"], metrics["completion_tokens"], metrics["num_wrong_length"]) == (6, 42, 0)
@@ -61,35 +60,35 @@ def test_samples_are_what_the_engine_did(engine: Engine) -> None:
     for sample in samples:
         assert list(sample.phases_ns) == list(PHASES[:-1])
         assert 1 <= len(sample.event_ns) <= 7  # a token that ends within a character has no text yet
-        # The engine stamps a token before it hands it over, and `received` after we have stamped the submit.
+        # The engine stamps a token before it delivers it, and stamps `received` after `sent_ns` was stamped.
         assert sample.sent_ns + sum(sample.phases_ns[name] for name in PHASES[:5]) <= sample.event_ns[0]
         assert sample.event_ns[-1] <= sample.end_ns
 
 
-def test_a_stream_interval_bundles_tokens(engine: Engine) -> None:
+def test_an_event_has_as_many_tokens_as_the_stream_interval(engine: Engine) -> None:
     samples = run(engine, stream_interval=3)
     assert all(len(sample.event_ns) <= 3 for sample in samples)  # 1 + 3 + 3 tokens
     assert all(sample.completion_tokens == 7 for sample in samples)
 
 
-def test_offline_answers_come_whole(engine: Engine) -> None:
+def test_offline_answers_are_single_events(engine: Engine) -> None:
     samples = run(engine, mode="offline")
     assert [len(sample.event_ns) for sample in samples] == [1] * 6
     assert measure(samples)["distributions"]["tpot"] is None
 
 
-def test_token_ids_are_encoded_before_the_run(engine: Engine) -> None:
+def test_pretok_submits_the_same_number_of_tokens(engine: Engine) -> None:
     plain, ready = run(engine), run(engine, pretok=True)
     assert [s.prompt_tokens for s in plain] == [s.prompt_tokens for s in ready]
 
 
-def test_answers_may_end_early(engine: Engine) -> None:
+def test_answers_may_end_early_with_stop_on_eos(engine: Engine) -> None:
     samples = run(engine, workload={"stop_on_eos": True, "max_new_tokens": "40"})
     assert all((s.completion_tokens or 0) < 40 for s in samples)
     assert measure(samples)["num_wrong_length"] == 0
 
 
-def test_submits_are_due_at_fixed_times_or_after_each_other(engine: Engine) -> None:
+def test_submits_are_due_at_fixed_times_or_one_interval_after_the_last_one_returned(engine: Engine) -> None:
     options = EngineRun(submit_interval_ms=5)
     arrivals = submit_arrivals(Arrivals(), options)
     absolute = [sample.intended_ns for sample in run(engine, arrivals, submit_interval_ms=5)]
@@ -99,7 +98,7 @@ def test_submits_are_due_at_fixed_times_or_after_each_other(engine: Engine) -> N
         assert after.intended_ns == before.sent_ns + (before.submit_ns or 0) + 5_000_000
 
 
-def test_when_requests_are_submitted() -> None:
+def test_the_submit_interval_and_the_mode_override_the_arrivals() -> None:
     poisson = Arrivals(arrival="poisson", rate=3)
     assert submit_arrivals(Arrivals(), EngineRun()).arrival == "at-once"
     assert submit_arrivals(poisson, EngineRun()) == poisson
@@ -107,17 +106,17 @@ def test_when_requests_are_submitted() -> None:
     assert submit_arrivals(Arrivals(), EngineRun(submit_interval_ms=2)).rate == 500
 
 
-def test_a_prompt_that_the_engine_refuses_is_an_error_of_its_request(engine: Engine) -> None:
+def test_a_prompt_that_the_engine_refuses_is_recorded_as_an_error(engine: Engine) -> None:
     samples = run(engine, workload={"prompt_repeats": 100})
     assert {sample.error for sample in samples} == {"ContextLengthExceeded"}
 
 
-def test_what_has_no_meaning_in_process_is_refused(engine: Engine) -> None:
+def test_workloads_that_need_a_server_are_refused_in_process(engine: Engine) -> None:
     with pytest.raises(UsageError, match="need a server"):
         EngineTarget(engine, Workload(turns=2), EngineRun())
 
 
-def test_what_the_engine_is_asked_for_and_refuses_is_told_as_its_own_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_gets_the_options_and_its_refusal_is_reported_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: str, options: EngineOptions) -> None:
         assert (model, options.nvtx, options.cuda_graph, options.device) == ("a-model", True, False, "cpu")
         raise StartupError("--nvtx is for --device cuda; the model is on cpu.")

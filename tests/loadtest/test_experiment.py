@@ -1,4 +1,4 @@
-"""An experiment with a server that is only asked for its metrics, and with workers that send nothing."""
+"""Experiments with a server that only has metrics, and with workers that send nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadtest.workers import Job
 
 
 class SilentWorkers:
-    """Keeps the jobs; every request ends at once, with some of its prompt cached."""
+    """Workers that keep the jobs and end every request at once, with `cached_tokens` of its prompt cached."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -52,7 +52,7 @@ def workers() -> SilentWorkers:
 
 @pytest.fixture
 def gauges_read() -> threading.Event:
-    """Set when /metrics has been read during a run, and not only before it."""
+    """An event that is set when the thread of the gauges has read /metrics."""
     return threading.Event()
 
 
@@ -79,10 +79,10 @@ QUIET = HttpOptions(scrape_seconds=0)
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.join.SETTLE_SECONDS", 0.0)  # these metrics never count what was sent
+    monkeypatch.setattr("loadtest.join.SETTLE_SECONDS", 0.0)  # the metrics of this server never include the requests
 
 
-def test_no_run_sends_a_prompt_of_an_earlier_one(client: httpx.Client, workers: SilentWorkers) -> None:
+def test_no_run_repeats_a_prompt_of_an_earlier_run(client: httpx.Client, workers: SilentWorkers) -> None:
     tested = experiment(client, workers, QUIET)
     for users in (1, 2):
         tested.run_point(Arrivals(concurrency=users), 2, "x")
@@ -94,28 +94,28 @@ def test_no_run_sends_a_prompt_of_an_earlier_one(client: httpx.Client, workers: 
 
 
 @pytest.mark.parametrize(
-    ("workload", "cached_tokens", "is_doubted"),
+    ("workload", "cached_tokens", "is_suspect"),
     [({}, 4, False), ({}, 10, True), ({"prompt": "x" * 20}, 10, False), ({"prefix_len": 15}, 10, False)],
 )
-def test_random_prompts_that_the_server_knew_are_doubted(
-    client: httpx.Client, workers: SilentWorkers, workload: dict[str, Any], cached_tokens: int, is_doubted: bool
+def test_cached_random_prompts_make_a_run_suspect(
+    client: httpx.Client, workers: SilentWorkers, workload: dict[str, Any], cached_tokens: int, is_suspect: bool
 ) -> None:
     workers.cached_tokens = cached_tokens
     (run,) = experiment(client, workers, QUIET, **workload).run_point(Arrivals(), 1, "x")["runs"]
-    assert any("take another --seed" in reason for reason in run["client"]["reasons"]) == is_doubted
-    assert (run["client"]["verdict"] == "valid") == (not is_doubted)
+    assert any("take another --seed" in reason for reason in run["client"]["reasons"]) == is_suspect
+    assert (run["client"]["verdict"] == "valid") == (not is_suspect)
 
 
-def test_a_closed_loop_that_ran_out_of_requests_is_doubted(client: httpx.Client, workers: SilentWorkers) -> None:
+def test_a_closed_loop_that_ran_out_of_requests_is_suspect(client: httpx.Client, workers: SilentWorkers) -> None:
     (run,) = experiment(client, workers, QUIET).run_point(Arrivals(duration_seconds=60), 1, "x")["runs"]
     assert run["client"]["verdict"] == "suspect"
     assert "all 4 requests were sent before 60 s; raise --num-requests" in run["client"]["reasons"]
 
 
-def test_gauges_are_read_while_a_run_goes_on(
+def test_gauges_are_read_during_a_run(
     client: httpx.Client, workers: SilentWorkers, gauges_read: threading.Event
 ) -> None:
-    workers.until = lambda: (gauges_read.clear(), gauges_read.wait(10))  # what was read before the start is left out
+    workers.until = lambda: (gauges_read.clear(), gauges_read.wait(10))  # reads before the start do not count
     http = HttpOptions(scrape_seconds=0.001)
     (run,) = experiment(client, workers, http).run_point(Arrivals(), 1, "x")["runs"]
     gauges = run["server"]["gauges"]
@@ -127,7 +127,9 @@ def test_gauges_are_read_while_a_run_goes_on(
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "Give an --api-key"), (404, "Name one with --model")])
-def test_a_server_that_lists_no_model_gets_advice(workers: SilentWorkers, status: int, advice: str) -> None:
+def test_the_message_gives_advice_if_the_server_lists_no_model(
+    workers: SilentWorkers, status: int, advice: str
+) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, json={}))
     with (
         httpx.Client(transport=transport, base_url="http://test") as client,

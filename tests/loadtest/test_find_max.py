@@ -1,4 +1,4 @@
-"""The search on simulated servers: a rate, and the share of good answers there."""
+"""The search for the highest rate, on simulated servers: functions from a rate to the share of good requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server(
 
 @pytest.mark.parametrize("limit", [0.3, 1.0, 7.3, 95.0])
 @pytest.mark.parametrize("first", [0.5, 8.0, 60.0])
-def test_a_sharp_limit_is_bracketed(limit: float, first: float) -> None:
+def test_a_sharp_limit_lies_within_the_bracket(limit: float, first: float) -> None:
     bracket = find_max(server(lambda rate: 1.0 if rate <= limit else 0.2), first, precision=0.05)
     assert bracket.holds is not None
     assert bracket.fails is not None
@@ -37,14 +37,14 @@ def test_a_soft_limit_is_found_on_the_safe_side() -> None:
     assert 3 < bracket.holds < 10.5
 
 
-def test_what_stays_undecided_is_tried_again_and_then_counts_as_a_fail() -> None:
+def test_an_undecided_rate_is_tried_again_and_then_counts_as_failed() -> None:
     bracket = find_max(lambda rate, number: Trial(95, 100), 1.0, attainment=0.95, most_trials=4)
     first = bracket.steps[0]
     assert (first.reason, first.num_judged, first.holds) == ("undecided", 400, False)
     assert bracket.holds is None
 
 
-def test_piling_up_is_a_fail_even_where_the_answers_were_good() -> None:
+def test_a_rate_at_which_requests_pile_up_fails_even_if_all_are_good() -> None:
     bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 4), 1.0, attainment=0.9)
     assert (bracket.holds is not None, bracket.steps[3].reason) == (True, "piles up")
     assert bracket.fails is not None
@@ -58,21 +58,21 @@ def test_a_client_that_cannot_keep_up_ends_the_search() -> None:
     assert "no limit was found above" in render_search(bracket, "ttft:1s", 0.9)
 
 
-def test_each_step_is_told_when_it_has_been_decided() -> None:
-    told: list[RateResult] = []
-    bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 1), 1.0, on_result=told.append)
-    assert told == bracket.steps
-    assert render_result(told[0]) == "        1 requests/s: holds     100 of 100 good (96.3% .. 100.0%)"
+def test_each_result_is_reported_as_soon_as_it_is_decided() -> None:
+    reported: list[RateResult] = []
+    bracket = find_max(lambda rate, number: Trial(100, 100, oversaturated=rate > 1), 1.0, on_result=reported.append)
+    assert reported == bracket.steps
+    assert render_result(reported[0]) == "        1 requests/s: holds     100 of 100 good (96.3% .. 100.0%)"
 
 
-def test_a_server_without_a_limit_or_without_a_chance_ends_the_search_too() -> None:
+def test_the_search_ends_if_every_rate_holds_or_every_rate_fails() -> None:
     assert find_max(server(lambda rate: 1.0), 1.0).fails is None
     hopeless = find_max(server(lambda rate: 0.0), 1.0)
     assert hopeless.holds is None
     assert "no rate that was tried" in render_search(hopeless, "ttft:1s", 0.95)
 
 
-def test_trials_are_numbered_so_that_each_can_have_prompts_of_its_own() -> None:
+def test_trials_are_numbered_over_all_rates() -> None:
     numbers = []
 
     def measure(rate: float, number: int) -> Trial:

@@ -10,7 +10,7 @@ from loadtest.gauges import Gauges, GaugeWatch
 GAUGES = Gauges("x:running", "x:waiting", "x:usage")
 
 
-def test_gauges_are_found_among_other_metrics_and_put_together_over_engines() -> None:
+def test_gauges_are_found_among_other_metrics_and_combined_over_engines() -> None:
     text = (
         "# HELP x:running of x:running\n# TYPE x:running gauge\n"
         'x:running{engine="0",model="a} b"} 3.0\nx:running{engine="1",model="m"} 4.0\nx:running_total 99\n'
@@ -20,7 +20,7 @@ def test_gauges_are_found_among_other_metrics_and_put_together_over_engines() ->
     assert GAUGES.read("") == {"running": None, "waiting": None, "kv_cache_usage": None}
 
 
-def test_a_watch_reads_until_its_end_and_says_what_that_cost() -> None:
+def test_a_watch_reads_until_its_end_and_reports_the_cost_of_reading() -> None:
     enough, count = threading.Event(), 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -48,7 +48,7 @@ def test_a_watch_reads_until_its_end_and_says_what_that_cost() -> None:
     assert watch.report(monotonic_ns())["series"] == []
 
 
-def test_a_run_that_ends_before_the_first_read_has_none() -> None:
+def test_a_run_that_ends_before_the_first_read_has_an_empty_series() -> None:
     with httpx.Client(base_url="http://test") as client, GaugeWatch(client, GAUGES, period_seconds=60) as watch:
         pass
     report = watch.report(0)

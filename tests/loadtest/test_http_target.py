@@ -1,4 +1,4 @@
-"""The real client on a scripted network: each read comes at a moment that the test chooses, so stamps are exact."""
+"""The HTTP target on a scripted network. The test chooses the time of each read, so stamps are exact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.sample import Sample
 from loadtest.transport import StampedStream
 from tests.loadtest.samples import START_NS, ns
 
-Read = tuple[float, bytes]  # milliseconds after the start, and what comes then
+Read = tuple[float, bytes]  # milliseconds after the start, and the bytes that arrive then
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 
 
@@ -38,7 +38,7 @@ END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Network(httpcore.AsyncNetworkBackend):
-    """Answers each request with the next script. The clock stands at the time of the last read."""
+    """A network that answers each request with the next script. Its clock shows the time of the last read."""
 
     def __init__(self, *scripts: list[Read], connects: bool = True) -> None:
         self.now_ns = START_NS
@@ -99,7 +99,7 @@ def body_of(request: bytes) -> Any:
     return json.loads(request.partition(b"\r\n\r\n")[2])
 
 
-def test_every_event_has_the_stamp_of_the_read_that_completed_it() -> None:
+def test_an_event_has_the_stamp_of_the_read_that_completed_it() -> None:
     first, second = event(" a"), event(" b")
     network = Network(
         [
@@ -121,7 +121,7 @@ def test_every_event_has_the_stamp_of_the_read_that_completed_it() -> None:
     assert sample.tpot_ns == 20_000_000 / 8
 
 
-def test_the_request_is_what_was_asked_for() -> None:
+def test_the_request_has_the_body_and_headers_of_the_options() -> None:
     network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
     (sample,) = ask(
         network,
@@ -159,10 +159,10 @@ def test_the_sampled_flag_is_set_for_a_share_of_the_requests() -> None:
 
     assert set(flags(0, 50)) == {"00"}
     assert set(flags(1, 50)) == {"01"}
-    assert 350 < flags(0.5, 1000).count("01") < 650  # not even once in 10 ** 20 outside of it
+    assert 350 < flags(0.5, 1000).count("01") < 650  # outside this range less than once in 10 ** 20 runs
 
 
-def test_phases_come_from_the_header_and_then_from_the_last_chunk() -> None:
+def test_phases_come_from_the_header_and_the_last_chunk() -> None:
     timings = {"phases_ns": {"queue": 3_000_001, "decode": 9}, "trace_id": "x"}
     head = HEAD + b"server-timing: receive;dur=0.5, queue;dur=3.000\r\n\r\n"
     (sample,) = ask(Network([(1, head + chunk(event()) + chunk(usage(1, timings=timings)) + END)]))
@@ -210,18 +210,18 @@ def test_errors_have_a_kind_and_a_phase(script: list[Read], kind: str, phase: st
         ("x" * 300, "x" * 200 + "..."),
     ],
 )
-def test_an_error_keeps_what_the_server_said(content: Any, message: str) -> None:
+def test_an_error_keeps_the_message_of_the_server(content: Any, message: str) -> None:
     (sample,) = ask(Network([(5, whole(400, content))]))
     assert (sample.error, sample.error_message) == ("http_400", message)
 
 
-def test_an_error_amid_the_stream_keeps_its_message_too() -> None:
+def test_an_error_event_within_a_stream_keeps_its_message() -> None:
     failed = chunk(b'data: {"error": {"message": "gone"}}\n\n')
     (sample,) = ask(Network([(5, HEAD + b"\r\n" + chunk(event()) + failed + END)]))
     assert (sample.error, sample.error_message) == ("error_event", "gone")
 
 
-def test_choices_are_told_apart() -> None:
+def test_events_are_recorded_for_each_choice() -> None:
     def of(index: int, **more: Any) -> bytes:
         return chunk(b"data: " + json.dumps({"choices": [{"index": index, "text": "a"} | more]}).encode() + b"\n\n")
 
@@ -232,12 +232,12 @@ def test_choices_are_told_apart() -> None:
     assert (sample.num_choices, sample.event_choices) == (2, [0, 1, 1, 0, 1])
     assert sample.streams == [[ns(10), ns(30)], [ns(10), ns(20), ns(40)]]
     (cut,) = ask(Network([*reads, (50, b"0\r\n\r\n")]), extra_body='{"n": 2}')
-    assert cut.error == "truncated"  # one of the two never ended
+    assert cut.error == "truncated"  # one of the two choices never ended
     (three,) = ask(Network([*reads, (50, END)]), Call("", 5, body={"prompt": ["a", "b", "c"], "n": 2}))
     assert three.num_choices == 6
 
 
-def test_a_refused_connection_is_an_error_of_its_own() -> None:
+def test_a_refused_connection_is_a_connect_error() -> None:
     (sample,) = ask(Network(connects=False))
     assert (sample.error, sample.failed_phase) == ("connect", "connect")
 
@@ -255,7 +255,7 @@ def test_a_request_that_takes_too_long_is_a_timeout() -> None:
     assert (sample.error, sample.failed_phase) == ("timeout", "before_first_token")
 
 
-def test_a_client_that_leaves_is_no_error() -> None:
+def test_a_client_that_leaves_on_purpose_is_not_an_error() -> None:
     script = [(1.0, HEAD + b"\r\n")] + [(2.0 + i, chunk(event())) for i in range(9)]
     (sample,) = ask(Network(script), Call([1], 9, leave_after=4))
     assert sample.is_abandoned
@@ -263,7 +263,7 @@ def test_a_client_that_leaves_is_no_error() -> None:
     assert len(sample.event_ns) == 4
 
 
-def test_an_answer_that_is_not_streamed() -> None:
+def test_an_answer_without_streaming_has_its_ttft_at_the_end() -> None:
     answer = {
         "choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}],
         "usage": {"completion_tokens": 2},
@@ -275,7 +275,7 @@ def test_an_answer_that_is_not_streamed() -> None:
     assert "stream_options" not in body_of(network.requests[0])
 
 
-def test_a_conversation_sends_the_answers_back() -> None:
+def test_a_conversation_sends_the_earlier_answers_with_each_question() -> None:
     def delta(text: str) -> bytes:
         content = {"choices": [{"index": 0, "delta": {"content": text}}]}
         return chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
@@ -286,7 +286,7 @@ def test_a_conversation_sends_the_answers_back() -> None:
         [(50, HEAD + b"\r\n" + role), (70, delta("Bye") + END)],
     )
     first, second = ask(network, Call("one", 5, ("two",)), endpoint="chat")
-    assert first.event_ns == [ns(20), ns(30)]  # the role alone is no output
+    assert first.event_ns == [ns(20), ns(30)]  # an event with only a role is not an output
     assert body_of(network.requests[1])["messages"] == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "Hello"},
@@ -296,7 +296,7 @@ def test_a_conversation_sends_the_answers_back() -> None:
     assert first.trace_id != second.trace_id
 
 
-def test_a_request_of_a_file_keeps_its_own_fields() -> None:
+def test_a_request_from_a_file_keeps_its_own_fields() -> None:
     network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     ask(network, Call("", 5, body={"messages": messages, "top_p": 0.5}), endpoint="chat")
@@ -318,7 +318,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> No
         HttpOptions(**options)
 
 
-def test_a_stream_with_too_much_unread_pauses_and_goes_on() -> None:
+def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
     class Transport(asyncio.Transport):
         paused = 0
         resumed = 0

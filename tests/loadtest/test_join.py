@@ -15,7 +15,7 @@ PHASES = {"receive": 1, "tokenize_wait": 2, "tokenize": 3, "queue": 4, "prefill"
 
 
 def metrics_text(count: int, ttft_ms: float, duration_ms: float) -> str:
-    """Of `count` finished requests with these means; refused ones have other labels."""
+    """Return the metrics after `count` finished requests with these means, and some rejected ones."""
     labels = 'model="m",operation="chat"'
     lines = ["# HELP x y", 'oaiserve_build_info{version="1"} 1.0', "process_cpu_seconds_total 3.25"]
     for name, mean_ms in (("time_to_first_token", ttft_ms), ("request_duration", duration_ms)):
@@ -33,7 +33,7 @@ def metrics_text(count: int, ttft_ms: float, duration_ms: float) -> str:
 
 
 def run_of(count: int) -> list[Sample]:
-    """TTFT 100 ms and 130 ms in all, as the client sees it."""
+    """Return `count` samples with a TTFT of 100 ms and a duration of 130 ms, as the client sees them."""
     phases_ns = {name: ms * 1_000_000 for name, ms in PHASES.items()}
     return [sample([100, 115, 130], at=10 * i, phases_ns=dict(phases_ns)) for i in range(count)]
 
@@ -44,12 +44,12 @@ def joined(samples: Sequence[Sample], after: str, before: str = metrics_text(5, 
 
 
 def plus_five(count: int, ttft_ms: float, duration_ms: float) -> str:
-    """The five requests of `before`, and then `count` with these means."""
+    """Return the metrics after the five requests of `before` and `count` more with these means."""
     total = 5 + count
     return metrics_text(total, (5 + count * ttft_ms) / total, (5 + count * duration_ms) / total)
 
 
-def test_means_are_those_of_the_run_alone_and_the_rest_is_network_and_client() -> None:
+def test_means_are_of_this_run_only_and_unaccounted_time_is_network_and_client() -> None:
     result = joined(run_of(10), plus_five(10, 92, 125))
     assert result["num_requests"] == 10
     assert result["means"]["ttft"] == pytest.approx(0.092)
@@ -64,19 +64,19 @@ def test_means_are_those_of_the_run_alone_and_the_rest_is_network_and_client() -
     ("ttft_ms", "duration_ms", "word"),
     [(70, 125, "mean ttft"), (92, 90, "mean duration"), (110, 125, "mean ttft"), (92, 140, "mean duration")],
 )
-def test_a_clock_that_disagrees_beyond_the_network_is_loud(ttft_ms: float, duration_ms: float, word: str) -> None:
+def test_means_that_the_network_cannot_explain_disagree(ttft_ms: float, duration_ms: float, word: str) -> None:
     check = joined(run_of(10), plus_five(10, ttft_ms, duration_ms))["check"]
     assert check["status"] == "disagree"
     assert word in check["reason"]
 
 
-def test_requests_of_others_are_noticed() -> None:
+def test_a_different_number_of_requests_at_the_server_disagrees() -> None:
     check = joined(run_of(10), plus_five(11, 90, 125))["check"]
     assert (check["status"], "11" in check["reason"]) == ("disagree", True)
     assert joined(run_of(10), plus_five(9, 90, 125))["check"]["status"] == "disagree"
 
 
-def test_what_cannot_be_compared_is_not() -> None:
+def test_runs_that_cannot_be_compared_are_not_checked() -> None:
     left = [*run_of(9), sample([100], is_abandoned=True)]
     assert joined(left, plus_five(10, 92, 125))["check"]["status"] == "not checked"
     assert joined([sample([], error="connect")], plus_five(1, 9, 9))["check"]["status"] == "not checked"
@@ -107,14 +107,14 @@ def test_labels_may_contain_anything_and_exponents_are_numbers() -> None:
         (404, "", None),
     ],
 )
-def test_the_kind_of_server_is_seen_in_its_metrics(status: int, text: str, expected: str | None) -> None:
+def test_the_kind_of_server_is_recognised_by_its_metrics(status: int, text: str, expected: str | None) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
     with httpx.Client(transport=transport, base_url="http://test") as client:
         side = inspect_server(client)
     assert (side.dialect.name if side.dialect else None) == expected
 
 
-def test_a_server_that_has_died_has_no_metrics_rather_than_an_exception() -> None:
+def test_a_scrape_of_a_server_that_has_died_is_empty_and_raises_nothing() -> None:
     is_up = True
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -131,14 +131,14 @@ def test_a_server_that_has_died_has_no_metrics_rather_than_an_exception() -> Non
             inspect_server(client)
 
 
-def test_a_scrape_waits_for_telemetry_that_is_behind() -> None:
+def test_a_scrape_waits_until_the_metrics_include_all_requests() -> None:
     texts = iter([metrics_text(5, 1, 1), metrics_text(6, 1, 1), metrics_text(7, 1, 1)])
     side = ServerSide(OURS, 0.001, scrape=lambda: parse_metrics(next(texts)))
     after = scrape_settled(side, parse_metrics(metrics_text(5, 1, 1)), 2)
     assert after == parse_metrics(metrics_text(7, 1, 1))
 
 
-def test_the_names_of_our_own_metrics_are_those_that_the_server_has() -> None:
+def test_the_dialects_use_the_metric_names_of_the_server() -> None:
     from oaiserve.telemetry import names
     from oaiserve.times import PHASES as SERVER_PHASES
 

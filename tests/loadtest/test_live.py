@@ -1,4 +1,4 @@
-"""Real processes and sockets: the client against a server that answers after set delays."""
+"""The client with real processes and sockets, against the null server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str) -> None:
-    """Both read the same clock, so what is between them is the network and the client."""
+    """Client and server read the same clock, so the difference is the time of the network and the client."""
 
     async def run() -> list[int]:
         delays_ns: list[int] = []
@@ -51,13 +51,13 @@ def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str) -> No
 
 
 def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
-    """The report of `run`, without the calibration."""
+    """Run `loadtest run` without calibration, and return its report."""
     path = tmp_path / "report.json"
     assert main(["run", "--url", url, "--no-calibrate", "--json", str(path), *flags]) == 0
     return json.loads(path.read_text())
 
 
-def test_known_delays_are_measured_by_several_processes(tmp_path: Path, url: str) -> None:
+def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path, url: str) -> None:
     html, samples = tmp_path / "report.html", tmp_path / "samples.jsonl"
     report = run_load(
         tmp_path, f"{url}/v1/", "--processes", "2", "--concurrency", "4", "--num-requests", "12", "--repeats", "2",
@@ -68,7 +68,7 @@ def test_known_delays_are_measured_by_several_processes(tmp_path: Path, url: str
         times = metrics["distributions"]
         assert (metrics["num_ok"], metrics["prompt_tokens"], metrics["completion_tokens"]) == (12, 12 * 128, 12 * 20)
         assert metrics["tokens_per_event"] == pytest.approx(20 / 7)
-        # Timers are never early by more than a millisecond; how late they are depends on who else is on the machine.
+        # Timers are never early by more than a millisecond; how late they are depends on the load of the machine.
         assert FIRST - 0.001 < times["ttft"]["p50"] < FIRST + 0.03
         assert 6 * GAP / 19 - 0.001 < times["tpot"]["p50"] < 6 * GAP / 19 + 0.003
         assert FIRST + 6 * GAP - 0.001 < times["latency"]["p50"] < FIRST + 6 * GAP + 0.04
@@ -79,13 +79,14 @@ def test_known_delays_are_measured_by_several_processes(tmp_path: Path, url: str
     assert len({row["trace_id"] for row in rows}) == 24
 
 
-def test_errors_half_way_are_counted_by_kind(tmp_path: Path) -> None:
+def test_refused_and_cut_answers_are_counted_by_kind(tmp_path: Path) -> None:
     with null_server("--fail-every", "4", "--cut-every", "5") as url:
         report = run_load(
             tmp_path, url, "--num-requests", "17", "--warmup", "0", "--max-new-tokens", "8", "--processes", "2"
         )
     metrics = report["points"][0]["runs"][0]["metrics"]
-    # One user: the second process has nothing to send. Each fourth of 17 is refused, of the others each fifth is cut.
+    # There is one user, so the second process sends nothing. Of the 17 requests every fourth is refused and every fifth
+    # is cut off.
     assert metrics["errors"] == {"http_503, before_first_token": 4, "disconnected, mid_stream": 3}
     assert metrics["num_ok"] == 10
 
@@ -97,7 +98,7 @@ def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytes
     assert "which need --endpoint chat" in capsys.readouterr().err
 
 
-def test_an_open_loop_offers_its_rate_and_the_ceiling_is_measured(tmp_path: Path, url: str) -> None:
+def test_an_open_loop_reaches_its_rate_and_the_ceiling_is_measured(tmp_path: Path, url: str) -> None:
     path = tmp_path / "report.json"
     flags = ["--arrival", "constant", "--rate", "50", "--num-requests", "25", "--endpoint", "chat"]
     assert main(["run", "--url", url, "--json", str(path), *flags]) == 0

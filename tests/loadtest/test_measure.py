@@ -19,7 +19,7 @@ def test_the_times_of_one_request() -> None:
     assert values["latency_from_send"] == [0.140]
 
 
-def test_several_tokens_in_an_event_count_by_usage_and_not_by_event() -> None:
+def test_tokens_are_counted_by_usage_if_an_event_has_several() -> None:
     one = sample([100, 140, 180], completion_tokens=9)
     metrics = measure([one])
     assert metrics["distributions"]["tpot"]["p50"] == pytest.approx(0.080 / 8)
@@ -30,8 +30,8 @@ def test_several_tokens_in_an_event_count_by_usage_and_not_by_event() -> None:
     assert measure([sample([100, 140], completion_tokens=None)])["token_counts_from"] == "events"
 
 
-def test_of_several_choices_each_has_gaps_of_its_own() -> None:
-    """Two answers of three tokens, one every 10 ms after 100 and one every 30 ms after 105."""
+def test_gaps_between_tokens_are_measured_within_each_choice() -> None:
+    """One choice has a token every 10 ms from 100 ms on, the other one every 30 ms from 105 ms on."""
     both = sample([100, 105, 110, 120, 135, 165], event_choices=[0, 1, 0, 0, 1, 1], num_choices=2, requested_tokens=3)
     both.must_fill = True
     values = series([both])
@@ -40,11 +40,13 @@ def test_of_several_choices_each_has_gaps_of_its_own() -> None:
     assert values["tpot"] == [pytest.approx((0.020 + 0.060) / 4)]
     metrics = measure([both])
     assert (metrics["completion_tokens"], metrics["num_wrong_length"], metrics["events_per_read"]) == (6, 0, 1)
-    step = sample([100, 100, 110, 110], event_choices=[0, 1, 0, 1], num_choices=2)  # both in each read: no bunch
+    step = sample(
+        [100, 100, 110, 110], event_choices=[0, 1, 0, 1], num_choices=2
+    )  # each read has an event of both, which is no bunch
     assert measure([step])["events_per_read"] == 1
 
 
-def test_events_of_one_read_share_their_stamp_and_show_as_bunches() -> None:
+def test_events_of_one_read_share_a_stamp_and_raise_events_per_read() -> None:
     metrics = measure([sample([100, 100, 100, 200])])
     assert metrics["events_per_read"] == 2
     assert metrics["distributions"]["itl"]["max"] == pytest.approx(0.100)
@@ -60,21 +62,21 @@ def test_without_streaming_the_first_token_is_the_whole_answer() -> None:
     assert (values["ttft"], values["tpot"], values["latency"]) == ([0.3], [], [0.3])
 
 
-def test_what_comes_after_the_last_output_does_not_extend_the_latency() -> None:
+def test_events_after_the_last_output_do_not_extend_the_latency() -> None:
     late_usage = sample([100, 200], end_ns=10**9 + 900_000_000)
     assert series([late_usage])["latency"] == [0.2]
     assert measure([late_usage])["window_seconds"] == pytest.approx(0.9)
 
 
 def test_a_client_that_is_late_does_not_make_the_server_look_faster() -> None:
-    """No coordinated omission: the wait for a client that was stuck is in the latency."""
+    """There is no coordinated omission: the delay of a blocked client counts as latency."""
     stuck = [sample([1000 - 100 * i + 10], at=100 * i, lag=1000 - 100 * i) for i in range(10)]
     metrics = measure(stuck)
     assert metrics["distributions"]["ttft"]["max"] == pytest.approx(1.010)
     assert metrics["distributions"]["ttft_from_send"]["max"] == pytest.approx(0.010)
 
 
-def test_failed_requests_stay_in_all_denominators_and_out_of_the_times() -> None:
+def test_failed_requests_count_as_slo_misses_but_not_in_the_times() -> None:
     good = sample([100, 200])
     cut = sample([100], at=0, error="disconnected", completion_tokens=None)
     refused = sample([], at=0, error="http_503", error_message="full", end_ns=10**9 + 1_000_000_000)
@@ -105,7 +107,7 @@ def test_a_good_request_meets_all_slos() -> None:
     }
 
 
-def test_an_answer_of_the_wrong_length_is_counted() -> None:
+def test_answers_of_the_wrong_length_are_counted_if_the_length_was_fixed() -> None:
     short = sample([1, 2], must_fill=True, requested_tokens=3)
     assert measure([short])["num_wrong_length"] == 1
     assert measure([sample([1, 2], requested_tokens=3)])["num_wrong_length"] == 0
@@ -123,17 +125,18 @@ def test_slos_are_parsed_with_their_units() -> None:
             parse_slos(wrong)
 
 
-def test_a_server_that_falls_behind_is_marked_and_one_that_does_not_is_not() -> None:
-    overloaded = [sample([50 + i * 30], at=i * 50) for i in range(100)]  # takes 12.5 of the 20 that come each second
+def test_only_a_server_that_falls_behind_is_oversaturated() -> None:
+    overloaded = [sample([50 + i * 30], at=i * 50) for i in range(100)]  # it answers 12.5 of the 20 requests per second
     assert "requests in flight grew" in (oversaturation(overloaded) or "")
     assert oversaturation([sample([400], at=i * 50) for i in range(100)]) is None
-    filling = [sample([6000], at=i * 50) for i in range(100)]  # the first has not ended when the last is sent
+    filling = [sample([6000], at=i * 50) for i in range(100)]  # the first one ends after the last one is sent
     assert oversaturation(filling) is None
     assert oversaturation(overloaded[:10]) is None
 
 
-def test_the_steady_state_has_neither_the_begin_nor_the_end() -> None:
-    """Requests of 20 tokens within 1 s, one each 0.1 s, so that ten are in flight but at the begin and the end."""
+def test_the_steady_state_leaves_out_the_beginning_and_the_end() -> None:
+    """A request is sent every 0.1 s and takes about 1 s for 20 tokens, so ten are in flight except at the beginning and
+    the end."""
     samples = [sample([100 * i + 50 for i in range(10)], at=100 * k, completion_tokens=20) for k in range(50)]
     steady = steady_state(samples)
     assert steady is not None
@@ -141,7 +144,7 @@ def test_the_steady_state_has_neither_the_begin_nor_the_end() -> None:
     assert steady["requests_per_second"] == pytest.approx(10, rel=0.03)
     assert steady["completion_tokens_per_second"] == pytest.approx(200, rel=0.03)
     assert measure(samples)["completion_tokens_per_second"] < 180  # the whole run, from empty to empty
-    # Sent from 1.0 s on, and before the first that still ran at 4.9 s, which was sent at 4.0.
+    # Those that were sent from 1.0 s on and before 4.0 s, when the first one was sent that still ran at 4.9 s.
     assert steady["num_requests"] == 30
     assert steady["distributions"]["ttft"]["n"] == 30
 

@@ -18,13 +18,13 @@ def calls_of(seed: int = 0, **options: Any) -> list[Any]:
     return make_calls(Workload(**options), seed)
 
 
-def test_a_seed_makes_the_same_calls_and_another_seed_others() -> None:
+def test_a_seed_determines_the_calls() -> None:
     options: dict[str, Any] = {"num_requests": 20, "input_len": "uniform:5:9", "max_new_tokens": "choice:2:4"}
     assert calls_of(1, **options) == calls_of(1, **options)
     assert calls_of(1, **options) != calls_of(2, **options)
 
 
-def test_random_prompts_are_unique_and_as_long_as_asked_for() -> None:
+def test_random_prompts_are_unique_and_have_the_requested_lengths() -> None:
     calls = calls_of(num_requests=50, input_len="uniform:5:9", max_new_tokens="3")
     assert {len(call.prompt) for call in calls} == {5, 6, 7, 8, 9}
     assert len({tuple(call.prompt) for call in calls}) == 50
@@ -33,7 +33,7 @@ def test_random_prompts_are_unique_and_as_long_as_asked_for() -> None:
     assert all(len(call.prompt.split()) == 7 for call in words)
 
 
-def test_prompts_of_a_group_begin_alike() -> None:
+def test_prompts_of_a_group_have_a_common_prefix() -> None:
     calls = calls_of(num_requests=6, input_len="2", prefix_len=10, prefix_groups=2)
     assert {tuple(call.prompt[:10]) for call in calls[::2]} == {tuple(calls[0].prompt[:10])}
     assert calls[0].prompt[:10] != calls[1].prompt[:10]
@@ -41,16 +41,16 @@ def test_prompts_of_a_group_begin_alike() -> None:
     assert all(len(call.prompt) == 12 for call in calls)
 
 
-def test_a_fixed_prompt_is_repeated_and_unique_on_demand_and_between_runs() -> None:
+def test_a_fixed_prompt_is_repeated_and_unique_prompts_differ_in_all_runs() -> None:
     assert [call.prompt for call in calls_of(num_requests=2, prompt="ab ", prompt_repeats=3)] == ["ab ab ab "] * 2
     unique = [
         call.prompt for seed in (1, 2) for call in calls_of(seed, num_requests=3, prompt="ab", unique_prompts=True)
     ]
-    assert len({prompt[:4] for prompt in unique}) == 6  # they differ before a cache could have anything of them
+    assert len({prompt[:4] for prompt in unique}) == 6  # they differ within the first block of a cache
     assert all(prompt.endswith("ab") for prompt in unique)
 
 
-def test_shares_of_clients_that_leave_or_read_slowly() -> None:
+def test_the_shares_of_clients_that_leave_or_read_slowly_are_kept() -> None:
     calls = calls_of(num_requests=1000, abandon_share=0.2, slow_share=0.5, max_new_tokens="10", input_len="1")
     leaving = [call.leave_after for call in calls if call.leave_after is not None]
     assert len(leaving) == pytest.approx(200, abs=50)
@@ -58,13 +58,13 @@ def test_shares_of_clients_that_leave_or_read_slowly() -> None:
     assert sum(call.is_slow for call in calls) == pytest.approx(500, abs=70)
 
 
-def test_a_conversation_has_its_questions() -> None:
+def test_a_conversation_has_a_question_for_each_turn() -> None:
     (call,) = calls_of(num_requests=1, turns=3, input_len="4")
     assert isinstance(call.prompt, str)
     assert [len(question.split()) for question in call.next_questions] == [4, 4]
 
 
-def test_requests_of_a_file(tmp_path: Path) -> None:
+def test_a_line_of_a_file_is_a_request_or_has_lengths(tmp_path: Path) -> None:
     rows: list[Any] = [
         {"timestamp": 3, "prompt": "p", "max_tokens": 9, "stream": False, "model": "other", "stop": ["x"]},
         {"messages": [{"role": "user", "content": "q"}], "max_completion_tokens": 8},
@@ -88,19 +88,19 @@ def test_requests_of_a_file(tmp_path: Path) -> None:
         (Arrivals(), 100),
         (Arrivals(arrival="constant", rate=30), 100),
         (Arrivals(arrival="constant", rate=30, duration_seconds=10), 301),
-        (Arrivals(duration_seconds=10), 100),  # how many a user will send is not known before
+        (Arrivals(duration_seconds=10), 100),  # how many requests a user will send is not known
         (Arrivals(arrival="at-once", duration_seconds=10), 100),
         (Arrivals(arrival="times", times="0,1,2"), 3),
     ],
 )
-def test_the_number_of_requests_follows_from_the_schedule_where_it_can(arrivals: Arrivals, count: int) -> None:
+def test_the_schedule_determines_the_number_of_requests_if_it_ends_by_itself(arrivals: Arrivals, count: int) -> None:
     calls, offsets = plan(Workload(input_len="1"), arrivals, 0)
     assert len(calls) == count
     assert offsets is None or len(offsets) == count
     assert len(plan(Workload(input_len="1", num_requests=2), arrivals, 0)[0]) == 2
 
 
-def test_steps_are_sent_to_their_end_and_files_too(tmp_path: Path) -> None:
+def test_all_steps_and_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
     steps = Arrivals(arrival="steps", steps="50:2,100:2")
     assert len(plan(Workload(input_len="1"), steps, 0)[0]) == pytest.approx(300, rel=0.2)
     file = tmp_path / "r.jsonl"
@@ -121,7 +121,7 @@ def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"), [("{}\nx", "line 2 of"), ("[]", "is not a JSON object"), ("", "there is no request")]
 )
-def test_a_wrong_file_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_without_valid_requests_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text(content)
     with pytest.raises(UsageError, match=sentence):

@@ -1,4 +1,4 @@
-"""Text, HTML and comparison, all made from one report dictionary."""
+"""The text, the HTML page and the comparison, which are all rendered from the dictionary of a report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_ru
 
 
 class Page(HTMLParser):
-    """Fails on what is not closed, and keeps the tags."""
+    """A parser that keeps the tags and addresses of a page, and fails if a tag is closed in the wrong order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_report_survives_json_and_says_how_it_was_made() -> None:
+def test_a_report_survives_json_and_has_its_definitions_and_environment() -> None:
     report = make()
     again = json.loads(json.dumps(report))
     assert again["schema"] == "oaiserve-loadtest/1"
@@ -88,7 +88,7 @@ def test_a_report_survives_json_and_says_how_it_was_made() -> None:
     assert render(again) == render(report)
 
 
-def test_the_text_has_the_figures_the_client_and_what_went_wrong() -> None:
+def test_the_text_has_the_figures_the_clients_health_and_the_errors() -> None:
     text = render(make())
     assert re.search(r"^TTFT +100\.5 +100\.5 ", text, re.MULTILINE)
     assert re.search(r"^TPOT +20\.0 ", text, re.MULTILINE)
@@ -102,7 +102,7 @@ def test_the_text_has_the_figures_the_client_and_what_went_wrong() -> None:
     assert re.search(r"^prefill +70\.0", text, re.MULTILINE)
 
 
-def test_intervals_are_over_repeats_or_within_the_only_run() -> None:
+def test_intervals_are_over_the_repeats_or_over_the_requests_of_a_single_run() -> None:
     entry = make()["points"][0]["summary"]["ttft_p50"]
     assert (entry["interval_over"], entry["values"]) == ("repeats", [pytest.approx(0.100), pytest.approx(0.101)])
     assert entry["low"] < 0.1005 < entry["high"]
@@ -111,7 +111,7 @@ def test_intervals_are_over_repeats_or_within_the_only_run() -> None:
     assert single["requests_per_second"]["interval_over"] is None
 
 
-def test_a_command_in_a_report_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_in_a_report_have_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["x", "run", "--api-key", "s3cret", "--header=a: s3cret", "--header", "b: s3cret", "--url", "http://test"]
     monkeypatch.setattr("sys.argv", argv)
     report = make()
@@ -120,7 +120,7 @@ def test_a_command_in_a_report_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("labels", [("1 users",), ("<b> & users", "2 users")])
-def test_the_page_stands_alone_and_is_well_formed(labels: tuple[str, ...]) -> None:
+def test_the_html_page_is_well_formed_and_loads_nothing(labels: tuple[str, ...]) -> None:
     text = render_html(make(labels=labels))
     page = Page(text)
     assert page.open == []
@@ -128,14 +128,14 @@ def test_the_page_stands_alone_and_is_well_formed(labels: tuple[str, ...]) -> No
     assert "script" not in page.tags
     assert page.tags.count("svg") == {1: 6, 2: 7}[len(labels)]
     assert text.count("DISAGREE</td>") == len(labels)
-    assert text.count("Where the time goes: ") == 2 * len(labels)  # the title, and what screen readers say
+    assert text.count("Where the time goes: ") == 2 * len(labels)  # in the caption and in the label for screen readers
     assert "network + client 20.5 ms" in text
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_page_without_any_answer_is_a_page_too() -> None:
+def test_a_report_without_any_answer_gives_a_well_formed_page() -> None:
     failed = [sample([], error="connect")]
     run = describe_run(failed, [ProcessHealth()], Arrivals(), None, {}, None)
     report = make_report("http", [make_point("x", Arrivals(), [run], [failed])], http={"url": "u"})
@@ -143,7 +143,7 @@ def test_a_page_without_any_answer_is_a_page_too() -> None:
     assert report["points"][0]["verdict"] == "invalid"
 
 
-def test_a_plot_has_its_points_where_they_belong() -> None:
+def test_a_plot_draws_its_points_in_proportion() -> None:
     svg = plot("t", "x", "y", [("a", [(0.0, 0.0), (5.0, 2.0), (10.0, 4.0)])])
     points = re.search(r'polyline points="([^"]*)"', svg)
     assert points is not None
@@ -154,7 +154,7 @@ def test_a_plot_has_its_points_where_they_belong() -> None:
     assert plot("t", "x", "y", [("a", [])]) == ""
 
 
-def test_a_comparison_has_ratios_intervals_and_what_differs() -> None:
+def test_a_comparison_has_ratios_intervals_and_different_settings() -> None:
     text = compare(make(num_runs=3), make(num_runs=3, ttft_ms=200, slos={"ttft": 1.0}))
     row = re.search(r"^ttft p50, ms +101\.0 +201\.0 +1\.990 +([\d.]+) \.\. ([\d.]+) \*$", text, re.MULTILINE)
     assert row is not None
@@ -163,7 +163,7 @@ def test_a_comparison_has_ratios_intervals_and_what_differs() -> None:
     assert "Without repeats" in compare(make(num_runs=1), make(num_runs=1))
 
 
-def test_only_reports_are_compared(tmp_path: Path) -> None:
+def test_files_that_are_not_reports_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, sentence in (("{", "is not JSON"), ("{}", "has the schema None"), ("[]", "has the schema None")):
         path.write_text(content)

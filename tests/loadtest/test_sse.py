@@ -5,12 +5,14 @@ from hypothesis import strategies as st
 
 from loadtest.sse import EventSplitter
 
-# JSON may have these as they are, and str.splitlines would cut at each of them.
+# JSON may contain these unescaped, and str.splitlines would cut at each of them.
 TEXT = st.text(alphabet="ab{}:, é€\x0b\x0c\x1c\x85\u2028\u2029", min_size=1)
 
 
 @given(st.lists(TEXT), st.sampled_from(["\n", "\r\n"]), st.data())
-def test_events_are_the_same_however_the_bytes_are_cut(texts: list[str], newline: str, data: st.DataObject) -> None:
+def test_events_are_the_same_however_the_bytes_are_split_into_reads(
+    texts: list[str], newline: str, data: st.DataObject
+) -> None:
     stream = "".join(f": a comment{newline}data: {text}{newline}{newline}" for text in texts).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     splitter = EventSplitter()
