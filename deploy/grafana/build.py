@@ -1,7 +1,7 @@
-"""Writes the dashboards as Grafana reads them: python -m deploy.grafana.build
+"""Write the dashboards as the JSON that Grafana reads: python -m deploy.grafana.build
 
-Needs the version of grafana-foundation-sdk in constraints.txt. Each is made for one version of Grafana, and a newer
-number does not mean a newer Grafana.
+This needs the version of grafana-foundation-sdk in constraints.txt. Each release is for one version of Grafana, and a
+newer release is not always for a newer Grafana.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def dashboards() -> list[Dashboard]:
 
 
 def pages() -> dict[str, str]:
-    """The JSON of each dashboard, by the name of its file."""
+    """Return the JSON of each dashboard by the name of its file."""
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in dashboards()}
 

@@ -1,4 +1,4 @@
-"""What is the server short of? Steps, batch, KV cache, and the process around them."""
+"""The dashboard Engine: what limits the server? It shows steps, batch, KV cache, queue, and the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def dashboard() -> Dashboard:
     return board(
         "oaiserve-engine",
         "oaiserve / Engine",
-        "The engine from within. It has no model: choose an instance.",
+        "Steps, KV cache, queue and process of the engine. These metrics have no model label: choose an instance.",
         [
             ("Device and host", _host()),
             ("Steps", _steps()),
@@ -29,7 +29,7 @@ def _mean(histogram: str) -> str:
 
 
 def _host() -> list[Panel]:
-    """Means over the instances, so that the parts add up to 1."""
+    """Return the panel of device and host time. It shows means over the instances, so that the parts add up to 1."""
 
     def mean(counter: str, by: str = "") -> str:
         grouping = f" by ({by})" if by else ""
@@ -38,12 +38,13 @@ def _host() -> list[Panel]:
     return [
         lines(
             "Is the device busy? What does the engine thread do?",
-            "Share of time; of several instances, the mean. Lines: the device is busy with steps, or waits although "
-            "there is work. Areas: what the engine thread does, which adds up to 1. wait: the device is the limit. Any "
-            "other large area, with a device that waits: the host is; docs/telemetry.md says what helps.",
+            "Share of time, as the mean over the instances. Lines: the time in which the device computes steps, or "
+            "waits although there is work. Areas: what the engine thread does; they add up to 1. If wait is large, the "
+            "device is the limit. If another area is large and the device waits, the host is the limit; "
+            "docs/telemetry.md says what helps.",
             "percentunit",
             [Query(mean("oaiserve_engine_host_seconds_total", "part"), "{{part}}")],
-            over=[
+            overlay=[
                 Query(mean("oaiserve_engine_model_seconds_total"), "device busy"),
                 Query(mean("oaiserve_engine_idle_with_work_seconds_total"), "device waits with work"),
             ],
@@ -60,8 +61,9 @@ def _steps() -> list[Panel]:
     return [
         lines(
             "Time of the engine",
-            "Share of time. In the model with requests waiting: the machine is the limit. Idle with work above a few "
-            "percent: the engine thread waits for a core or for the interpreter; look for other busy programs.",
+            "Share of time. Near 100 % in the model with requests waiting means that the machine is the limit. Idle "
+            "with work above a few percent means that the engine thread waits for a core or for the interpreter; look "
+            "for other busy programs.",
             "percentunit",
             [Query(model, "in the model {{instance}}"), Query(idle, "idle with work {{instance}}")],
             span=8,
@@ -69,36 +71,42 @@ def _steps() -> list[Panel]:
         ),
         lines(
             "Sequences in a step",
-            "On average. At --max-running, requests wait for a place; far below it, the KV cache is short.",
+            "Mean number of sequences in a step. At --max-running, requests wait for a place. If it is far below "
+            "--max-running and requests wait, the KV cache is too small.",
             "short",
             [Query(_mean("oaiserve_engine_step_sequences"), "{{instance}}")],
             span=8,
         ),
         lines(
             "Tokens in a step",
-            "On average. At --max-step-tokens, prompts wait for their share.",
+            "Mean number of tokens in a step. At --max-step-tokens, prompts wait for room in a step.",
             "short",
             [Query(_mean("oaiserve_engine_step_tokens"), "{{instance}}")],
             span=8,
         ),
         lines(
             "Time of a step, p99",
-            "By kind. Every stream waits for the end of a step: long mixed ones make streams stutter, and a lower "
-            "--max-step-tokens or an --itl-target-seconds makes them shorter.",
+            "99th percentile of the step time, by kind of step. Every stream waits for the end of a step, so long "
+            "mixed steps make streams stutter. A lower --max-step-tokens or an --itl-target-seconds makes them shorter.",
             "s",
             [Query(f"histogram_quantile(0.99, {rate(f'{STEP}_bucket', ENGINE, 'kind, le')})", "{{kind}}")],
             span=8,
         ),
         lines(
             "Steps by kind",
-            "Per second. prefill: only prompts; decode: only answers; mixed: both.",
+            "Steps per second. prefill: only prompts; decode: only answers; mixed: both.",
             "short",
             [Query(rate(f"{STEP}_count", ENGINE, "kind"), "{{kind}}")],
             stacked=True,
             span=8,
         ),
         buckets(
-            "Time of a step", "Two bands are usual: decodes below, steps with prompts above.", "s", STEP, ENGINE, span=8
+            "Time of a step",
+            "Distribution of the step time. Two bands are usual: decode steps below, steps with prompts above.",
+            "s",
+            STEP,
+            ENGINE,
+            span=8,
         ),
     ]
 
@@ -109,8 +117,8 @@ def _cache() -> list[Panel]:
     return [
         lines(
             "KV blocks",
-            "Used by sequences; cached, unused but with content that a prompt may find; free. Used near the top with "
-            "preemptions: raise --kv-cache-memory.",
+            "used: referenced by sequences. cached: unused, but a prompt may reuse their content. free: without "
+            "content. If nearly all are used and there are preemptions, raise --kv-cache-memory.",
             "short",
             [Query(f"sum by (state) (oaiserve_kv_blocks{{{ENGINE}}})", "{{state}}")],
             stacked=True,
@@ -118,8 +126,8 @@ def _cache() -> list[Panel]:
         ),
         lines(
             "Prefix cache, hit rate",
-            "Share of prompt tokens that need not be computed. Low although prompts begin alike: the cache is too "
-            "small, or their beginnings differ early.",
+            "Share of prompt tokens that the prefix cache had, so that they are not computed. If it is low although "
+            "prompts have a common prefix, the cache is too small, or the prefixes differ early.",
             "percentunit",
             [Query(f"{hits} / ({queries} > 0)", "{{instance}}")],
             span=8,
@@ -127,8 +135,9 @@ def _cache() -> list[Panel]:
         ),
         lines(
             "Preemptions, steps out of memory",
-            "Per second. Preemptions throw work away; all the time: raise --kv-cache-memory or lower --max-running. "
-            "Steps that the GPU has no memory for are computed in parts: lower --gpu-memory-utilization.",
+            "Per second. A preempted sequence is computed again: if preemptions do not stop, raise --kv-cache-memory "
+            "or lower --max-running. Steps that do not fit into the GPU's memory are computed in parts: lower "
+            "--gpu-memory-utilization.",
             "short",
             [
                 Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "preemptions {{instance}}"),
@@ -143,7 +152,7 @@ def _queue() -> list[Panel]:
     return [
         lines(
             "Running and waiting",
-            "Sequences, by instance. Uneven ones mean that the balancer does not see the load.",
+            "Sequences by instance. If they differ much, the load balancer does not see the load.",
             "short",
             [
                 Query(f"oaiserve_requests_running{{{ENGINE}}}", "running {{instance}}"),
@@ -153,21 +162,22 @@ def _queue() -> list[Panel]:
         ),
         lines(
             "Prompt tokens that wait",
-            "Of requests that have not entered a step. --max-waiting-tokens bounds them.",
+            "Prompt tokens of requests that have not entered a step. --max-waiting-tokens limits them.",
             "short",
             [Query(f"oaiserve_waiting_prompt_tokens{{{ENGINE}}}", "{{instance}}")],
             span=8,
         ),
         lines(
             "Leaving the queue",
-            "Requests per second, last measured while any waited. Refusals say retry-after by it.",
+            "Requests per second that leave the queue, last measured while any waited. The retry-after of refusals is "
+            "computed from it.",
             "reqps",
             [Query(f"oaiserve_drain_rate_requests_per_second{{{ENGINE}}}", "{{instance}}")],
             span=4,
         ),
         lines(
             "Tokenizer's queue",
-            "Requests that no tokenize worker has taken. More than a few: raise --tokenize-workers.",
+            "Requests that no tokenize worker has taken. If there are more than a few, raise --tokenize-workers.",
             "short",
             [Query(f"oaiserve_tokenize_queue_depth{{{ENGINE}}}", "{{instance}}")],
             span=4,
@@ -181,8 +191,8 @@ def _process() -> list[Panel]:
     return [
         lines(
             "Event loop, lag p99",
-            "How late the event loop wakes up; every stream is late by as much. Above 0.1 s: see the runbook, "
-            "OaiserveEventLoopLag.",
+            "99th percentile of how late the event loop wakes up. Every stream is late by as much. Above 0.1 s, see "
+            "OaiserveEventLoopLag in the runbook.",
             "s",
             [Query(f"histogram_quantile(0.99, {lag})", "{{instance}}")],
             span=8,
@@ -190,7 +200,7 @@ def _process() -> list[Panel]:
         ),
         lines(
             "Tokens of a request, median",
-            "Of ended requests. Longer prompts or answers explain most of what looks slow.",
+            "Median number of tokens of requests that ended. Longer prompts or answers explain most slow requests.",
             "short",
             [
                 Query(
@@ -202,8 +212,8 @@ def _process() -> list[Panel]:
         ),
         lines(
             "Telemetry lost",
-            "Per second: spans that did not reach the collector, and records that a consumer failed on. Both should be "
-            "zero: see the runbook, OaiserveTelemetryDropping.",
+            "Per second: spans that did not reach the collector, and records that telemetry failed on. Both should be "
+            "zero: see OaiserveTelemetryDropping in the runbook.",
             "short",
             [
                 Query(f"{lost} or vector(0)", "spans"),
@@ -213,7 +223,7 @@ def _process() -> list[Panel]:
         ),
         lines(
             "Time of a scrape",
-            "Mean time to render /metrics. It does not hold up requests.",
+            "Mean time to render /metrics. Requests do not wait for it.",
             "s",
             [
                 Query(

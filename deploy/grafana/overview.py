@@ -1,4 +1,4 @@
-"""Is it well? Rate, errors, latency, tokens, and how full it is."""
+"""The dashboard Overview: is the server healthy? It shows rate, errors, latency, tokens and saturation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dashboard() -> Dashboard:
     return board(
         "oaiserve-overview",
         "oaiserve / Overview",
-        "Rate, errors, latency, tokens and saturation. Where something is wrong, go on with Where time goes.",
+        "Rate, errors, latency, tokens and saturation. If something is wrong, continue with Where time goes.",
         [("Now", _now()), ("Traffic", _traffic()), ("Latency", _latency()), ("Saturation", _saturation())],
     )
 
@@ -25,25 +25,26 @@ def _now() -> list[Panel]:
     return [
         number(
             "Instances up",
-            "Those that Prometheus can scrape. Fewer than you started: see the runbook, OaiserveTargetDown.",
+            "Instances that Prometheus can scrape. If there are fewer than you started, see OaiserveTargetDown in the "
+            "runbook.",
             "none",
             f'sum(up{{job="oaiserve", {ENGINE}}})',
             [(None, "red"), (1, "green")],
         ),
         number(
-            "Requests", "Requests that ended, per second, however they ended.", "reqps", rate(REQUESTS_TOTAL, REQUESTS)
+            "Requests", "Requests that ended per second, with any outcome.", "reqps", rate(REQUESTS_TOTAL, REQUESTS)
         ),
         number(
             "Failed",
-            "Share of requests that failed through the server's fault. Above 5 %: see the runbook, OaiserveErrors.",
+            "Share of requests that failed by the server's fault. Above 5 %, see OaiserveErrors in the runbook.",
             "percentunit",
             f"({rate(REQUESTS_TOTAL, FAILED)} or vector(0)) / {rate(REQUESTS_TOTAL, REQUESTS)}",
             [(None, "green"), (0.005, "orange"), (0.05, "red")],
         ),
         number(
             "First token, p95",
-            "95 of 100 finished requests had their first token within this time. Red above the objective of 1 s: "
-            "Where time goes says in which phase it is lost.",
+            "95 of 100 finished requests had their first token within this time. It is red above the objective of 1 s; "
+            "Where time goes shows which phase takes the time.",
             "s",
             f"histogram_quantile(0.95, {first_tokens})",
             [(None, "green"), (0.5, "orange"), (1, "red")],
@@ -56,8 +57,8 @@ def _now() -> list[Panel]:
         ),
         number(
             "KV cache in use",
-            "Share of the KV cache's blocks in use, of the fullest instance. Full with preemptions: see the runbook, "
-            "OaiserveKvCacheFull.",
+            "Share of the KV blocks in use, on the instance with the largest share. If it is full and there are "
+            "preemptions, see OaiserveKvCacheFull in the runbook.",
             "percentunit",
             f"max(oaiserve_kv_cache_usage_ratio{{{ENGINE}}})",
             [(None, "green"), (0.8, "orange"), (0.95, "red")],
@@ -72,8 +73,8 @@ def _traffic() -> list[Panel]:
     return [
         lines(
             "Requests by outcome",
-            "Ended requests per second. `rejected` are refusals, `failed` is the server's fault, `cancelled` clients "
-            "left. A growing share of `cancelled` often means that people do not want to wait.",
+            "Requests that ended per second. `rejected`: the server refused them. `failed`: the server's fault. "
+            "`cancelled`: the client left. A growing share of `cancelled` often means that users do not want to wait.",
             "reqps",
             [Query(rate(REQUESTS_TOTAL, REQUESTS, "outcome"), "{{outcome}}")],
             stacked=True,
@@ -81,8 +82,8 @@ def _traffic() -> list[Panel]:
         ),
         lines(
             "Refusals by reason",
-            "Per second. `overloaded` and `unavailable`: more comes than the server may let wait, or it is going "
-            "down. `invalid_request` and `context_length_exceeded`: look at the client.",
+            "Refusals per second. `overloaded` and `unavailable`: more requests wait than the limits allow, or the "
+            "server is shutting down. `invalid_request` and `context_length_exceeded`: look at the client.",
             "reqps",
             [Query(rate("oaiserve_rejected_total", ENGINE, "reason"), "{{reason}}")],
             stacked=True,
@@ -90,8 +91,8 @@ def _traffic() -> list[Panel]:
         ),
         lines(
             "Tokens",
-            "Per second, counted when their request ends: generated, prompt tokens that were computed, and prompt "
-            "tokens that the prefix cache had already.",
+            "Tokens per second, counted when their request ends: generated tokens, prompt tokens that were computed, "
+            "and prompt tokens from the prefix cache.",
             "short",
             [
                 Query(rate("oaiserve_generation_tokens_total", REQUESTS), "generated"),
@@ -107,30 +108,31 @@ def _latency() -> list[Panel]:
     return [
         lines(
             "Time to first token",
-            "Of finished requests. The points are single requests: click one for its trace. Above the line of 1 s the "
-            "objective is missed.",
+            "Percentiles of finished requests. The points are single requests: click one for its trace. Above the line "
+            "of 1 s the objective is missed.",
             "s",
             quantiles("oaiserve_time_to_first_token_seconds", FINISHED),
             thresholds=[(None, "transparent"), (1, "red")],
         ),
         lines(
             "Time per output token",
-            "Mean time between the tokens of a request. Above the line of 0.1 s the objective is missed, and people "
-            "read faster than it writes: lower --max-running or look at KV cache and prefills on Engine.",
+            "Percentiles of the mean time between the tokens of a request. Above the line of 0.1 s the objective is "
+            "missed, and users read faster than the tokens come: lower --max-running, or look at the KV cache and at "
+            "prefill steps on Engine.",
             "s",
             quantiles("oaiserve_time_per_output_token_seconds", FINISHED),
             thresholds=[(None, "transparent"), (0.1, "red")],
         ),
         lines(
             "Whole request",
-            "From the first byte of a request to the last byte of its answer. Grows with the length of answers.",
+            "Time from the first byte of a request to the last byte of its answer. It grows with the answer's length.",
             "s",
             quantiles("oaiserve_request_duration_seconds", FINISHED),
         ),
         lines(
             "Gap between two tokens",
-            "Each single gap in a stream. A p99 far above the p50 is a stutter: prefills of others "
-            "(--prefill-max-tokens, --itl-target-seconds) or preemptions.",
+            "Percentiles of the single gaps between tokens. If the p99 is far above the p50, streams stutter because "
+            "of the prefill of other requests (--prefill-max-tokens, --itl-target-seconds) or of preemptions.",
             "s",
             quantiles("oaiserve_inter_token_latency_seconds", FINISHED),
         ),
@@ -141,7 +143,7 @@ def _saturation() -> list[Panel]:
     return [
         lines(
             "Running and waiting",
-            "Sequences. Waiting all the time: see the runbook, OaiserveQueueGrowing.",
+            "Sequences that run and that wait. If some wait all the time, see OaiserveQueueGrowing in the runbook.",
             "short",
             [
                 Query(f"sum(oaiserve_requests_running{{{ENGINE}}})", "running"),
@@ -151,7 +153,7 @@ def _saturation() -> list[Panel]:
         ),
         lines(
             "Time in the model",
-            "Share of time in which the model ran. Near 100 % with requests waiting: the machine is the limit.",
+            "Share of time in which the model ran. Near 100 % with requests waiting, the machine is the limit.",
             "percentunit",
             [Query(rate("oaiserve_engine_model_seconds_total", ENGINE, "instance"), "{{instance}}")],
             span=8,
@@ -159,14 +161,15 @@ def _saturation() -> list[Panel]:
         ),
         lines(
             "CPU",
-            "Cores in use, by instance. On a CPU, work for more cores than there are makes every step slower.",
+            "Cores in use by instance. If the model runs on the CPU and all cores are in use, other busy programs make "
+            "every step slower.",
             "short",
             [Query(rate("process_cpu_seconds_total", f'job="oaiserve", {ENGINE}', "instance"), "cores {{instance}}")],
             span=4,
         ),
         lines(
             "Memory",
-            "Resident memory by instance, without what is on a GPU.",
+            "Resident memory by instance, without the GPU's memory.",
             "bytes",
             [Query(f'process_resident_memory_bytes{{job="oaiserve", {ENGINE}}}', "{{instance}}")],
             span=4,

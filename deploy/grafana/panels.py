@@ -1,4 +1,4 @@
-"""What the dashboards are put together from: queries, panels of one look, and a board with its variables."""
+"""The parts of the dashboards: queries, panels with a common look, and a board with its variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-# What the variables choose. The engine's own metrics have no model: one instance serves one.
+# Selectors by the dashboard's variables. The engine's metrics have no model label: an instance serves one model.
 REQUESTS = 'model=~"$model", instance=~"$instance"'
 ENGINE = 'instance=~"$instance"'
 RATE = "$__rate_interval"
@@ -27,18 +27,18 @@ _ALONE = [
 ]
 
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel
-Thresholds = Sequence[tuple[float | None, str]]  # from this value on, this color
+Thresholds = Sequence[tuple[float | None, str]]  # a value and the color from that value on
 
 
 @dataclass(frozen=True)
 class Query:
     expr: str
     legend: str
-    exemplars: bool = False  # traces of requests, as points that can be clicked
+    exemplars: bool = False  # show requests with a trace as points that can be clicked
 
 
 def rate(metric: str, selector: str, by: str = "") -> str:
-    """The sum of a counter's growth per second, for each value of the labels in `by`."""
+    """Return a query for the sum of a counter's rate, for each value of the labels in `by`."""
     grouping = f" by ({by})" if by else ""
     return f"sum{grouping} (rate({metric}{{{selector}}}[{RATE}]))"
 
@@ -49,7 +49,7 @@ def quantiles(histogram: str, selector: str) -> list[Query]:
 
 
 def number(title: str, description: str, unit: str, query: str, thresholds: Thresholds = ((None, "text"),)) -> Panel:
-    """The last value of one query, large, over a small line."""
+    """Return a panel with the last value of a query in large digits, over a small graph."""
     return (
         stat.Panel()
         .title(title)
@@ -73,16 +73,16 @@ def lines(
     unit: str,
     queries: Sequence[Query],
     *,
-    over: Sequence[Query] = (),
+    overlay: Sequence[Query] = (),
     span: int = 12,
     stacked: bool = False,
     share: bool = False,
     most: float | None = None,
     thresholds: Thresholds = (),
 ) -> Panel:
-    """Over time. `stacked` where the lines add up to something, and `share` to show each one's part of it; `over` has
-    lines that are drawn over the others and belong to no stack. `most` is where the axis ends; thresholds are drawn as
-    lines."""
+    """Return a panel of queries over time. `stacked` is for lines whose sum means something; `share` shows each line as
+    a share of the sum. The queries of `overlay` are drawn over the others and are not stacked. `most` is the end of the
+    axis. Thresholds are drawn as lines."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -116,7 +116,7 @@ def lines(
         panel.thresholds_style(
             common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
-    for number, query in enumerate((*queries, *over)):
+    for number, query in enumerate((*queries, *overlay)):
         ref_id = chr(ord("A") + number)
         panel.with_target(_target(query, ref_id))
         if number >= len(queries):
@@ -125,7 +125,7 @@ def lines(
 
 
 def buckets(title: str, description: str, unit: str, histogram: str, selector: str, *, span: int = 8) -> Panel:
-    """How many fell into each bucket of a histogram, over time."""
+    """Return a heatmap of the counts in each bucket of a histogram, over time."""
     expr = f"sum by (le) (increase({histogram}_bucket{{{selector}}}[{RATE}]))"
     return (
         heatmap.Panel()
@@ -143,7 +143,7 @@ def buckets(title: str, description: str, unit: str, histogram: str, selector: s
 
 
 def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> models.Dashboard:
-    """A dashboard for people and for `dashboards/`, with the variables that all queries use."""
+    """Return a dashboard with these rows of panels, and with the variables that all queries use."""
     dashboard = (
         builders.Dashboard(title)
         .uid(uid)

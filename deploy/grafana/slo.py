@@ -1,4 +1,4 @@
-"""Are the objectives kept? Of what the recording rules make, by model; they know no instances."""
+"""The dashboard SLO: are the objectives kept? It shows the recording rules by model; these have no instances."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.panels import REQUESTS, Panel, Query, board, lines, number, rate
 
-# The share to keep, and what is shown for it.
+# For each objective the share to keep, and the title and the description of its panel.
 OBJECTIVES = {
     "availability": (0.995, "Answered", "Share of requests that were neither failed nor turned away."),
     "ttft": (0.99, "First token within 1 s", "Share of finished requests."),
@@ -24,7 +24,8 @@ def dashboard() -> Dashboard:
     return board(
         "oaiserve-slo",
         "oaiserve / SLO",
-        "Objectives, error budgets, and how fast these are used up. deploy/prometheus/recording.rules.yml has both.",
+        "Objectives, error budgets, and how fast the budgets are used up. deploy/prometheus/recording.rules.yml "
+        "defines objectives and budgets.",
         [("Last hour", _last_hour()), ("Goodput", _goodput()), ("Burn rate", _burn_rates())],
     )
 
@@ -37,8 +38,8 @@ def _last_hour() -> list[Panel]:
     kept = [
         number(
             title,
-            f"{what} Green: the objective is kept. Red: the budget is used up more than {SLOW} times too fast; see the "
-            "runbook, OaiserveSloSlowBurn.",
+            f"{what} Green: the objective is kept. Red: the budget is used up more than {SLOW} times too fast; see "
+            "OaiserveSloSlowBurn in the runbook.",
             "percentunit",
             f"min(1 - {_errors(slo, '1h')})",
             [(None, "red"), (1 - SLOW * (1 - share), "orange"), (share, "green")],
@@ -48,8 +49,8 @@ def _last_hour() -> list[Panel]:
     left = [
         number(
             f"Budget left, {slo}",
-            "Of the error budget, in the time shown above right, each five minutes counted alike. Below zero the "
-            "objective is missed: stop changing things, and see which phase is long.",
+            "Share of the error budget that is left over the dashboard's time range; each five minutes count alike. "
+            "Below zero the objective is missed: stop deploying changes, and find the phase that takes long.",
             "percentunit",
             f"min(1 - avg_over_time({_errors(slo, '5m')}[$__range]) / {BUDGET})",
             [(None, "red"), (0, "orange"), (0.5, "green")],
@@ -66,8 +67,8 @@ def _goodput() -> list[Panel]:
     return [
         lines(
             "Goodput",
-            "Finished requests per second, and those of them within each objective. A gap is work that came too late. "
-            "How many keep both at once, histograms cannot tell: `oaiserve bench` measures that.",
+            "Finished requests per second, and those that are within each objective. The difference is work that came "
+            "too late. Histograms cannot show how many requests keep both objectives: `oaiserve bench` measures that.",
             "reqps",
             [
                 Query(rate(TOTAL, FINISHED), "finished"),
@@ -77,7 +78,8 @@ def _goodput() -> list[Panel]:
         ),
         lines(
             "Turned away and failed",
-            "Per second: what counts against availability. 429 and 503 mean too little room; the rest is in the log.",
+            "Requests per second that count against availability. A 429 or 503 means too little capacity; the log has "
+            "the reasons of the failures.",
             "reqps",
             [
                 Query(f"{rate(TOTAL, FAILED)} or vector(0)", "failed"),
@@ -92,9 +94,9 @@ def _burn_rates() -> list[Panel]:
     return [
         lines(
             f"Burn rate, {slo}",
-            f"How many times too fast the error budget is used up: at 1 it lasts exactly 30 days. Over {FAST} in the "
-            f"last hour and five minutes OaiserveSloFastBurn fires, over {SLOW} in six hours and half an hour "
-            "OaiserveSloSlowBurn.",
+            f"How many times too fast the error budget is used up: at 1 it lasts exactly 30 days. OaiserveSloFastBurn "
+            f"fires above {FAST} both in the last hour and in the last five minutes, OaiserveSloSlowBurn above {SLOW} "
+            "both in the last six hours and in the last half hour.",
             "none",
             [
                 Query(f"max({_errors(slo, window)} / {BUDGET})", f"last {window}")

@@ -1,4 +1,4 @@
-"""Why is it slow? The phases of requests, what they wait for, and the slowest ones."""
+"""The dashboard Where time goes: why is the server slow? It shows phases, reasons to wait, and the slowest requests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.panels import ENGINE, RATE, REQUESTS, Panel, Query, board, buckets, lines, quantiles, rate
 
-# In the order in which a request goes through them, with what helps where one is long.
+# The phases in the order of a request, each with the reasons why it may be long.
 PHASES = {
-    "receive": "The body came slowly or is large: the client's network, or the event loop (Engine, row Process).",
-    "tokenize_wait": "All tokenize workers were busy: raise --tokenize-workers.",
-    "tokenize": "The prompt is long, or the cores were busy.",
-    "queue": "The row Queue says what it waited for.",
-    "prefill": "Much to compute: long prompts, few of their tokens cached; or other prompts in the same steps.",
-    "decode": "The answer: its length, the batch it shares, preemptions.",
-    "respond": "The client read slowly, or the event loop was late.",
+    "receive": "If it is long, the body is large or came slowly: look at the client's network, or at the event loop "
+    "(Engine, row Process).",
+    "tokenize_wait": "If it is long, all tokenize workers were busy: raise --tokenize-workers.",
+    "tokenize": "If it is long, prompts are long, or the cores were busy.",
+    "queue": "If it is long, the row Queue shows what requests waited for.",
+    "prefill": "If it is long, prompts are long, few of their tokens were cached, or other prompts shared the steps.",
+    "decode": "If it is long, answers are long, the batch is large, or there were preemptions.",
+    "respond": "If it is long, the client read slowly, or the event loop was late.",
 }
 PHASE = "oaiserve_request_phase_seconds"
 
@@ -24,7 +25,7 @@ def dashboard() -> Dashboard:
     return board(
         "oaiserve-phases",
         "oaiserve / Where time goes",
-        "The phases of a request touch and add up to its duration, so the longest one here is where to begin.",
+        "The phases of a request touch and add up to its duration, so begin with the longest one.",
         [("Phases", _phases()), ("Queue", _queue()), ("Slowest requests", _slowest()), ("Each phase", heatmaps)],
     )
 
@@ -36,21 +37,23 @@ def _phases() -> list[Panel]:
     return [
         lines(
             "Mean time per request, by phase",
-            "The height is the mean duration. Begin with the phase that grew.",
+            "The height of the stack is the mean duration of a request. Begin with the phase that grew.",
             "s",
             [Query(f"{seconds} / scalar({requests})", "{{phase}}")],
             stacked=True,
         ),
         lines(
             "Share of each phase",
-            "Of all the time that requests took. A change of shape means that another part has become the limit.",
+            "Share of each phase in the total time of requests. If the shape changes, another phase has become the "
+            "limit.",
             "s",
             [Query(seconds, "{{phase}}")],
             share=True,
         ),
         lines(
             "p95 of each phase",
-            "95 of 100 requests were faster in this phase. These do not add up. Click a point for its trace.",
+            "95 of 100 requests took at most this long in the phase. These times do not add up. Click a point for its "
+            "trace.",
             "s",
             [Query(slow, "{{phase}}", exemplars=True)],
             span=24,
@@ -62,16 +65,17 @@ def _queue() -> list[Panel]:
     return [
         lines(
             "What requests wait for",
-            "Seconds of waiting per second, by reason. batch_full: --max-running. no_blocks and behind_others: the KV "
-            "cache. token_budget: --max-step-tokens. step_under_way: steps are long. same_prefix: nothing.",
+            "Seconds of waiting per second, by reason. batch_full: --max-running is the limit. no_blocks and "
+            "behind_others: the KV cache is. token_budget: --max-step-tokens is. step_under_way: steps are long. "
+            "same_prefix: another request computes the same prefix, which saves work.",
             "s",
             [Query(rate("oaiserve_queue_wait_seconds_total", ENGINE, "reason"), "{{reason}}")],
             stacked=True,
         ),
         lines(
             "Waiting now",
-            "Sequences in the engine's queue, and requests that no tokenize worker has taken. The second should be "
-            "near zero: else raise --tokenize-workers.",
+            "Sequences in the engine's queue, and requests that no tokenize worker has taken. If the latter is not "
+            "near zero, raise --tokenize-workers.",
             "short",
             [
                 Query(f"sum(oaiserve_requests_waiting{{{ENGINE}}})", "engine's queue"),
@@ -80,8 +84,9 @@ def _queue() -> list[Panel]:
             span=6,
         ),
         lines(
-            "Stood still after a preemption",
-            "Of requests that were preempted, how long. Seconds here mean that the KV cache is too small.",
+            "Stall by preemptions",
+            "95th percentile of the time that preempted requests stood still. Seconds mean that the KV cache is too "
+            "small.",
             "s",
             [
                 Query(
@@ -98,14 +103,14 @@ def _slowest() -> list[Panel]:
     return [
         lines(
             "Duration, with single requests",
-            "The points furthest up are the slowest requests: click one and open its trace, which has its phases and "
-            "what it waited for. On the machine itself: /debug/requests?slowest=queue.",
+            "The highest points are the slowest requests: click one and open its trace, which has its phases and the "
+            "reasons why it waited. /debug/requests?slowest=queue on the server lists those that waited longest.",
             "s",
             [*quantiles("oaiserve_request_duration_seconds", REQUESTS)],
         ),
         lines(
             "First token, with single requests",
-            "The same for the time to first token.",
+            "Time to first token. The points are single requests: click one for its trace.",
             "s",
             [
                 *quantiles("oaiserve_time_to_first_token_seconds", REQUESTS),

@@ -1,4 +1,4 @@
-"""Writes the rules for Prometheus as an object of the Prometheus operator: python -m deploy.kubernetes.build"""
+"""Write the rules for Prometheus as an object of the Prometheus operator: python -m deploy.kubernetes.build"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 FOLDER = Path(__file__).parent
 RULE_FILES = [FOLDER.parent / "prometheus" / name for name in ("recording.rules.yml", "alerts.rules.yml")]
 HEAD = """\
-# For the Prometheus operator. Made of deploy/prometheus/*.rules.yml: change these, then run
-# python -m deploy.kubernetes.build
+# A PrometheusRule for the Prometheus operator. It is generated from deploy/prometheus/*.rules.yml: change those, then
+# run python -m deploy.kubernetes.build
 """
 
 
@@ -26,7 +26,7 @@ def prometheus_rule() -> dict[str, Any]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Without `&name` and `*name` for what is the same twice, and with long queries in lines of their own."""
+    """A dumper that writes no anchors and aliases, and writes texts of several lines as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Where the files are that these tests read."""
+"""The folders that the tests of deploy/ read."""
 
 from __future__ import annotations
 

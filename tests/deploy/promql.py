@@ -1,4 +1,5 @@
-"""The metrics and labels in a query, and those that there are. A few regular expressions: a real Prometheus parses."""
+"""Find the metrics and labels in a query and check that the server has them, by regular expressions. tests/e2e also
+runs the queries in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.deploy.paths import DEPLOY
 
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
 
-# Of each name that a query may use, its labels; those of the target are added to all of them.
+# The labels of each name that a query may use, including those of the target.
 _TARGET = {"job", "instance"}
 _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 KNOWN_LABELS = {
@@ -31,7 +32,7 @@ _WORDS = {"and", "or", "unless", "by", "on", "ignoring", "without", "offset", "b
 
 
 def rules() -> list[dict[str, Any]]:
-    """Of both files, in their order: recording rules, then alerts."""
+    """Return the rules of both files in their order: recording rules, then alerts."""
     groups = [group for file in reversed(RULE_FILES) for group in yaml.safe_load(file.read_text())["groups"]]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -41,7 +42,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def recorded() -> dict[str, set[str]]:
-    """The labels of each metric that a recording rule makes."""
+    """Return the labels of each metric that a recording rule makes."""
     found: dict[str, set[str]] = {}
     for rule in rules():
         if "record" in rule:
@@ -52,7 +53,7 @@ def recorded() -> dict[str, set[str]]:
 
 
 def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
-    """Each metric in the query, with the labels that its matchers name."""
+    """Yield each metric in the query with the labels of its matchers."""
     without_groupings = _GROUPING.sub(" ", query)
     for name, matchers in _SELECTOR.findall(without_groupings):
         if name not in _WORDS:
@@ -60,7 +61,7 @@ def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def unknown_names(query: str) -> list[str]:
-    """Every metric or label in the query that there is not."""
+    """Return every metric and label in the query that neither the server nor a recording rule has."""
     known = KNOWN_LABELS | recorded()
     used = list(selectors(query))
     labels_of_all = {label for name, _ in used for label in known.get(name, set())}

@@ -1,4 +1,4 @@
-"""The containers: valid by the schema of compose, all of one piece, and the image's own check of its health works."""
+"""The compose files are valid by the schema of compose, their parts fit together, and the health check works."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ STAGES = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml"])
-def test_compose_takes_the_file(name: str) -> None:
+def test_the_file_is_valid_by_the_schema_of_compose(name: str) -> None:
     jsonschema.validate(yaml.safe_load((FOLDER / name).read_text()), get_builtin_schema("vendor.compose-spec"))
 
 
-def test_the_schema_refuses_what_is_wrong() -> None:
+def test_the_schema_refuses_an_unknown_field() -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"services": {"a": {"imaage": "x"}}}, get_builtin_schema("vendor.compose-spec"))
 
 
-def test_what_is_mounted_and_built_is_there() -> None:
+def test_mounted_and_built_files_exist() -> None:
     for service in SERVICES.values():
         for source in (volume.split(":")[0] for volume in service.get("volumes", [])):
             assert (FOLDER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
@@ -52,7 +52,7 @@ def test_what_is_mounted_and_built_is_there() -> None:
     assert (context / build["dockerfile"]).resolve() == FOLDER / "Dockerfile"
 
 
-def test_services_find_each_other() -> None:
+def test_addresses_name_services_of_the_compose_file() -> None:
     prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     targets = [t for job in prometheus["scrape_configs"] for c in job["static_configs"] for t in c["targets"]]
     sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "oaiserve.yml").read_text())
@@ -72,13 +72,13 @@ def test_the_collector_has_all_parts_of_its_pipelines() -> None:
             assert set(parts) <= set(collector[kind])
 
 
-def test_images_have_versions_and_ports_are_those_of_this_machine_only() -> None:
+def test_images_have_versions_and_ports_are_on_loopback() -> None:
     for service in SERVICES.values():
         assert re.fullmatch(r"[\w/-]+:(?!latest)[\w.]+", service["image"])
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
-def test_prometheus_keeps_exemplars_and_grafana_finds_its_first_page() -> None:
+def test_prometheus_keeps_exemplars_and_grafana_has_its_home_dashboard() -> None:
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
     mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["grafana"]["volumes"])
     home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
@@ -87,7 +87,7 @@ def test_prometheus_keeps_exemplars_and_grafana_finds_its_first_page() -> None:
     assert [provider["options"]["path"] for provider in providers["providers"]] == [str(home.parent)]
 
 
-def test_a_container_is_given_the_time_that_a_shutdown_may_take() -> None:
+def test_the_container_gives_a_shutdown_enough_time() -> None:
     takes = ServerOptions().drain_timeout_seconds + CUT_SECONDS + TELEMETRY_CLOSE_SECONDS
     assert int(SERVICES["oaiserve"]["stop_grace_period"].removesuffix("s")) >= takes + 5
 
@@ -95,14 +95,14 @@ def test_a_container_is_given_the_time_that_a_shutdown_may_take() -> None:
 # -- the image --------------------------------------------------------------------------------------------------------
 
 
-def test_the_image_is_made_in_stages_and_runs_as_nobody_special() -> None:
+def test_the_image_has_two_stages_and_runs_as_an_unprivileged_user() -> None:
     assert len(STAGES) == 2
     assert "COPY --from=build" in STAGES[1]
     assert re.search(r"^USER 10001:10001$", STAGES[1], re.MULTILINE)
     assert "uv" not in STAGES[1]
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     copied = {
         name for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for name in line.split()[:-1]
     }
@@ -111,7 +111,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_its_environment_is_settings_that_there_are() -> None:
+def test_the_environment_has_only_settings_of_the_server() -> None:
     settings = set(re.findall(r"OAISERVE_(\w+)=", DOCKERFILE)) - {"CACHE"}
     settings |= set(re.findall(r"OAISERVE_(\w+):", (FOLDER / "compose.yaml").read_text()))
     assert {name.lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
@@ -130,7 +130,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def answering(status: int) -> Iterator[int]:
-    """The port of a server whose /ready has this status."""
+    """Run a server whose /ready answers with this status, and yield its port."""
     handler = type("Handler", (Answering,), {"status": status})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -144,7 +144,7 @@ def answering(status: int) -> Iterator[int]:
 
 
 def health_of(port: int) -> int:
-    """What the command after HEALTHCHECK says: its exit status."""
+    """Run the command of the HEALTHCHECK against this port, and return its exit status."""
     command: list[Any] = json.loads(re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
     assert command[0] == "python"
     env = {**os.environ, "OAISERVE_PORT": str(port)}
@@ -153,10 +153,10 @@ def health_of(port: int) -> int:
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
-def test_the_health_check_asks_whether_it_is_ready(status: int, exit_status: int) -> None:
+def test_the_health_check_requests_ready(status: int, exit_status: int) -> None:
     with answering(status) as port:
         assert health_of(port) == exit_status
 
 
-def test_the_health_check_fails_where_nobody_listens() -> None:
+def test_the_health_check_fails_if_nothing_listens() -> None:
     assert health_of(free_port()) == 1

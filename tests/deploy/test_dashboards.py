@@ -1,4 +1,4 @@
-"""The dashboards: current, complete for people, and of metrics and labels that there are."""
+"""The dashboards are current, have descriptions and units, and use known metrics and labels."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ OF_GRAFANA = {"__rate_interval", "__range"}
 SLO_PANELS = {"availability": "Answered", "ttft": "First token within 1 s", "tpot": "Token within 0.1 s"}
 
 
-def test_the_files_are_those_that_the_code_makes() -> None:
-    """`python -m deploy.grafana.build` makes them so."""
+def test_the_dashboard_files_are_current() -> None:
+    """If this fails, run `python -m deploy.grafana.build`."""
     assert {file.name: file.read_text() for file in build.FOLDER.iterdir()} == build.pages()
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_dashboard_has_the_variables_and_asks_no_data_source_by_name(board: dict[str, Any]) -> None:
+def test_a_dashboard_has_the_variables_and_no_fixed_data_source(board: dict[str, Any]) -> None:
     assert {variable["name"] for variable in board["templating"]["list"]} == VARIABLES
     assert all(not variable.get("current") for variable in board["templating"]["list"])
     assert board["uid"]
@@ -43,7 +43,7 @@ def test_a_dashboard_has_the_variables_and_asks_no_data_source_by_name(board: di
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_panels_have_numbers_and_do_not_overlap(board: dict[str, Any]) -> None:
+def test_panels_have_consecutive_ids_and_do_not_overlap(board: dict[str, Any]) -> None:
     assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
     taken: set[tuple[int, int]] = set()
     for position in (panel["gridPos"] for panel in board["panels"]):
@@ -54,7 +54,7 @@ def test_panels_have_numbers_and_do_not_overlap(board: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_has_what_people_need(panel: dict[str, Any]) -> None:
+def test_a_panel_has_a_description_a_unit_and_legends(panel: dict[str, Any]) -> None:
     assert len(panel["description"]) > 20
     assert panel["description"].endswith(".")
     unit = panel["options"]["yAxis"] if panel["type"] == "heatmap" else panel["fieldConfig"]["defaults"]
@@ -63,7 +63,7 @@ def test_a_panel_has_what_people_need(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_query_uses_metrics_labels_and_variables_that_there_are(panel: dict[str, Any]) -> None:
+def test_a_query_uses_known_metrics_labels_and_variables(panel: dict[str, Any]) -> None:
     assert panel["targets"]
     for expr in (target["expr"] for target in panel["targets"]):
         assert list(promql.selectors(expr))
@@ -76,12 +76,12 @@ def test_a_query_uses_metrics_labels_and_variables_that_there_are(panel: dict[st
             )
 
 
-def test_every_phase_has_its_heatmap() -> None:
+def test_every_phase_has_a_heatmap() -> None:
     heatmaps = [panel["title"] for panel in BOARDS["oaiserve-phases.json"]["panels"] if panel["type"] == "heatmap"]
     assert heatmaps == list(PHASES)
 
 
-def test_thresholds_of_objectives_are_those_of_the_rules() -> None:
+def test_the_thresholds_of_the_slo_dashboard_are_those_of_the_rules() -> None:
     expressions = " ".join(
         target["expr"] for panel in BOARDS["oaiserve-slo.json"]["panels"] for target in panel.get("targets", [])
     )
@@ -92,7 +92,7 @@ def test_thresholds_of_objectives_are_those_of_the_rules() -> None:
     assert on_board == in_rules
 
 
-def test_shares_to_keep_are_those_of_the_rules() -> None:
+def test_the_objectives_of_the_slo_dashboard_match_the_budgets_of_the_rules() -> None:
     panels = {panel["title"]: panel for panel in BOARDS["oaiserve-slo.json"]["panels"]}
     for rule in promql.rules():
         if rule.get("record") == "oaiserve:slo_budget:ratio":
@@ -101,8 +101,8 @@ def test_shares_to_keep_are_those_of_the_rules() -> None:
             assert steps[-1] == {"color": "green", "value": pytest.approx(1 - budget)}
 
 
-def test_nearly_every_metric_of_ours_is_looked_at() -> None:
-    """Dashboards and rules together: what is missing is information that no line shows."""
+def test_dashboards_and_rules_use_all_metrics_but_three() -> None:
+    """The exceptions are two metrics of constant information, and the counter of finish reasons."""
     expressions = [
         target["expr"] for board in BOARDS.values() for panel in board["panels"] for target in panel.get("targets", [])
     ]
@@ -112,7 +112,7 @@ def test_nearly_every_metric_of_ours_is_looked_at() -> None:
     assert unused == {"oaiserve_build_info", "oaiserve_model_info", "oaiserve_finished_choices_total"}
 
 
-def test_exemplars_lead_to_the_store_of_traces() -> None:
+def test_exemplars_link_to_the_trace_store() -> None:
     sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "oaiserve.yml").read_text())
     by_uid = {source["uid"]: source for source in sources["datasources"]}
     (destination,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]

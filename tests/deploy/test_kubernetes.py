@@ -1,7 +1,7 @@
-"""The manifests: valid by Kubernetes' own schemas, and in agreement with each other and with the server.
+"""The manifests are valid by Kubernetes' own schemas, and agree with each other and with the server.
 
-There is no package with the schemas of ServiceMonitor, PrometheusRule and InferencePool, so of these only what we rely
-on is checked.
+There is no package with the schemas of ServiceMonitor, PrometheusRule and InferencePool, so only the fields of these
+that the other manifests rely on are checked.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ POD = DEPLOYMENT["spec"]["template"]
 
 
 @pytest.mark.parametrize("name", sorted(set(MANIFESTS) - CUSTOM))
-def test_kubernetes_takes_the_manifest(name: str) -> None:
+def test_the_manifest_is_valid_by_the_schema_of_kubernetes(name: str) -> None:
     kubernetes_validate.validate(MANIFESTS[name], KUBERNETES, strict=True)
 
 
-def test_the_schema_refuses_what_is_wrong() -> None:
+def test_the_schema_refuses_an_unknown_field() -> None:
     wrong = DEPLOYMENT | {"spec": DEPLOYMENT["spec"] | {"replicaas": 2}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
@@ -56,7 +56,7 @@ def test_the_kustomization_names_every_manifest_but_the_pool() -> None:
     assert [image["name"] for image in kustomization["images"]] == [CONTAINER["image"].split(":")[0]]
 
 
-def test_everything_selects_the_pods() -> None:
+def test_all_selectors_match_the_pods() -> None:
     labels = POD["metadata"]["labels"].items()
     service = MANIFESTS["service.yaml"]
     for selector in (
@@ -70,7 +70,7 @@ def test_everything_selects_the_pods() -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
-def test_ports_have_one_name_and_one_number() -> None:
+def test_all_manifests_use_the_same_port_name_and_number() -> None:
     (container,) = CONTAINER["ports"]
     (service,) = MANIFESTS["service.yaml"]["spec"]["ports"]
     (endpoint,) = MANIFESTS["servicemonitor.yaml"]["spec"]["endpoints"]
@@ -79,14 +79,14 @@ def test_ports_have_one_name_and_one_number() -> None:
     assert container["containerPort"] == pool["number"] == ServerOptions().port
 
 
-def test_probes_and_scrapes_ask_for_routes_that_there_are() -> None:
+def test_probes_and_scrapes_use_routes_of_the_server() -> None:
     served = {route.path for route in routes(Config("demo"))}
     probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert probes == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
     assert {*probes.values(), MANIFESTS["servicemonitor.yaml"]["spec"]["endpoints"][0]["path"]} <= served
 
 
-def test_a_pod_is_given_the_time_that_its_end_may_take() -> None:
+def test_the_pod_gives_a_shutdown_enough_time() -> None:
     arguments = CONTAINER["args"]
     drain_seconds = int(arguments[arguments.index("--drain-timeout-seconds") + 1])
     sleep, pause_seconds = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
@@ -95,12 +95,12 @@ def test_a_pod_is_given_the_time_that_its_end_may_take() -> None:
     assert POD["spec"]["terminationGracePeriodSeconds"] >= takes + 5
 
 
-def test_its_environment_is_settings_that_there_are() -> None:
+def test_the_environment_has_only_settings_of_the_server() -> None:
     settings = {variable["name"].removeprefix("OAISERVE_").lower() for variable in CONTAINER["env"]}
     assert settings == {"api_key"} <= set(ServerOptions.__dataclass_fields__)
 
 
-def test_it_runs_with_few_rights() -> None:
+def test_the_container_runs_with_few_rights() -> None:
     assert POD["spec"]["securityContext"]["runAsNonRoot"]
     assert POD["spec"]["automountServiceAccountToken"] is False
     assert CONTAINER["securityContext"] == {
@@ -112,7 +112,7 @@ def test_it_runs_with_few_rights() -> None:
     assert mounted == {volume["name"] for volume in POD["spec"]["volumes"]}
 
 
-def test_the_autoscaler_follows_a_metric_that_there_is() -> None:
+def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
     autoscaler = MANIFESTS["horizontalpodautoscaler.yaml"]["spec"]
     (metric,) = autoscaler["metrics"]
     assert metric["pods"]["metric"]["name"] == names.REQUESTS_WAITING.name
@@ -123,7 +123,7 @@ def test_the_autoscaler_follows_a_metric_that_there_is() -> None:
     assert rule["seriesQuery"].split("{")[0] == names.REQUESTS_WAITING.name
 
 
-def test_an_endpoint_picker_reads_the_pods_as_it_reads_vllm() -> None:
+def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() -> None:
     labels = POD["metadata"]["labels"]
     assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == "vllm"
     read = {
@@ -136,13 +136,13 @@ def test_an_endpoint_picker_reads_the_pods_as_it_reads_vllm() -> None:
     assert "--no-vllm-metrics" not in CONTAINER["args"]
 
 
-def test_prometheus_gets_the_job_that_alerts_ask_for() -> None:
-    """The operator takes the name of the service for it, unless a ServiceMonitor says otherwise."""
+def test_the_operator_names_the_job_as_the_alerts_expect() -> None:
+    """The operator uses the name of the service as the job, unless the ServiceMonitor has a `jobLabel`."""
     assert MANIFESTS["service.yaml"]["metadata"]["name"] == "oaiserve"
     assert "jobLabel" not in MANIFESTS["servicemonitor.yaml"]["spec"]
 
 
-def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+def test_the_prometheusrule_has_the_rules_of_prometheus() -> None:
     rule = MANIFESTS["prometheusrule.yaml"]
     assert (FOLDER / "prometheusrule.yaml").read_text() == build.page(), "run python -m deploy.kubernetes.build"
     assert [made for group in rule["spec"]["groups"] for made in group["rules"]] == promql.rules()
@@ -151,8 +151,8 @@ def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
 
 
 @pytest.mark.prometheus
-def test_promtool_takes_the_rules_of_the_operator(tmp_path: Path) -> None:
-    """Its `spec` is what Prometheus reads as a file."""
+def test_promtool_accepts_the_rules_of_the_prometheusrule(tmp_path: Path) -> None:
+    """The `spec` of a PrometheusRule has the format of a rule file of Prometheus."""
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump(MANIFESTS["prometheusrule.yaml"]["spec"]))
     subprocess.run(["promtool", "check", "rules", str(file)], check=True, capture_output=True, timeout=60)

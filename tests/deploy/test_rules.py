@@ -1,4 +1,4 @@
-"""The rules for Prometheus: promtool takes them, every alert is tested and explained, and they use what there is."""
+"""The rules for Prometheus: promtool accepts them, every alert is tested and explained, and all names are known."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def promtool(*arguments: str) -> None:
 
 
 @pytest.mark.prometheus
-def test_promtool_takes_the_rules_and_the_configuration() -> None:
+def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     promtool("check", "rules", *(file.name for file in promql.RULE_FILES))
     promtool("check", "config", "prometheus.yml")
 
@@ -51,7 +51,7 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=rule_id)
-def test_an_alert_is_tested_where_it_fires_and_where_it_does_not(alert: dict[str, Any]) -> None:
+def test_an_alert_has_test_cases_that_fire_and_that_do_not(alert: dict[str, Any]) -> None:
     groups = yaml.safe_load((FOLDER / "rules.test.yml").read_text())["tests"]
     cases = [
         case for group in groups for case in group.get("alert_rule_test", []) if case["alertname"] == alert["alert"]
@@ -61,7 +61,7 @@ def test_an_alert_is_tested_where_it_fires_and_where_it_does_not(alert: dict[str
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=rule_id)
-def test_an_alert_says_how_bad_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_an_alert_has_a_severity_and_a_section_in_the_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("page", "ticket")
     assert alert["for"]
     notes = alert["annotations"]
@@ -81,7 +81,7 @@ def test_the_runbook_has_a_section_for_each_alert_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_id)
-def test_a_rule_uses_metrics_and_labels_that_there_are(rule: dict[str, Any]) -> None:
+def test_a_rule_uses_known_metrics_and_labels(rule: dict[str, Any]) -> None:
     assert list(promql.selectors(rule["expr"])) or rule["expr"].startswith("vector(")
     assert promql.unknown_names(rule["expr"]) == []
 
@@ -96,11 +96,11 @@ def test_a_rule_uses_metrics_and_labels_that_there_are(rule: dict[str, Any]) -> 
         ("oaiserve:slo_errors:ratio_rate5m > 0 and other_metric", ["other_metric"]),
     ],
 )
-def test_names_that_there_are_not_are_found(query: str, unknown: list[str]) -> None:
+def test_unknown_metrics_and_labels_are_found(query: str, unknown: list[str]) -> None:
     assert promql.unknown_names(query) == unknown
 
 
-def test_thresholds_of_objectives_are_buckets() -> None:
+def test_the_thresholds_of_the_objectives_are_buckets() -> None:
     buckets = {f"{metric.name}_bucket": metric.buckets for metric in names.METRICS}
     thresholds = [
         (name, le) for rule in RULES for name, le in re.findall(r'(\w+_bucket)\{[^}]*le="([^"]*)"', rule["expr"])
@@ -108,7 +108,7 @@ def test_thresholds_of_objectives_are_buckets() -> None:
     assert len(thresholds) == 2 * len(WINDOWS)
     for name, le in thresholds:
         assert float(le) in buckets[name]
-        assert le == str(float(le))  # as the page writes it; older versions of Prometheus compare the text
+        assert le == str(float(le))  # the form on /metrics; older versions of Prometheus compare the text
 
 
 def test_the_threshold_of_the_event_loop_is_a_bucket() -> None:
@@ -129,7 +129,7 @@ def test_objectives_are_the_same_in_all_windows() -> None:
     assert all(of_window(window) == of_window("5m") for window in WINDOWS)
 
 
-def test_budgets_are_those_that_the_head_of_the_file_names() -> None:
+def test_the_budgets_are_those_in_the_comment_of_the_file() -> None:
     head = (FOLDER / "recording.rules.yml").read_text().split("groups:")[0]
     for rule in RULES:
         if rule.get("record") == "oaiserve:slo_budget:ratio":
@@ -137,12 +137,12 @@ def test_budgets_are_those_that_the_head_of_the_file_names() -> None:
             assert re.search(rf"#   {rule['labels']['slo']} +{100 * (1 - budget):g} %", head)
 
 
-def test_flags_that_people_are_told_to_set_exist() -> None:
-    told = RULES_TEXT + "".join(file.read_text() for file in (DEPLOY / "grafana" / "dashboards").iterdir())
-    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", told)) <= FLAGS
+def test_flags_in_rules_and_dashboards_exist() -> None:
+    text = RULES_TEXT + "".join(file.read_text() for file in (DEPLOY / "grafana" / "dashboards").iterdir())
+    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", text)) <= FLAGS
 
 
-def test_the_scrape_job_has_the_name_that_alerts_ask_for() -> None:
+def test_the_scrape_job_has_the_name_that_alerts_use() -> None:
     jobs = {job["job_name"] for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]}
-    asked_for = {job for rule in RULES for job in re.findall(r'job="(\w+)"', rule["expr"])}
-    assert asked_for == {"oaiserve"} <= jobs
+    used = {job for rule in RULES for job in re.findall(r'job="(\w+)"', rule["expr"])}
+    assert used == {"oaiserve"} <= jobs

@@ -1,4 +1,4 @@
-"""The unit for systemd, by what it says: systemd itself is asked by hand (see deploy/README.md)."""
+"""The settings in the unit for systemd. systemd itself has checked it only by hand (see deploy/README.md)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ for line in LINES:
         SETTINGS.setdefault(match[1], []).append(match[2])
 
 
-def test_every_line_is_a_setting_a_section_or_a_comment() -> None:
+def test_every_line_of_the_unit_is_a_setting_a_section_or_a_comment() -> None:
     assert all(re.fullmatch(r"|#.*|\[(Unit|Service|Install)\]|\w+=.*", line) for line in LINES)
 
 
-def test_it_is_started_again_after_a_failure_but_not_after_a_wrong_setting() -> None:
+def test_the_unit_restarts_after_a_failure_but_not_after_a_wrong_setting() -> None:
     assert SETTINGS["Restart"] == ["on-failure"]
     assert SETTINGS["RestartPreventExitStatus"] == ["2"]
 
 
-def test_it_is_given_the_time_that_a_shutdown_may_take() -> None:
+def test_the_unit_gives_a_shutdown_enough_time() -> None:
     takes = ServerOptions().drain_timeout_seconds + CUT_SECONDS + TELEMETRY_CLOSE_SECONDS
     assert int(SETTINGS["TimeoutStopSec"][0]) >= takes + 5
 
 
-def test_its_environment_is_settings_that_there_are() -> None:
+def test_the_environment_has_only_settings_of_the_server() -> None:
     variables = {pair.split("=")[0] for line in SETTINGS["Environment"] for pair in line.split()}
     settings = {name for name in variables if name.startswith("OAISERVE_")} - ENV_OF_OTHERS
     assert {name.removeprefix("OAISERVE_").lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
@@ -39,7 +39,7 @@ def test_its_environment_is_settings_that_there_are() -> None:
     assert SETTINGS["ExecStart"][0].endswith("oaiserve serve ${MODEL}")
 
 
-def test_it_runs_with_few_rights() -> None:
+def test_the_unit_runs_with_few_rights() -> None:
     assert SETTINGS["CapabilityBoundingSet"] == [""]
     for name in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID"):
         assert SETTINGS[name] == ["yes"]
