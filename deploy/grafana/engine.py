@@ -87,7 +87,7 @@ def _steps() -> list[Panel]:
         lines(
             "Time of a step, p99",
             "99th percentile of the step time, by kind of step. Every stream waits for the end of a step, so long "
-            "mixed steps make streams stutter. A lower --max-step-tokens or an --itl-target-seconds makes them shorter.",
+            "mixed steps make streams stutter. A lower --max-step-tokens or --itl-target-seconds makes them shorter.",
             "s",
             [Query(f"histogram_quantile(0.99, {rate(f'{STEP}_bucket', ENGINE, 'kind, le')})", "{{kind}}")],
             span=8,
