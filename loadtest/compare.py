@@ -59,15 +59,15 @@ def _row(name: str, a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     if len(a["points"]) != len(b["points"]):
-        yield f"NOT THE SAME: A has {len(a['points'])} points, B has {len(b['points'])}."
+        yield f"DIFFERENT: A has {len(a['points'])} points, B has {len(b['points'])}."
     for part in ("target", "workload", "engine", "slos", "environment"):
         old, new = a.get(part), b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
             skipped = {"load_average"}
             changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in skipped]
             for key in sorted(changed):
-                yield f"not the same: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
+                yield f"different: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
         elif old != new:
-            yield f"NOT THE SAME: {part} is {old} in A, {new} in B"
+            yield f"DIFFERENT: {part} is {old} in A, {new} in B"
     if any(len(report["points"][0]["runs"]) < 2 for report in (a, b) if report["points"]):
-        yield "Without repeats on both sides there are no intervals: a ratio may be chance."
+        yield "Without repeats on both sides there are no intervals, so a ratio may be due to chance."

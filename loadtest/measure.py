@@ -13,7 +13,7 @@ from loadtest.intervals import percentile
 from loadtest.sample import Sample
 
 QUANTILES = (50, 90, 95, 99)
-LEAST_STEADY = 10  # answers in a steady state; fewer are chance
+LEAST_STEADY = 10  # answers; a steady state with fewer of them is not reported
 
 Slos = dict[str, float]  # metric: seconds
 _SLO_METRICS = ("ttft", "tpot", "latency")
@@ -60,7 +60,9 @@ def measure(samples: Sequence[Sample], slos: Slos | None = None) -> dict[str, An
         "num_ok": len(ok),
         "num_abandoned": sum(sample.is_abandoned for sample in samples),
         "errors": dict(Counter(s.failure for s in samples if s.error is not None)),
-        "error_messages": {s.failure: s.error_message for s in reversed(samples) if s.error_message},  # the first
+        "error_messages": {
+            s.failure: s.error_message for s in reversed(samples) if s.error_message
+        },  # the first of each
         "window_seconds": seconds,
         "prompt_tokens": prompt,
         "cached_tokens": sum(sample.cached_tokens for sample in ok),

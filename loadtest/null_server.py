@@ -50,11 +50,6 @@ class NullServer:
         self._server = await asyncio.start_server(self._serve, host, port, limit=2**26, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._server.wait_closed()
-
     async def serve_forever(self) -> None:
         assert self._server is not None
         await self._server.serve_forever()

@@ -11,7 +11,7 @@ class Sample:
     that the request did not get that far."""
 
     index: int
-    intended_ns: int  # when the schedule wanted it sent; in a closed loop, when its user was free
+    intended_ns: int  # when the request was due by the schedule; in a closed loop, when its user was free
     turn: int = 0  # position in a conversation; only turn 0 is sent by the schedule
     sent_ns: int = 0  # just before the request was handed to the HTTP client (or to the engine); 0: never sent
     submit_ns: int | None = None  # duration of the engine's `submit`

@@ -42,15 +42,6 @@ class Job:
     slow_read_seconds: float = 0.0
     ask_timings: bool = False
 
-    def target(self) -> HttpTarget:
-        return HttpTarget(
-            self.http,
-            must_fill=self.must_fill,
-            think_seconds=self.think_seconds,
-            slow_read_seconds=self.slow_read_seconds,
-            ask_timings=self.ask_timings,
-        )
-
 
 Result = tuple[list[Sample], ProcessHealth]
 
@@ -60,7 +51,13 @@ async def run_share(
 ) -> Result:
     """Send one process's share of a job. It prepares the requests, warms up, and then starts at the time (nanoseconds)
     that `until_start` returns. `of` is the number of processes."""
-    target = job.target()
+    target = HttpTarget(
+        job.http,
+        must_fill=job.must_fill,
+        think_seconds=job.think_seconds,
+        slow_read_seconds=job.slow_read_seconds,
+        ask_timings=job.ask_timings,
+    )
     try:
         if job.offsets is None:
             of = min(of, job.num_users)  # a process without a user sends nothing

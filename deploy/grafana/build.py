@@ -9,21 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import engine, overview, slo, where_time_goes
 
 FOLDER = Path(__file__).parent / "dashboards"
 
 
-def dashboards() -> list[Dashboard]:
-    return [overview.dashboard(), where_time_goes.dashboard(), engine.dashboard(), slo.dashboard()]
-
-
 def pages() -> dict[str, str]:
     """Return the JSON of each dashboard by the name of its file."""
     encoder = JSONEncoder(sort_keys=True, indent=2)
-    return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in dashboards()}
+    boards = [module.dashboard() for module in (overview, where_time_goes, engine, slo)]
+    return {f"{board.uid}.json": encoder.encode(board) + "\n" for board in boards}
 
 
 if __name__ == "__main__":

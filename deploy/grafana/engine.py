@@ -106,7 +106,6 @@ def _steps() -> list[Panel]:
             "s",
             STEP,
             ENGINE,
-            span=8,
         ),
     ]
 

@@ -124,7 +124,7 @@ def lines(
     return panel
 
 
-def buckets(title: str, description: str, unit: str, histogram: str, selector: str, *, span: int = 8) -> Panel:
+def buckets(title: str, description: str, unit: str, histogram: str, selector: str) -> Panel:
     """Return a heatmap of the counts in each bucket of a histogram, over time."""
     expr = f"sum by (le) (increase({histogram}_bucket{{{selector}}}[{RATE}]))"
     return (
@@ -138,7 +138,7 @@ def buckets(title: str, description: str, unit: str, histogram: str, selector: s
         .y_axis(heatmap.YAxisConfig().unit(unit))
         .with_target(_target(Query(expr, "{{le}}", exemplars=True), "A", PromQueryFormat.HEATMAP))
         .height(8)
-        .span(span)
+        .span(8)
     )
 
 
