@@ -37,9 +37,6 @@ class EngineSnapshot(NamedTuple):
     num_prefix_hits: int = 0  # those that it had
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
     drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
-    num_step_tokens: int = 0  # in the last step
-    num_step_sequences: int = 0
-    step_ns: int = 0  # the model's time in the last step
     num_steps: int = 0
     model_ns: int = 0  # of all steps
     idle_with_work_ns: int = 0  # between steps, while there was something to compute
@@ -131,7 +128,6 @@ class StepAccount:
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.totals = StepTotals()
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
-        self._last: StepRecord | None = None
         self._idle_ns = 0
         self._work_since_ns = 0
         self._last_ended_ns = 0
@@ -156,19 +152,20 @@ class StepAccount:
         self._last_ended_ns = ended_ns
         num_sequences, num_tokens = len(step.chunks), step.num_tokens
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
-        self._last = StepRecord(
-            kind_of(step, num_tokens),
-            began_ns,
-            duration_ns,
-            idle_ns,
-            num_sequences,
-            num_tokens,
-            number=self.totals.num_steps,
-            host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
-            device_ns=step.device_ns,
-            device_gap_ns=step.device_gap_ns,
+        self.steps.append(
+            StepRecord(
+                kind_of(step, num_tokens),
+                began_ns,
+                duration_ns,
+                idle_ns,
+                num_sequences,
+                num_tokens,
+                number=self.totals.num_steps,
+                host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
+                device_ns=step.device_ns,
+                device_gap_ns=step.device_gap_ns,
+            )
         )
-        self.steps.append(self._last)
         self._idle_ns += idle_ns
         self.totals.num_steps += 1
         self.totals.model_ns += duration_ns
@@ -179,7 +176,7 @@ class StepAccount:
     def snapshot(
         self, scheduler: Scheduler, *, num_waiting_tokens: int, drain_rate: float, num_out_of_memory: int
     ) -> EngineSnapshot:
-        pool, last = scheduler.pool, self._last
+        pool = scheduler.pool
         return EngineSnapshot(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting + scheduler.num_parked,
@@ -193,9 +190,6 @@ class StepAccount:
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,
             drain_rate=drain_rate,
-            num_step_tokens=last.num_tokens if last else 0,
-            num_step_sequences=last.num_sequences if last else 0,
-            step_ns=last.duration_ns if last else 0,
             num_steps=self.totals.num_steps,
             model_ns=self.totals.model_ns,
             idle_with_work_ns=self._idle_ns,

@@ -1,7 +1,7 @@
-"""What the server tells about itself, from the records of ended requests and the engine's snapshot.
+"""Telemetry turns the records of ended requests and the engine's snapshot into metrics, spans, log lines and accounts.
 
-`app` builds one `Telemetry` and hands `record`, `render`, `recent` and `live` to those who need them. Knows no HTTP,
-no engine.
+`app` builds one `Telemetry` and passes `record`, `render`, `recent` and `live` to the routes. This package knows
+neither HTTP nor the engine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Snapshot", "Telemetry"]
 
 
 class Telemetry:
-    """Metrics, spans, the log line and the ring of recent requests, fed by one thread.
+    """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
-    `take_steps` gives the engine's steps since its last call, `model_info` values for labels of oaiserve_model_info.
-    `trace_step_share`: of all steps, those that are traced where requests are.
-    Raises StartupError if the OTEL_* variables ask for what this server does not have, or make no sense. `environ` is
-    for tests: the OpenTelemetry SDK reads most of its variables from the process itself.
+    `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
+    oaiserve_model_info. `trace_step_share` is the share of steps that are traced if tracing is on. `environ` is for
+    tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_*
+    variable is invalid or asks for something that this server does not have.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Telemetry:
         trace_step_share: float = 0,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        # The one anchor of this process: it turns every stamp into epoch time.
+        # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
         self._steps_of_engine = take_steps
         self._tracing: Tracing | None = None
@@ -81,7 +81,7 @@ class Telemetry:
                     step_share=trace_step_share,
                 )
                 consumers["tracing"] = self._tracing.record
-        except ValueError as error:  # how the SDK says that a value in the environment makes no sense
+        except ValueError as error:  # the SDK raises this for an invalid value in the environment
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
         if metric_exporter is not None:
             self._metrics_export = MetricsExport(
@@ -91,14 +91,14 @@ class Telemetry:
                 version=version,
                 interval_seconds=interval_seconds,
             )
-        self._recorder = Recorder(consumers, self._metrics.count_error, self._metrics.take_in)
+        self._recorder = Recorder(consumers, self._metrics.count_error, self._metrics.update)
 
     def record(self, record: RequestRecord) -> None:
-        """Takes one ended request. Never blocks and never raises; for the event loop."""
+        """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
         self._recorder.record(record)
 
     def _take_steps(self) -> list[StepRecord]:
-        """Called under the lock of the metrics. Steps are traced on their way there."""
+        """Return the engine's new steps to the metrics, which hold their lock, and trace them on the way."""
         steps = self._steps_of_engine()
         if self._tracing is not None:
             for step in steps:
@@ -109,16 +109,21 @@ class Telemetry:
         self._metrics.observe_event_loop_lag(seconds)
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
-        """The page for /metrics and its content type. Takes milliseconds: call it in a worker thread."""
+        """Return the page for /metrics and its content type.
+
+        Call it in a worker thread, because it takes milliseconds.
+        """
         return self._metrics.render(accept)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until every record so far shows in metrics, ring and log. False: not in that time."""
+        """Wait until metrics, ring and log have every record so far, and return False if the timeout comes first."""
         return self._recorder.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
-        """Takes in what is queued and exports what is held, in about that time at most. Blocks. False: something may
-        be lost."""
+        """Process the queued records and make the last exports, for about `timeout_seconds` at most.
+
+        Returns False if data may be lost. Blocks.
+        """
         deadline_ns = monotonic_ns() + int(timeout_seconds * 1e9)
 
         def remaining_seconds() -> float:
@@ -126,7 +131,7 @@ class Telemetry:
 
         drained = self._recorder.close(timeout_seconds)
         if self._metrics_export is not None:
-            self._metrics_export.stop()  # both exports at the same time
+            self._metrics_export.stop()  # so that both last exports run at the same time
         spans_exported = self._tracing is None or self._tracing.close(remaining_seconds())
         metrics_exported = self._metrics_export is None or self._metrics_export.close(remaining_seconds())
         return drained and spans_exported and metrics_exported

@@ -1,7 +1,7 @@
-"""The last minutes, second by second, for those who watch: what was added to the series, and the engine's numbers.
+"""`Live` keeps one sample per second of the last minutes for the live page: increases of series, and engine numbers.
 
-It is kept whether somebody watches or not, so that who opens the page sees what has just been: a sample takes the
-telemetry thread less than a tenth of a millisecond. Knows no HTTP.
+Samples are made even while the page is not open, so that it shows the recent past when it is opened. A sample costs the
+telemetry thread less than a tenth of a millisecond. This module knows no HTTP.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 from oaiserve.record import Outcome
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues
-from oaiserve.telemetry.snapshot import Snapshot, usage
+from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
 from oaiserve.times import monotonic_ns
 
 MOST_SAMPLES = 300
-# The thread that samples wakes up once a second, now and then a little early by this clock.
+# The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
 
 Sample = dict[str, Any]
@@ -25,12 +25,13 @@ Key = TypeVar("Key")
 
 
 class Live:
-    """Written by the telemetry thread under the lock of the series, read by any. Samples are ready for JSON.
+    """A ring of samples that are ready for JSON. The telemetry thread writes it under the lock of the series; any may
+    read.
 
-    A sample has `number` (from 1 on), `at_unix_ms`, `seconds` since the one before, `running`, `waiting` and
-    `tokenizing` requests, `kv_usage` and `kv_cached` (shares of the KV cache), and what these seconds added: `requests`
-    that ended, by outcome; their `generation_tokens`; `computed_tokens` of the engine's steps; and
-    `time_to_first_token`, `inter_token` and `duration` as pairs of a bucket and how many more are in it.
+    A sample has `number` (starting at 1), `at_unix_ms`, `seconds` since the previous sample, `running`, `waiting` and
+    `tokenizing` requests, `kv_usage` and `kv_cached` (shares of the KV cache), and the increases during these seconds:
+    `requests` that ended, by outcome; their `generation_tokens`; `computed_tokens` of the engine's steps; and the
+    histograms `time_to_first_token`, `inter_token` and `duration`, as pairs of a bucket's index and its increase.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Live:
         self._requests = _Increase(lambda: _by_first_label(observed.requests))
         self._generation = _Increase(lambda: {"all": sum(observed.generation_tokens.values.values())})
         self._computed = _Increase(
-            lambda: {"all": round(sum(part.total for part in observed.step_tokens.observed.values()))}
+            lambda: {"all": round(sum(child.total for child in observed.step_tokens.children.values()))}
         )
         self._distributions = {
             "time_to_first_token": observed.time_to_first_token,
@@ -54,20 +55,20 @@ class Live:
         self._buckets = {
             "time_to_first_token": _Increase(lambda: _buckets(observed.time_to_first_token)),
             "inter_token": _Increase(lambda: _buckets(observed.inter_token_latency)),
-            # Who left or was refused says little about how long an answer takes.
+            # Cancelled and rejected requests say little about how long an answer takes.
             "duration": _Increase(lambda: _buckets(observed.duration, outcome=Outcome.FINISHED)),
         }
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
-        """Of the buckets, by distribution. The last bucket has what is above all of them."""
+        """The bucket boundaries of each distribution; one more bucket follows for the values above all of them."""
         return {
             name: [bound / distribution.per_unit for bound in distribution.boundaries]
             for name, distribution in self._distributions.items()
         }
 
     def sample(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Makes one if it is time to."""
+        """Make a sample if about a second has passed since the previous one."""
         now_ns = self._clock_ns()
         elapsed_ns = now_ns - self._last_ns
         if elapsed_ns < INTERVAL_NS:
@@ -83,7 +84,7 @@ class Live:
                 "running": now.num_running,
                 "waiting": now.num_waiting,
                 "tokenizing": now.num_tokenizing,
-                "kv_usage": usage(now),
+                "kv_usage": kv_cache_usage(now),
                 "kv_cached": now.blocks_reusable / max(1, now.blocks_total),
                 "requests": self._requests.take(),
                 "generation_tokens": self._generation.take().get("all", 0),
@@ -93,12 +94,12 @@ class Live:
         )
 
     def after(self, number: int) -> list[Sample]:
-        """Those that are newer than the one of that number, and still kept; oldest first."""
+        """Return the kept samples whose number is greater than `number`, oldest first."""
         return [sample for sample in self._samples.copy() if sample["number"] > number]
 
 
 class _Increase(Generic[Key]):
-    """What was added to totals since the last call, without what did not change."""
+    """Computes the increase of totals between two calls of `take`, leaving out the totals that did not change."""
 
     def __init__(self, totals: Callable[[], Mapping[Key, int]]) -> None:
         self._totals = totals
@@ -117,10 +118,10 @@ def _by_first_label(counter: Counter) -> dict[str, int]:
 
 
 def _buckets(distribution: Distribution, outcome: str | None = None) -> dict[int, int]:
-    """How many are in each bucket, over all labels; or over those of one outcome, which is the first label."""
+    """Return the number of values in each bucket, over all labels or over one outcome, which is the first label."""
 
-    def is_shown(labels: LabelValues) -> bool:
+    def is_included(labels: LabelValues) -> bool:
         return outcome is None or labels[0] == outcome
 
-    counts = [observed.counts for labels, observed in distribution.observed.items() if is_shown(labels)]
+    counts = [child.counts for labels, child in distribution.children.items() if is_included(labels)]
     return {bucket: sum(column) for bucket, column in enumerate(zip(*counts, strict=True))}

@@ -1,6 +1,6 @@
-"""What the process logs: one setup for all loggers (lines for people, or JSON), and one line per ended request.
+"""Logging is set up here for the whole process, as text or as JSON, and each ended request gets one log line.
 
-Uses the standard library's logging alone. Never logs prompt or answer text.
+This module uses only the standard library's logging. It never logs the text of a prompt or of an answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from oaiserve.telemetry.summary import steps_of, token_gaps
 
 logger = logging.getLogger("oaiserve.request")
 
-# What every LogRecord has; any other attribute came in through `extra`. uvicorn's `color_message` repeats the message.
+# Attributes that every LogRecord has; any other one came from `extra`. uvicorn's `color_message` repeats the message.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
 class ConsoleFormatter(logging.Formatter):
-    """`2026-11-20 08:14:02.123 INFO     oaiserve.app  message`, local time."""
+    """Formats lines for people, in local time: `2026-11-20 08:14:02.123 INFO     oaiserve.app  message`."""
 
     default_msec_format = "%s.%03d"
 
@@ -30,7 +30,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 class JSONFormatter(logging.Formatter):
-    """One object per line: ts (UTC), level, logger, message, the extra fields, and `exception` if there is one."""
+    """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -46,9 +46,9 @@ class JSONFormatter(logging.Formatter):
 
 
 def configure(level: str = "INFO", form: Literal["console", "json"] = "console", stream: TextIO | None = None) -> None:
-    """Sets up logging for the whole process, once, at start. `stream`: standard error if not given.
+    """Set up logging for the whole process. Call it once, at the start; the default `stream` is standard error.
 
-    Start uvicorn with `log_config=None`, so that it does not set up its own again.
+    Start uvicorn with `log_config=None`, so that it does not replace this setup.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else ConsoleFormatter())
@@ -57,14 +57,14 @@ def configure(level: str = "INFO", form: Literal["console", "json"] = "console",
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
         uvicorn_logger.propagate = True
-    # The line per request below says more than uvicorn's, and comes when the answer has ended.
+    # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True
-    # It repeats what a client wrote in a malformed tracestate header; ignoring the header is enough.
+    # This logger would repeat what a client wrote in a malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
 
 def log_request(record: RequestRecord) -> None:
-    """One line per ended request, on the logger `oaiserve.request`: a warning if it failed, else info."""
+    """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info."""
     level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
     if not logger.isEnabledFor(level):
         return

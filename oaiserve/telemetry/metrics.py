@@ -1,7 +1,8 @@
-"""Everything on /metrics: what records and steps tell, the engine's numbers of the moment, and our own account.
+"""`Metrics` holds everything that /metrics shows: series of requests and steps, the engine's numbers, and its own cost.
 
-One lock guards the series. The telemetry thread takes it once per record; a page is made under it, so that all numbers
-on it are of one moment. Neither the event loop nor the engine thread ever takes it: what they tell waits in a queue.
+One lock guards the series. The telemetry thread takes it once per record. A page is rendered under the lock, so that
+all its numbers are of one moment. Neither the event loop nor the engine thread ever takes the lock: what they add waits
+in a queue.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
+    CallbackFamily,
     Counter,
     CounterFamily,
     Distribution,
@@ -28,7 +30,6 @@ from oaiserve.telemetry.series import (
     HistogramFamily,
     LabelValues,
     Points,
-    Reading,
 )
 from oaiserve.telemetry.snapshot import Snapshot, engine_families
 from oaiserve.telemetry.vllm import vllm_families
@@ -36,10 +37,12 @@ from oaiserve.times import monotonic_ns
 
 
 class Metrics:
-    """`observe` and `take_in` are called by the telemetry thread, the other methods by any.
+    """All metrics of the server.
 
-    `take_steps` gives the steps since the last call. `model_info` has values for the labels of oaiserve_model_info, as
-    far as they are known. `vllm`: show vLLM's names, too.
+    Only the telemetry thread calls `observe` and `update`; any thread may call the other methods.
+
+    `take_steps` returns the engine's steps since its last call. `model_info` has the known values for the labels of
+    oaiserve_model_info. `vllm` adds vLLM's metric names to the page.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Metrics:
     ) -> None:
         self._snapshot = snapshot
         self._take_steps = take_steps
-        self._now: Snapshot | None = None  # for the page that is being made
+        self._snapshot_of_page: Snapshot | None = None  # set while a page is rendered
         self._observed = Observations(model, epoch_offset_ns)
         self.live = Live(self._observed, epoch_offset_ns)
         self._lag = Distribution(shown_as=(names.EVENT_LOOP_LAG_SECONDS,), per_unit=NS_PER_SECOND)
@@ -64,7 +67,7 @@ class Metrics:
         self._spans = Counter("result")
         self._families: list[Family] = [
             *_request_families(self._observed),
-            *engine_families(self._present),
+            *engine_families(self._page_snapshot),
             HistogramFamily(names.ENGINE_STEP_SECONDS, self._observed.step),
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
@@ -77,81 +80,84 @@ class Metrics:
             *_gen_ai_families(self._observed),
         ]
         block_size = model_info.get("block_size", "")
-        aliases = vllm_families(self._observed, self._present, model=model, block_size=block_size) if vllm else []
+        aliases = vllm_families(self._observed, self._page_snapshot, model=model, block_size=block_size) if vllm else []
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         self._page = Page([*self._families, *aliases], registry)
         self._lock = Lock()
-        self._num_pages = 0  # that were begun
-        self._pages: dict[Form, tuple[int, bytes]] = {}  # the last one in each form, and its number
-        # By threads that must not wait, such as the event loop: what to add to which series.
-        self._told: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
+        self._num_pages = 0  # pages that were begun
+        self._pages: dict[Form, tuple[int, bytes]] = {}  # the latest page in each format, and its number
+        # Amounts from threads that must not wait for the lock, such as the event loop, and the series to add them to.
+        self._pending: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
     def observe(self, record: RequestRecord) -> None:
-        """The engine's steps up to its end are taken in first."""
+        """Add an ended request to the series, after the engine's steps so far, among which are all of the request."""
         with self._lock:
-            self._take_in()
+            self._apply_pending()
             self._observed.observe(record)
 
-    def take_in(self) -> None:
-        """Takes in the engine's last steps, and what other threads told. Once a second, notes what has come since."""
+    def update(self) -> None:
+        """Add the engine's new steps and the pending amounts to the series, and make a live sample once a second."""
         with self._lock:
-            self._take_in()
+            self._apply_pending()
             self.live.sample(self._snapshot)
 
     def observe_event_loop_lag(self, seconds: float) -> None:
-        self._told.append((self._lag, (), round(seconds * NS_PER_SECOND)))
+        self._pending.append((self._lag, (), round(seconds * NS_PER_SECOND)))
 
     def count_error(self, consumer: str) -> None:
-        """A record that `consumer` failed on."""
-        self._told.append((self._errors, (consumer,), 1))
+        """Count a failure of telemetry; `consumer` is the label value of oaiserve_telemetry_errors_total."""
+        self._pending.append((self._errors, (consumer,), 1))
 
     def count_spans(self, result: str, number: int) -> None:
-        """`result`: "ended", "exported", "failed" or "dropped"."""
-        self._told.append((self._spans, (result,), number))
+        """Count spans by `result`, which is "ended", "exported", "failed" or "dropped"."""
+        self._pending.append((self._spans, (result,), number))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
-        """The page for /metrics and its content type: OpenMetrics (with exemplars) for those who ask for it in their
-        Accept header, else the classic text format. It has all that was observed before the call. May take
-        milliseconds: call it in a worker thread. Callers that come while a page is made share the next one."""
+        """Return the page for /metrics and its content type.
+
+        The format is OpenMetrics, with exemplars, if the Accept header asks for it, else the classic text format. The
+        page has everything that was observed before the call. Callers that arrive while a page is rendered share the
+        next one. Call it in a worker thread, because it may take milliseconds.
+        """
         form = negotiate(accept)
         num_before = self._num_pages
         with self._lock:
             number, page = self._pages.get(form, (0, b""))
-            if number <= num_before:  # it was begun before this call
+            if number <= num_before:  # the kept page was begun before this call
                 started_ns = monotonic_ns()
                 self._num_pages += 1
-                with self._fresh():
+                with self._reading():
                     page = self._page.render(form)
                 self._pages[form] = (self._num_pages, page)
                 self._scrape.add((), monotonic_ns() - started_ns)
         return page, str(form)
 
     def collect(self) -> list[tuple[names.Metric, Points]]:
-        """The same numbers as data, without vLLM's names and those of the client library."""
-        with self._lock, self._fresh():
+        """Return the numbers of the page as data, without vLLM's names and those of the client library."""
+        with self._lock, self._reading():
             return [(family.metric, family.points()) for family in self._families]
 
     @contextmanager
-    def _fresh(self) -> Iterator[None]:
-        """Within it, families show what is so far."""
-        self._take_in()
-        self._now = self._snapshot()
+    def _reading(self) -> Iterator[None]:
+        """Bring the series up to date and hold a snapshot of the engine, while the families are read."""
+        self._apply_pending()
+        self._snapshot_of_page = self._snapshot()
         try:
             yield
         finally:
-            self._now = None
+            self._snapshot_of_page = None
 
-    def _present(self) -> Snapshot:
-        assert self._now is not None, "families are only read within _fresh"
-        return self._now
+    def _page_snapshot(self) -> Snapshot:
+        assert self._snapshot_of_page is not None, "families are only read within `_reading`"
+        return self._snapshot_of_page
 
-    def _take_in(self) -> None:
+    def _apply_pending(self) -> None:
         for step in self._take_steps():
             self._observed.observe_step(step)
-        while self._told:
-            series, labels, amount = self._told.popleft()
+        while self._pending:
+            series, labels, amount = self._pending.popleft()
             series.add(labels, amount)
 
 
@@ -176,7 +182,10 @@ def _request_families(observed: Observations) -> list[Family]:
 
 
 def _gen_ai_families(observed: Observations) -> list[Family]:
-    """OpenTelemetry's conventions: an error type on the duration; the other two for answers that succeeded."""
+    """Return the families of OpenTelemetry's conventions for GenAI servers.
+
+    The duration has an error type. The two families for tokens count finished requests only.
+    """
     renamed = {
         "gen_ai_operation_name": "operation",
         "gen_ai_request_model": "model",
@@ -203,7 +212,7 @@ def _gen_ai_families(observed: Observations) -> list[Family]:
     ]
 
 
-def _info(metric: names.Metric, values: Mapping[str, str]) -> Reading:
-    """Values of labels that are not given are empty."""
+def _info(metric: names.Metric, values: Mapping[str, str]) -> CallbackFamily:
+    """Return a family with one sample, whose labels carry the information; a label without a value is empty."""
     labels = tuple(values.get(label, "") for label in metric.labels)
-    return Reading(metric, lambda: {labels: 1})
+    return CallbackFamily(metric, lambda: {labels: 1})

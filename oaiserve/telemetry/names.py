@@ -1,6 +1,6 @@
-"""Every metric, span and attribute name, with help, unit, labels and buckets. Data only.
+"""The names of all metrics, spans and attributes, with help texts, units, labels and buckets.
 
-Dashboards, alert rules, the load test and the docs are checked against this module, so a rename shows up there.
+Tests compare dashboards, alert rules, the load test and the docs with this module, so a rename here fails them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ SERVICE_NAME = "oaiserve"
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
-# 50 us to 5 min: a phase may be a hash lookup or a long wait. Alerts can only use thresholds that stand here.
+# 50 us to 5 min: a phase may be a hash lookup or a long wait. The thresholds of alerts must be among these values.
 PHASE_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0),
 )  # fmt: skip
-# These two contain every boundary of OpenTelemetry's gen_ai.server histograms, and go on where those stop.
+# The next two contain every boundary of OpenTelemetry's gen_ai.server histograms, and continue beyond these.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0),
@@ -38,7 +38,7 @@ STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` is what a dashboard writes, `_total` included; a histogram adds `_bucket`, `_sum` and `_count`."""
+    """A metric as Prometheus names it: a counter ends in `_total`, a histogram gets `_bucket`, `_sum` and `_count`."""
 
     name: str
     type: str  # "counter" | "gauge" | "histogram" | "summary" | "info"
@@ -46,16 +46,16 @@ class Metric:
     unit: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    otel_name: str = ""  # over OTLP, where that is not `name` without `_total`; then see OTEL_ATTRIBUTES, too
+    otel_name: str = ""  # the name over OTLP; if empty, it is `name` without `_total`
 
 
 _REQUEST = ("outcome", "operation", "model")
 
-# Of ended requests, from their records.
+# Metrics of ended requests, from their records.
 PHASE_SECONDS = Metric(
     "oaiserve_request_phase_seconds",
     "histogram",
-    "Time of ended requests by phase. The phases of a request touch and add up to its duration.",
+    "Time that ended requests spent in each phase. The phases of a request add up to its duration.",
     "seconds",
     ("phase", *_REQUEST),
     PHASE_BUCKETS,
@@ -79,7 +79,7 @@ TIME_TO_FIRST_TOKEN_SECONDS = Metric(
 TIME_PER_OUTPUT_TOKEN_SECONDS = Metric(
     "oaiserve_time_per_output_token_seconds",
     "histogram",
-    "Mean time between the tokens of a choice, one value for each request with two tokens or more per choice.",
+    "Mean time between the tokens of a choice, one value per request with at least two tokens per choice.",
     "seconds",
     _REQUEST,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
@@ -87,7 +87,7 @@ TIME_PER_OUTPUT_TOKEN_SECONDS = Metric(
 INTER_TOKEN_LATENCY_SECONDS = Metric(
     "oaiserve_inter_token_latency_seconds",
     "histogram",
-    "Time from one token of a choice to its next, each one of ended requests.",
+    "Time between two consecutive tokens of a choice, for each pair of tokens of ended requests.",
     "seconds",
     _REQUEST,
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
@@ -95,7 +95,7 @@ INTER_TOKEN_LATENCY_SECONDS = Metric(
 PREEMPTION_STALL_SECONDS = Metric(
     "oaiserve_preemption_stall_seconds",
     "histogram",
-    "Time that a request stood still because its blocks were needed, one value for each request that was preempted.",
+    "Time from preemption until a sequence is computed again, added up per request, for preempted requests only.",
     "seconds",
     ("operation", "model"),
     PHASE_BUCKETS,
@@ -103,7 +103,7 @@ PREEMPTION_STALL_SECONDS = Metric(
 REQUEST_PROMPT_TOKENS = Metric(
     "oaiserve_request_prompt_tokens",
     "histogram",
-    "Prompt tokens of an ended request, if it got as far as having any.",
+    "Prompt tokens per ended request. Requests that did not get past tokenization are left out.",
     "tokens",
     _REQUEST,
     TOKEN_BUCKETS,
@@ -111,7 +111,7 @@ REQUEST_PROMPT_TOKENS = Metric(
 REQUEST_GENERATION_TOKENS = Metric(
     "oaiserve_request_generation_tokens",
     "histogram",
-    "Generated tokens of an ended request, all choices, if it got as far as having prompt tokens.",
+    "Generated tokens per ended request, over all choices. Requests that did not get past tokenization are left out.",
     "tokens",
     _REQUEST,
     TOKEN_BUCKETS,
@@ -119,19 +119,19 @@ REQUEST_GENERATION_TOKENS = Metric(
 REQUESTS = Metric(
     "oaiserve_requests_total",
     "counter",
-    "Ended requests. status is the HTTP status sent, or empty; error_type is the kind of error, or empty.",
+    "Ended requests. status: the HTTP status, empty if none was sent. error_type: the class of the error, or empty.",
     labels=(*_REQUEST, "status", "error_type"),
 )
 REJECTED = Metric(
     "oaiserve_rejected_total",
     "counter",
-    "Requests that were refused, by the kind of error.",
+    "Rejected requests, by the class of the error.",
     labels=("reason",),
 )
 FINISHED_CHOICES = Metric(
     "oaiserve_finished_choices_total",
     "counter",
-    "Choices of ended requests: stop, length, or abort for those that a cancelled or failed request had left of its n.",
+    "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
     labels=("operation", "model", "reason"),
 )
 PROMPT_TOKENS = Metric(
@@ -140,27 +140,27 @@ PROMPT_TOKENS = Metric(
 CACHED_PROMPT_TOKENS = Metric(
     "oaiserve_cached_prompt_tokens_total",
     "counter",
-    "Prompt tokens of ended requests that the prefix cache held already.",
+    "Prompt tokens of ended requests that were found in the prefix cache.",
     "tokens",
     ("operation", "model"),
 )
 GENERATION_TOKENS = Metric(
     "oaiserve_generation_tokens_total",
     "counter",
-    "Generated tokens of ended requests, all choices.",
+    "Generated tokens of ended requests, over all choices.",
     "tokens",
     ("operation", "model"),
 )
 QUEUE_WAIT_SECONDS = Metric(
     "oaiserve_queue_wait_seconds_total",
     "counter",
-    "Time of ended requests in the phase queue, by what they waited for.",
+    "Time that ended requests spent in the phase queue, by what they waited for.",
     "seconds",
     ("reason",),
 )
 
-# Read from the engine's snapshot when a scrape comes, but for the histograms, which take in every step.
-REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps.")
+# Metrics of the engine. They are read from its snapshot at each scrape, except the histograms, which have every step.
+REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps of the engine.")
 REQUESTS_WAITING = Metric("oaiserve_requests_waiting", "gauge", "Sequences in the engine's queue.")
 WAITING_PROMPT_TOKENS = Metric(
     "oaiserve_waiting_prompt_tokens", "gauge", "Prompt tokens of requests that have not entered a step.", "tokens"
@@ -168,7 +168,7 @@ WAITING_PROMPT_TOKENS = Metric(
 DRAIN_RATE = Metric(
     "oaiserve_drain_rate_requests_per_second",
     "gauge",
-    "Requests a second that leave the queue, last measured while any waited.",
+    "Requests that leave the queue per second, as last measured while requests were waiting.",
 )
 TOKENIZE_QUEUE_DEPTH = Metric(
     "oaiserve_tokenize_queue_depth", "gauge", "Requests that no tokenize worker has taken yet."
@@ -179,8 +179,8 @@ KV_CACHE_USAGE = Metric(
 KV_BLOCKS = Metric(
     "oaiserve_kv_blocks",
     "gauge",
-    "Blocks of the KV cache. state: used by sequences; cached, unused but with content that a prompt may find; free, "
-    "unused and without it. The three add up to all blocks.",
+    "Blocks of the KV cache. state: used by sequences; cached, which is unused but kept by the prefix cache; free. "
+    "The three add up to all blocks.",
     "blocks",
     ("state",),
 )
@@ -190,17 +190,21 @@ PREFIX_CACHE_QUERY_TOKENS = Metric(
 PREFIX_CACHE_HIT_TOKENS = Metric(
     "oaiserve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.", "tokens"
 )
-PREEMPTIONS = Metric("oaiserve_preemptions_total", "counter", "Sequences put back to the queue for lack of blocks.")
+PREEMPTIONS = Metric(
+    "oaiserve_preemptions_total",
+    "counter",
+    "Preemptions: sequences put back into the queue because the KV cache had no free block.",
+)
 ENGINE_OUT_OF_MEMORY = Metric(
     "oaiserve_engine_out_of_memory_total",
     "counter",
-    "Steps that the GPU had no memory for, so that they were computed in parts.",
+    "Steps for which the GPU ran out of memory, so that they were computed in parts.",
 )
 ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
 ENGINE_STEP_SECONDS = Metric(
     "oaiserve_engine_step_seconds",
     "histogram",
-    "Time that the model took for a step, by the clock of the GPU where there is one. kind: prefill, decode, or mixed.",
+    "Time that the model took for a step, on a GPU by the GPU's clock. kind: prefill, decode or mixed.",
     "seconds",
     ("kind",),
     STEP_BUCKETS,
@@ -218,56 +222,60 @@ ENGINE_STEP_TOKENS = Metric(
 ENGINE_MODEL_SECONDS = Metric(
     "oaiserve_engine_model_seconds_total",
     "counter",
-    "Time that the model took, all steps. On a GPU by the GPU's clock: so long it was busy.",
+    "Time that the model took, over all steps. On a GPU it is the time that the GPU was busy, by its own clock.",
     "seconds",
 )
 ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
     "oaiserve_engine_idle_with_work_seconds_total",
     "counter",
-    "Time between steps while there was work: the engine thread's own, and waiting for a core. On a GPU by the GPU's "
-    "clock: so long it waited for the next launch.",
+    "Time between steps while there was work: the engine thread's own work and its waits for a core. On a GPU it is "
+    "the time that the GPU waited for the next launch, by its own clock.",
     "seconds",
 )
 ENGINE_HOST_SECONDS = Metric(
     "oaiserve_engine_host_seconds_total",
     "counter",
     "Time of the engine thread by what it did: idle, commands, schedule, launch, wait, process or hand_over. The parts "
-    "touch and add up to all of its time.",
+    "add up to all of its time.",
     "seconds",
     ("part",),
 )
 
-# Of the process.
+# Metrics of the process.
 EVENT_LOOP_LAG_SECONDS = Metric(
     "oaiserve_event_loop_lag_seconds",
     "histogram",
-    "How much later than asked the event loop wakes a sampler up.",
+    "Delay with which the event loop wakes up a sleeping task.",
     "seconds",
     buckets=PHASE_BUCKETS,
 )
 BUILD_INFO = Metric(
-    "oaiserve_build_info", "info", "What runs here. The value is 1.", labels=("version", "python", "model")
+    "oaiserve_build_info",
+    "info",
+    "Versions of oaiserve and Python, and the model's name. The value is 1.",
+    labels=("version", "python", "model"),
 )
 MODEL_INFO = Metric(
     "oaiserve_model_info",
     "info",
-    "How the model is served; empty where that is not known. The value is 1.",
+    "How the model is served. A label is empty if its value is unknown. The value is 1.",
     labels=("model", "dtype", "device", "max_model_len", "block_size", "kv_blocks"),
 )
 
-# Telemetry's account of itself.
+# Metrics of telemetry itself.
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
 TELEMETRY_ERRORS = Metric(
     "oaiserve_telemetry_errors_total",
     "counter",
-    "Failures of telemetry: records that a consumer (recent, metrics, log, tracing) failed on or that found the queue "
-    "full (queue), and times that the engine's steps could not be taken in (tick).",
+    "Failures of telemetry by consumer. recent, metrics, log, tracing: it failed on a record. queue: a record was "
+    "dropped because the queue was full. tick: the periodic update of the metrics failed.",
     labels=("consumer",),
 )
 SPANS = Metric(
     "oaiserve_spans_total",
     "counter",
-    "Spans by result: ended, and then exported, failed (not taken by the collector) or dropped (no room or time).",
+    "Spans by result. Each span is counted as ended, and then as exported, failed (the collector did not accept it) or "
+    "dropped (the queue was full, or the time at shutdown too short).",
     labels=("result",),
 )
 
@@ -283,47 +291,48 @@ METRICS = (
     *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
 )  # fmt: skip
 
-# Standard names that come with the Prometheus client, on Linux.
+# Standard metrics that the Prometheus client adds on Linux.
 PROCESS_METRICS = (
     *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"),
     *("process_start_time_seconds", "process_open_fds", "process_max_fds", "python_gc_collections_total"),
 )  # fmt: skip
 
 # -- spans ------------------------------------------------------------------------------------------------------------
-# "{method} {route}" (SERVER), under it "{operation} {model}" (INTERNAL), under that one span per phase, named as
-# the phase is in oaiserve.times.PHASES, with events named as in oaiserve.record.EventKind. Steps have a trace each.
+# A request is a tree: "{method} {route}" (SERVER), its child "{operation} {model}" (INTERNAL), and as children of that
+# one span per phase. Phases are named as in oaiserve.times.PHASES, events as in oaiserve.record.EventKind. Each sampled
+# step has a trace of its own.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
-NUM_PREEMPTIONS = "oaiserve.preemptions"  # only where there were any
+NUM_PREEMPTIONS = "oaiserve.preemptions"  # only if the request was preempted
 STALLED_NS = "oaiserve.preemption_stall_ns"
-DURATION_NS = "oaiserve.duration_ns"  # of the span it stands on, the integer of the record
-EVENTS_DROPPED = "oaiserve.events_dropped"  # only where there were more than oaiserve.record.MOST_EVENTS
-REQUEST_PARAM_PREFIX = "oaiserve.request."  # for parameters that have no standard name
+DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record
+EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
+REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
-# The engine's steps from the first to the last one of the request, others' parts included.
+# Attributes of the operation's span: the engine's steps from the first to the last one of the request.
 STEPS_FIRST = "oaiserve.steps.first"
 STEPS_COUNT = "oaiserve.steps.count"
 STEPS_MEAN_SEQUENCES = "oaiserve.steps.mean_sequences"
 STEPS_MEAN_TOKENS = "oaiserve.steps.mean_tokens"
 STEPS_MODEL_NS = "oaiserve.steps.model_ns"
-STEPS_BETWEEN_NS = "oaiserve.steps.between_ns"  # only where the last token came
+STEPS_BETWEEN_NS = "oaiserve.steps.between_ns"  # only if there was a last token
 
-# On the span of a step.
+# Attributes of the span of a step.
 STEP_SPAN = "engine step"
 STEP_NUMBER = "oaiserve.step.number"
 STEP_KIND = "oaiserve.step.kind"
 STEP_SEQUENCES = "oaiserve.step.sequences"
 STEP_TOKENS = "oaiserve.step.tokens"
 STEP_IDLE_NS = "oaiserve.step.idle_ns"
-STEP_DEVICE_BUSY_NS = "oaiserve.step.device_busy_ns"  # this one and the next only where the device has a clock
+STEP_DEVICE_BUSY_NS = "oaiserve.step.device_busy_ns"  # this and the next only if the device has a clock
 STEP_DEVICE_GAP_NS = "oaiserve.step.device_gap_ns"
 STEP_HOST_NS = {part: f"oaiserve.step.host.{part}_ns" for part in HostPart}
 
-# On the span of the phase `queue`: the parts of it, by what the request waited for.
+# Attributes of the span of the phase `queue`: its parts, by what the request waited for.
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}
 
-# Of events: the choice and what else the engine noted, and of a prefill chunk which one of how many it is.
+# Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
 EVENT_PREFIX = "oaiserve.event."
 EVENT_DETAILS = ("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch")
 
@@ -350,7 +359,7 @@ GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 
-# The API's parameter -> its attribute.
+# The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
@@ -363,8 +372,8 @@ GEN_AI_REQUEST_PARAMS = {
     "n": "gen_ai.request.choice.count",
 }
 
-# -- metrics under names that others know -----------------------------------------------------------------------------
-# The same measurements again. Nothing is measured for them alone, but vLLM's inference time.
+# -- metrics under other projects' names ------------------------------------------------------------------------------
+# These show the measurements above under other names. Only vLLM's inference time is measured for its own sake.
 
 _GEN_AI_ATTRIBUTES = (GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL)
 
@@ -374,7 +383,7 @@ def _gen_ai(name: str, help: str, buckets: tuple[float, ...], *more: str) -> Met
     return Metric(name.replace(".", "_") + "_seconds", "histogram", help, "seconds", labels, buckets, otel_name=name)
 
 
-# OpenTelemetry's conventions for a GenAI server, with their boundaries.
+# The metrics of OpenTelemetry's conventions for a GenAI server, with the boundaries of the conventions.
 GEN_AI_REQUEST_DURATION = _gen_ai(
     "gen_ai.server.request.duration",
     "Time from the first byte of a request to the last byte of its answer.",
@@ -388,11 +397,11 @@ GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
 )
 GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
     "gen_ai.server.time_per_output_token",
-    "Mean time between the tokens of a choice, one value for each finished request with two tokens or more per choice.",
+    "Mean time between the tokens of a choice, one value per finished request with at least two tokens per choice.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)
-# Over OTLP the labels of these have their own names, too.
+# Over OTLP the labels of these metrics have the names of the conventions, too.
 OTEL_ATTRIBUTES = {attribute.replace(".", "_"): attribute for attribute in (*_GEN_AI_ATTRIBUTES, ERROR_TYPE)}
 
 _VLLM_TIME_TO_FIRST_TOKEN_BUCKETS = (*GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -409,9 +418,9 @@ def _vllm(
     return Metric(f"vllm:{name}", type, help, unit, ("model_name", "engine", *more), buckets)
 
 
-VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "As oaiserve_requests_running.")
-VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "As oaiserve_requests_waiting.")
-VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "As oaiserve_kv_cache_usage_ratio.")
+VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "Same as oaiserve_requests_running.")
+VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "Same as oaiserve_requests_waiting.")
+VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "Same as oaiserve_kv_cache_usage_ratio.")
 VLLM_CACHE_CONFIG = _vllm(
     "cache_config_info",
     "gauge",
@@ -419,89 +428,89 @@ VLLM_CACHE_CONFIG = _vllm(
     more=("block_size", "num_gpu_blocks"),
 )
 VLLM_PREFIX_CACHE_QUERIES = _vllm(
-    "prefix_cache_queries_total", "counter", "As oaiserve_prefix_cache_query_tokens_total."
+    "prefix_cache_queries_total", "counter", "Same as oaiserve_prefix_cache_query_tokens_total."
 )
-VLLM_PREFIX_CACHE_HITS = _vllm("prefix_cache_hits_total", "counter", "As oaiserve_prefix_cache_hit_tokens_total.")
-VLLM_PREEMPTIONS = _vllm("num_preemptions_total", "counter", "As oaiserve_preemptions_total.")
-VLLM_PROMPT_TOKENS = _vllm("prompt_tokens_total", "counter", "As oaiserve_prompt_tokens_total.", unit="tokens")
+VLLM_PREFIX_CACHE_HITS = _vllm("prefix_cache_hits_total", "counter", "Same as oaiserve_prefix_cache_hit_tokens_total.")
+VLLM_PREEMPTIONS = _vllm("num_preemptions_total", "counter", "Same as oaiserve_preemptions_total.")
+VLLM_PROMPT_TOKENS = _vllm("prompt_tokens_total", "counter", "Same as oaiserve_prompt_tokens_total.", unit="tokens")
 VLLM_GENERATION_TOKENS = _vllm(
-    "generation_tokens_total", "counter", "As oaiserve_generation_tokens_total.", unit="tokens"
+    "generation_tokens_total", "counter", "Same as oaiserve_generation_tokens_total.", unit="tokens"
 )
 VLLM_REQUEST_SUCCESS = _vllm(
-    "request_success_total", "counter", "As oaiserve_finished_choices_total.", more=("finished_reason",)
+    "request_success_total", "counter", "Same as oaiserve_finished_choices_total.", more=("finished_reason",)
 )
 VLLM_TIME_TO_FIRST_TOKEN = _vllm(
     "time_to_first_token_seconds",
     "histogram",
-    "As oaiserve_time_to_first_token_seconds.",
+    "Same as oaiserve_time_to_first_token_seconds.",
     unit="seconds",
     buckets=_VLLM_TIME_TO_FIRST_TOKEN_BUCKETS,
 )
 VLLM_INTER_TOKEN_LATENCY = _vllm(
     "inter_token_latency_seconds",
     "histogram",
-    "As oaiserve_inter_token_latency_seconds.",
+    "Same as oaiserve_inter_token_latency_seconds.",
     unit="seconds",
     buckets=_VLLM_INTER_TOKEN_BUCKETS,
 )
 VLLM_TIME_PER_OUTPUT_TOKEN = _vllm(
     "request_time_per_output_token_seconds",
     "histogram",
-    "As oaiserve_time_per_output_token_seconds, of finished requests.",
+    "Same as oaiserve_time_per_output_token_seconds, for finished requests only.",
     unit="seconds",
     buckets=_VLLM_INTER_TOKEN_BUCKETS,
 )
 VLLM_DURATION = _vllm(
     "e2e_request_latency_seconds",
     "histogram",
-    "As oaiserve_request_duration_seconds, of finished requests.",
+    "Same as oaiserve_request_duration_seconds, for finished requests only.",
     unit="seconds",
     buckets=_VLLM_REQUEST_BUCKETS,
 )
 VLLM_QUEUE = _vllm(
     "request_queue_time_seconds",
     "histogram",
-    "The phase queue of finished requests.",
+    "Time that finished requests spent in the phase queue.",
     unit="seconds",
     buckets=_VLLM_REQUEST_BUCKETS,
 )
 VLLM_PREFILL = _vllm(
     "request_prefill_time_seconds",
     "histogram",
-    "The phase prefill of finished requests.",
+    "Time that finished requests spent in the phase prefill.",
     unit="seconds",
     buckets=_VLLM_REQUEST_BUCKETS,
 )
 VLLM_DECODE = _vllm(
     "request_decode_time_seconds",
     "histogram",
-    "The phase decode of finished requests.",
+    "Time that finished requests spent in the phase decode.",
     unit="seconds",
     buckets=_VLLM_REQUEST_BUCKETS,
 )
 VLLM_INFERENCE = _vllm(
     "request_inference_time_seconds",
     "histogram",
-    "The phases prefill and decode of finished requests together.",
+    "Time that finished requests spent in the phases prefill and decode together.",
     unit="seconds",
     buckets=_VLLM_REQUEST_BUCKETS,
 )
 VLLM_REQUEST_PROMPT_TOKENS = _vllm(
     "request_prompt_tokens",
     "histogram",
-    "As oaiserve_request_prompt_tokens, of finished requests.",
+    "Same as oaiserve_request_prompt_tokens, for finished requests only.",
     unit="tokens",
     buckets=TOKEN_BUCKETS,
 )
 VLLM_REQUEST_GENERATION_TOKENS = _vllm(
     "request_generation_tokens",
     "histogram",
-    "As oaiserve_request_generation_tokens, of finished requests.",
+    "Same as oaiserve_request_generation_tokens, for finished requests only.",
     unit="tokens",
     buckets=TOKEN_BUCKETS,
 )
 
-# Only with --vllm-metrics, and only in Prometheus' formats.
+# These are on /metrics only, and only with --vllm-metrics.
 VLLM_METRICS = (
     *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
     *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),

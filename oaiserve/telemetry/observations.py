@@ -1,6 +1,6 @@
-"""Which record goes into which series: all that is counted and measured of ended requests and of steps.
+"""`Observations` owns the series of ended requests and of steps, and adds each record to them.
 
-Every label has few values, whatever clients send: what is not known here is "other". Not thread-safe.
+Every label has few values, whatever clients send: an unknown value becomes "other". This module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ OTHER = "other"
 
 
 class Observations:
-    """`model` is the served name, the only value of that label. `epoch_offset_ns`: wall clock minus monotonic clock."""
+    """The series of requests and steps.
+
+    `model` is the served name, the only value of that label. `epoch_offset_ns` is wall clock minus monotonic clock.
+    """
 
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
         self._model = model
@@ -73,7 +76,7 @@ class Observations:
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
         self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS,))
 
-        # A series that begins at 0 shows its first increment to `rate`.
+        # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
             for counter in (self.prompt_tokens, self.cached_tokens, self.generation_tokens):
                 counter.add((operation, model), 0)
@@ -83,7 +86,7 @@ class Observations:
             self.queue_wait.add((wait,), 0)
 
     def observe(self, record: RequestRecord) -> None:
-        """Adds one ended request. Sums move by exactly the record's nanoseconds."""
+        """Add one ended request to all series. Sums of times grow by exactly the nanoseconds of the record."""
         times, account = record.times, record.account
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
@@ -130,7 +133,7 @@ class Observations:
 
 
 def _seconds(*labels: str, shown_as: tuple[names.Metric, ...]) -> Distribution:
-    """Of times, which are whole nanoseconds."""
+    """Return a distribution of times, which are integers in nanoseconds and are shown in seconds."""
     return Distribution(*labels, shown_as=shown_as, per_unit=NS_PER_SECOND)
 
 

@@ -1,6 +1,6 @@
-"""What OpenTelemetry's standard variables ask for, read in the same way for traces and for metrics.
+"""Read the OpenTelemetry environment variables that choose the exporters of traces and metrics.
 
-The SDK's exporters read the rest themselves: endpoints, headers, timeouts, compression, certificates.
+The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ EXPORT_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 
 
 def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp", "console"] | None:
-    """The exporter that the variables ask for; None: they ask for none.
+    """Return the kind of exporter that the variables ask for, or None if they ask for no export.
 
-    Raises StartupError for one that this server does not have.
+    Raises StartupError for an exporter that this server does not have.
     """
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
@@ -33,11 +33,11 @@ def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp",
     if exporter == "none":
         return None
     if exporter == "prometheus" and signal == "metrics":
-        return None  # /metrics is always there
+        return None  # /metrics is always served
     if exporter == "console":
         return "console"
     if exporter != "otlp":
-        raise StartupError(f"{exporter_variable} is '{asked}'; this server has otlp, console and none.")
+        raise StartupError(f"{exporter_variable} is '{asked}'; this server supports otlp, console and none.")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
     protocol_variable, protocol = _value(
@@ -52,7 +52,7 @@ def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp",
 
 
 def export_interval_seconds(environ: Mapping[str, str]) -> float:
-    """Between two exports of metrics. Raises StartupError for what is no such interval."""
+    """Return the time between two exports of metrics, or raise StartupError if the variable has no valid interval."""
     _, text = _value(environ, EXPORT_INTERVAL)
     if not text:
         return 60.0
@@ -62,12 +62,15 @@ def export_interval_seconds(environ: Mapping[str, str]) -> float:
 
 
 def resource(version: str) -> Resource:
-    """What exported data says about this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go first."""
+    """Return the OpenTelemetry resource that describes this process in exported data.
+
+    OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the defaults.
+    """
     defaults = Resource({SERVICE_NAME: names.SERVICE_NAME, SERVICE_VERSION: version})
     return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
 
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
-    """The first of the variables that is set, and what it says. Set to nothing counts as not set."""
+    """Return name and value of the first variable that is set; an empty value counts as not set."""
     found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(found, (variables[0], ""))

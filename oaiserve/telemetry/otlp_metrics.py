@@ -1,7 +1,7 @@
-"""The metrics of /metrics, sent to an OpenTelemetry collector every so often, where the OTEL_* variables ask for it.
+"""The metrics of /metrics are exported to an OpenTelemetry collector periodically, if the OTEL_* variables ask for it.
 
-A thread of its own sends them. A collector that is down or slow costs nothing but one line in the log when it begins
-to fail, and one when it works again: the numbers are cumulative, so the next export makes up for those that failed.
+A separate thread exports them. A collector that is down or slow costs one log line when exports begin to fail and one
+when they work again. No data is lost, because the numbers are cumulative and the next export has them.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from oaiserve.telemetry import names
-from oaiserve.telemetry.complaints import Complaints
+from oaiserve.telemetry.exporter_log import ExporterLog
 from oaiserve.telemetry.otel_environment import exporter_kind
 from oaiserve.telemetry.series import HistogramPoint, LabelValues, Points
 
 logger = logging.getLogger(__name__)
 
-LAST_TRY_SECONDS = 1.0  # at the end, where exports failed before: the exporter would go on trying for ten
+# The time for the last export if exports failed before. The exporter itself would retry for ten seconds.
+LAST_TRY_SECONDS = 1.0
 
 Collect = Callable[[], list[tuple[names.Metric, Points]]]
 
 
 def exporter_from_environment(environ: Mapping[str, str]) -> otel.MetricExporter | None:
-    """The exporter that the standard variables ask for; None: they ask for none, and nothing is sent.
+    """Return the metric exporter that the standard variables ask for, or None if they ask for no export.
 
-    Raises StartupError for one that this server does not have.
+    Raises StartupError for an exporter that this server does not have.
     """
     kind = exporter_kind(environ, "metrics")
     if kind == "console":
         return otel.ConsoleMetricExporter()
     if kind is None:
         return None
-    # Imported here: it brings an HTTP client that nobody else needs.
+    # A late import, because it loads an HTTP client that is not needed otherwise.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     return OTLPMetricExporter()  # reads endpoint, headers, timeout and the rest from the environment
 
 
 class MetricsExport:
-    """Sends what `collect` gives, every `interval_seconds` and once more at the end."""
+    """A thread that exports the result of `collect` every `interval_seconds`, and once more when it is closed."""
 
     def __init__(
         self,
@@ -64,26 +65,26 @@ class MetricsExport:
         self._start_unix_ns = time.time_ns()
         self._stop = Event()
         self._is_failing = False
-        self._complaints = Complaints(exporter)
+        self._exporter_log = ExporterLog(exporter)
         self._thread = Thread(target=self._run, name="metrics-export", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Begins the last export, and does not wait for it."""
+        """Begin the last export without waiting for it."""
         self._stop.set()
 
     def close(self, timeout_seconds: float) -> bool:
-        """The last export, waiting no longer than that. False: the collector has not got the last numbers."""
+        """Make the last export within the timeout, and return False if the collector did not get the last numbers."""
         self.stop()
         was_failing = self._is_failing
         self._thread.join(min(LAST_TRY_SECONDS, timeout_seconds) if was_failing else timeout_seconds)
         has_ended = not self._thread.is_alive()
-        self._exporter.shutdown()  # also ends its wait for another try
+        self._exporter.shutdown()  # also interrupts its wait before a retry
         if has_ended:
-            self._complaints.stop()
+            self._exporter_log.stop()
         is_complete = has_ended and not self._is_failing
-        if not is_complete and not was_failing:  # else that has been said
-            why = self._complaints.first or "no answer"
+        if not is_complete and not was_failing:  # else the log has said so already
+            why = self._exporter_log.first_warning or "no answer"
             logger.warning("The last metrics did not reach the collector within %.1f s: %s", timeout_seconds, why)
         return is_complete
 
@@ -93,18 +94,18 @@ class MetricsExport:
         self._export()
 
     def _export(self) -> None:
-        self._complaints.first = None
+        self._exporter_log.first_warning = None
         error: Exception | None = None
         try:
             is_exported = self._exporter.export(self._data()) is otel.MetricExportResult.SUCCESS
-        except Exception as caught:  # exporters are not ours; the thread must outlive whatever they do
-            is_exported, error, self._complaints.first = False, caught, repr(caught)
+        except Exception as caught:  # an exporter may raise anything, and the thread must survive it
+            is_exported, error, self._exporter_log.first_warning = False, caught, repr(caught)
         if is_exported and self._is_failing:
             logger.info("Metrics reach the collector again.")
-        if not is_exported and not self._is_failing and not self._stop.is_set():  # else `close` tells
+        if not is_exported and not self._is_failing and not self._stop.is_set():  # else `close` logs it
             logger.warning(
-                "Metrics do not reach the collector: %s. Trying every %g s; the next line comes when one gets there.",
-                (self._complaints.first or "the exporter gave no reason").rstrip("."),
+                "Metrics do not reach the collector: %s. Retrying every %g s; a line is logged when it works again.",
+                (self._exporter_log.first_warning or "the exporter gave no reason").rstrip("."),
                 self._interval_seconds,
                 exc_info=error,
             )
@@ -120,7 +121,7 @@ class MetricsExport:
 
 
 def _metric(metric: names.Metric, points: Points, start_unix_ns: int, now_unix_ns: int) -> otel.Metric:
-    """Names as OpenTelemetry has them: the type says what in Prometheus a suffix says."""
+    """Return a metric in OpenTelemetry's form, whose name has no suffix `_total` because the type already says it."""
     cumulative = otel.AggregationTemporality.CUMULATIVE
     data: otel.DataT
     if isinstance(points, list):
@@ -145,8 +146,8 @@ def _histogram(
         count=sum(point.counts),
         sum=point.total,
         bucket_counts=point.counts,
-        explicit_bounds=metric.buckets,  # a summary has none: one bucket for all
-        min=None,  # type: ignore[arg-type]  # optional in OTLP, and not known
+        explicit_bounds=metric.buckets,  # a summary has none, so all values are in one bucket
+        min=None,  # type: ignore[arg-type]  # optional in OTLP, and unknown
         max=None,  # type: ignore[arg-type]
         exemplars=[
             sdk.Exemplar({}, value, origin.at_unix_ns, origin.span_id, origin.trace_id)
@@ -156,7 +157,7 @@ def _histogram(
 
 
 def _attributes(metric: names.Metric, labels: LabelValues) -> dict[str, str]:
-    """An empty label is an attribute that is not there."""
+    """Return the labels as attributes, leaving out those with an empty value."""
     attributes = {label: str(value) for label, value in zip(metric.labels, labels, strict=True) if value}
     if not metric.otel_name:
         return attributes
@@ -164,5 +165,5 @@ def _attributes(metric: names.Metric, labels: LabelValues) -> dict[str, str]:
 
 
 def _unit(unit: str) -> str:
-    """In UCUM: things that are counted stand in braces."""
+    """Return a unit in UCUM notation, in which the names of counted things stand in braces, as in {token}."""
     return {"": "", "seconds": "s", "ratio": "1"}.get(unit, f"{{{unit.removesuffix('s')}}}")

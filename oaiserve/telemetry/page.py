@@ -1,7 +1,7 @@
-"""The page for /metrics, in Prometheus' classic text format and in OpenMetrics.
+"""The page for /metrics is rendered in Prometheus' classic text format and in OpenMetrics.
 
-A scrape comes every few seconds, or twenty times a second from a router, and most of what it shows has not changed
-since the last one: each family keeps its lines, and each histogram in it its own. Not thread-safe.
+A scrape comes every few seconds, or twenty times a second from a router, and most numbers have not changed since the
+previous one. So each family keeps its rendered lines, and so does each histogram in it. This module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -20,39 +20,43 @@ from prometheus_client.utils import floatToGoString
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
+    CallbackFamily,
     CounterFamily,
     Exemplar,
     Family,
+    HistogramChild,
     HistogramFamily,
     LabelValues,
     Number,
-    Reading,
-    Shown,
 )
 from oaiserve.times import monotonic_ns
 
 
 class Form(StrEnum):
-    """The value is the content type."""
+    """The two formats of the page; the value of each is its content type."""
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def negotiate(accept: str | None) -> Form:
-    """OpenMetrics for those who ask for it in their Accept header, else the classic text format."""
+    """Return OpenMetrics if the Accept header asks for it, else the classic text format."""
     try:
         _, content_type = choose_encoder(accept or "")
-    except TypeError:  # the client library compares versions, and a version that is no number does not compare
+    except TypeError:  # the client library compares version numbers, and a version that is not a number raises
         return Form.TEXT
     return Form.OPENMETRICS if content_type.startswith("application/openmetrics-text") else Form.TEXT
 
 
-REGISTRY_SECONDS = 1.0  # the age up to which what the client library tells is kept: it is a third of most pages' cost
+# The lines of the client library's own collectors are kept for so long: they are a third of the cost of most pages.
+REGISTRY_SECONDS = 1.0
 
 
 class Page:
-    """`registry`: what the client library itself collects and renders, at the end of the page; up to a second old."""
+    """A page renders its families, and then the metrics of `registry` by the client library's own encoder.
+
+    The numbers of the registry are up to REGISTRY_SECONDS old.
+    """
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
         self._blocks = [
@@ -60,13 +64,15 @@ class Page:
         ]
         self._registry = registry
         self._collected_ns: int | None = None
-        self._lines_of_registry: dict[Form, bytes] = {}  # all of one moment, or a counter would go back
+        self._lines_of_registry: dict[
+            Form, bytes
+        ] = {}  # collected together, so that no counter goes back between formats
 
     def render(self, form: Form) -> bytes:
         parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
-        return b"".join((*parts, self._of_registry(form)))
+        return b"".join((*parts, self._registry_lines(form)))
 
-    def _of_registry(self, form: Form) -> bytes:
+    def _registry_lines(self, form: Form) -> bytes:
         now_ns = monotonic_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
@@ -79,7 +85,7 @@ class Page:
 
 
 class _Moment:
-    """A registry as it was."""
+    """A registry whose metrics were collected at one moment, so that both encoders see the same numbers."""
 
     def __init__(self, metrics: list[prometheus_client.Metric]) -> None:
         self._metrics = metrics
@@ -89,9 +95,9 @@ class _Moment:
 
 
 class _Numbers:
-    """The lines of a counter, a gauge or an info: a sample each, the same in both formats."""
+    """Renders a family of counters, gauges or infos: one line per sample, the same in both formats."""
 
-    def __init__(self, family: CounterFamily | Reading) -> None:
+    def __init__(self, family: CounterFamily | CallbackFamily) -> None:
         self.headers = _headers(family.metric)
         self._family = family
         self._start = cache(partial(_start_of_line, family.metric))
@@ -110,12 +116,12 @@ class _Numbers:
 
 
 class _Histograms:
-    """The lines of a histogram or a summary: buckets, if it has any, then the count and the sum."""
+    """Renders a family of histograms or summaries: the buckets, if it has any, then the count and the sum."""
 
     def __init__(self, family: HistogramFamily) -> None:
         self.headers = _headers(family.metric)
         self._family = family
-        self._of_one: dict[LabelValues, _Histogram] = {}
+        self._histograms: dict[LabelValues, _Histogram] = {}
         self._num_changes = dict.fromkeys(Form, -1)
         self._lines = dict.fromkeys(Form, b"")
 
@@ -123,57 +129,62 @@ class _Histograms:
         num_changes = self._family.num_changes
         if num_changes != self._num_changes[form]:
             self._num_changes[form] = num_changes
-            self._lines[form] = "".join(self._one(shown).lines(form) for shown in self._family.shown()).encode()
+            self._lines[form] = "".join(
+                self._histogram(child).lines(form) for child in self._family.children()
+            ).encode()
         return self._lines[form]
 
-    def _one(self, shown: Shown) -> _Histogram:
-        one = self._of_one.get(shown.labels)
-        if one is None:
-            one = self._of_one[shown.labels] = _Histogram(self._family, shown)
-        return one
+    def _histogram(self, child: HistogramChild) -> _Histogram:
+        histogram = self._histograms.get(child.labels)
+        if histogram is None:
+            histogram = self._histograms[child.labels] = _Histogram(self._family, child)
+        return histogram
 
 
 class _Histogram:
-    def __init__(self, family: HistogramFamily, shown: Shown) -> None:
+    def __init__(self, family: HistogramFamily, child: HistogramChild) -> None:
         metric = family.metric
-        start = partial(_start_of_line, metric, shown.labels)
+        start = partial(_start_of_line, metric, child.labels)
         bounds = [_number(bound) for bound in (*metric.buckets, float("inf"))] if metric.buckets else []
         buckets = [_for_template(start("_bucket", le=bound)) for bound in bounds]
         end = f"{_for_template(start('_count'))}%d.0\n{_for_template(start('_sum'))}%s\n"
         self._templates = {
             Form.TEXT: "".join(f"{bucket}%d.0\n" for bucket in buckets) + end,
-            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end,  # with an exemplar, or without
+            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets)
+            + end,  # the last %s is the exemplar, or empty
         }
         self._family = family
-        self._shown = shown
+        self._child = child
         self._num = dict.fromkeys(Form, -1)
         self._lines = dict.fromkeys(Form, "")
 
     def lines(self, form: Form) -> str:
-        num = self._shown.num
+        num = self._child.num
         if num != self._num[form]:
             self._num[form] = num
             self._lines[form] = self._templates[form] % self._values(form)
         return self._lines[form]
 
     def _values(self, form: Form) -> tuple[object, ...]:
-        """What the template asks for."""
-        family, shown = self._family, self._shown
-        total = _number(family.total(shown))
+        """Return the values that the template of the format has placeholders for."""
+        family, child = self._family, self._child
+        total = _number(family.total(child))
         if not family.metric.buckets:
-            return (shown.num, total)
-        counts = family.cumulative(shown)
+            return (child.num, total)
+        counts = family.cumulative(child)
         if form is Form.TEXT:
             return (*counts, counts[-1], total)
         exemplars = [""] * len(counts)
-        for bucket, exemplar in family.exemplars(shown).items():
+        for bucket, exemplar in family.exemplars(child).items():
             exemplars[bucket] = _exemplar(exemplar, family.per_unit)
         return (*chain.from_iterable(zip(counts, exemplars, strict=True)), counts[-1], total)
 
 
 def _headers(metric: Metric) -> dict[Form, bytes]:
-    """HELP and TYPE, and UNIT where the format has it. The two formats differ in the names and types that they allow:
-    OpenMetrics leaves a family's `_total` or `_info` to its samples."""
+    """Return the HELP and TYPE lines of a metric in each format, and the UNIT line, which only OpenMetrics has.
+
+    In OpenMetrics the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
+    """
     help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     kind = "gauge" if metric.type == "info" else metric.type
     text = f"# HELP {metric.name} {help_text}\n# TYPE {metric.name} {kind}\n"
@@ -187,14 +198,14 @@ def _headers(metric: Metric) -> dict[Form, bytes]:
 
 
 def _start_of_line(metric: Metric, values: LabelValues, suffix: str = "", **more: str) -> str:
-    """Name and labels of a sample, up to its value."""
+    """Return the name and the labels of a sample: its line up to the value."""
     labels = sorted((dict(zip(metric.labels, values, strict=True)) | more).items())
     inner = ",".join(f'{label}="{_escape(value)}"' for label, value in labels)
     return f"{metric.name}{suffix}{{{inner}}} " if inner else f"{metric.name}{suffix} "
 
 
 def _escape(value: str) -> str:
-    # A lone surrogate cannot be encoded, and one would cost the whole page.
+    # A lone surrogate cannot be encoded, so a single one would make the whole page fail.
     whole = value.encode("utf-8", "replace").decode()
     return whole.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 

@@ -1,4 +1,4 @@
-"""The last records, kept in memory for people who ask about a request that just ended. Knows no HTTP."""
+"""A ring buffer of the last request records, which /debug/requests and the live page read. It knows no HTTP."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from typing import Any, NamedTuple
 from oaiserve.record import RequestRecord
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 
-MOST_NEIGHBOURS = 20  # named in the account of one request
+MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 
 Entry = dict[str, Any]
 Entries = list[Entry]
 
 
 class _Kept(NamedTuple):
-    record: RequestRecord  # without what is long, or only for traces
+    record: RequestRecord  # without the token gaps, which may be long, and the prompt, which is only for traces
     gaps: TokenGaps | None
     steps: Steps | None
 
 
 class RecentRequests:
-    """A ring of `size` records. Written by the telemetry thread, read by any. All entries are ready for JSON."""
+    """The last `size` records, as entries that are ready for JSON.
+
+    The telemetry thread writes them; any thread may read.
+    """
 
     def __init__(self, size: int, epoch_offset_ns: int) -> None:
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
@@ -43,7 +46,7 @@ class RecentRequests:
             self._ring.append(kept)
 
     def get(self, request_id: str) -> Entry | None:
-        """The newest request of that id, with its events and with whom it shared steps."""
+        """Return the newest request with this id, with its events and the requests that shared steps with it."""
         ring = self._newest_first()
         for kept in ring:
             if kept.record.request_id == request_id:
@@ -58,7 +61,10 @@ class RecentRequests:
         id_prefix: str = "",
         limit: int | None = None,
     ) -> Entries:
-        """Newest first; with `slowest` those that reached this phase, the longest stay in it first."""
+        """Return the matching requests, newest first.
+
+        With `slowest`, return only those that reached this phase, the longest time in it first.
+        """
         found = [
             kept
             for kept in self._newest_first()
@@ -143,7 +149,7 @@ def _events(record: RequestRecord) -> Entry:
 
 
 def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
-    """Those of the ring that were in flight in the same steps."""
+    """Return the requests in the ring that took part in the same steps as `kept`, most shared steps first."""
     neighbours = []
     for other in ring:
         if other is kept or kept.steps is None or other.steps is None:
@@ -159,7 +165,7 @@ def _neighbours(kept: _Kept, ring: Iterable[_Kept]) -> Entry:
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
             "num_shared_steps": num_shared,
-            "phases": _phases(record, _received_ns(kept.record)),  # since this request was received, not the other one
+            "phases": _phases(record, _received_ns(kept.record)),  # relative to when `kept` was received
         }
         for num_shared, record in neighbours[:MOST_NEIGHBOURS]
     ]

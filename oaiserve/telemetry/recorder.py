@@ -1,12 +1,12 @@
-"""Takes the record of each ended request off the event loop: a queue, one thread, and the consumers it calls.
+"""`Recorder` takes the records of ended requests off the event loop and passes them to consumers on a thread.
 
-It knows nothing of what the consumers do; one that raises is logged and counted, and does not stop the others.
+It does not know what the consumers do. A consumer that raises is logged and counted, and does not stop the others.
 
-The thread is one of low priority, but not by a nice value: while it has the interpreter's lock everybody else waits for
-it, and a niced thread that the system takes off its core keeps that lock. Beside two busy processes on two cores, a
-thread that works for 10 ms at a time made the 99th percentile of a sleeper's lateness 9 ms, and with nice values of 10
-and 19 it was 27 and 199 ms. So it wakes up seldom, and steps aside after each record: with that, 2 to 10 ms, whatever
-the load.
+The thread has a low priority, but not by a nice value: while it holds the GIL all other threads wait for it, and a
+niced thread that the system takes off its core keeps the GIL. On two cores, beside two busy processes, a thread that
+worked for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of
+10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and sleeps briefly after each record:
+the delay is then 2 to 10 ms, whatever the load.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ Consumer = Callable[[RequestRecord], None]
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 0.03  # requests of one batch often end in one step; so long the first record waits for the others
-TICK_SECONDS = 1.0  # at least so often `tick` is called
-ASIDE_SECONDS = 0.0002
-MANY_QUEUED = 1000  # no stepping aside behind so many
+BATCH_SECONDS = 0.03  # the first record of a batch waits for others: requests often end in the same step
+TICK_SECONDS = 1.0  # the longest time between two calls of `tick`
+YIELD_SECONDS = 0.0002  # the sleep after a record
+YIELD_MAX_QUEUED = 1000  # with so many records in the queue, the thread does not sleep
 
-_LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails gets one line a minute, not one per request
+_LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line a minute, not one per request
 
 
 class Recorder:
-    """`tick` is called after each batch of records, before a flush returns, and in any case once a second, on the
-    thread of the consumers. `count_error(name)` is told of each record that consumer `name` failed on, of each "tick"
-    that did, and with "queue" of each record dropped because `max_queued` others waited."""
+    """A queue of records and the thread that passes them to the consumers.
+
+    The thread also calls `tick`: after each batch of records, before a flush returns, and at least once a second.
+    `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped
+    because `max_queued` records are waiting.
+    """
 
     def __init__(
         self,
@@ -57,29 +60,31 @@ class Recorder:
         self._tick_seconds = tick_seconds
         self._clock_ns = clock_ns
         self._queue: SimpleQueue[RequestRecord | Event | None] = SimpleQueue()
-        self._hurry = Event()  # somebody waits for us
+        self._urgent = Event()  # set by flush and close: batches are not waited for
         self._logged_ns: dict[str, int] = {}
         self._thread = Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def record(self, record: RequestRecord) -> None:
-        """Hands over one ended request. Never blocks and never raises; called on the event loop."""
+        """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
         if self._queue.qsize() < self._max_queued:
             self._queue.put(record)
         else:
             self._count_error("queue")
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until the consumers have seen every record handed over so far. False: they had not in that time."""
+        """Wait until the consumers have seen every record queued so far. Return False if the timeout comes first."""
         reached = Event()
-        self._hurry.set()
+        self._urgent.set()
         self._queue.put(reached)
         return reached.wait(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
-        """Lets the consumers see what is queued, then ends the thread. False: it had not ended in that time.
-        Records that come later are ignored."""
-        self._hurry.set()
+        """Pass the queued records to the consumers and end the thread. Return False if the timeout comes first.
+
+        Records that are queued later are ignored.
+        """
+        self._urgent.set()
         self._queue.put(None)
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -88,14 +93,14 @@ class Recorder:
         goes_on = True
         while goes_on:
             goes_on = self._take_batch()
-            self._guarded("tick", self._tick, "at the end of a batch")
+            self._call("tick", self._tick, "at the end of a batch")
 
     def _take_batch(self) -> bool:
-        """False: that was the last one."""
+        """Pass one batch of records to the consumers, and return False if the recorder was closed meanwhile."""
         try:
             item = self._queue.get(timeout=self._tick_seconds)
             if isinstance(item, RequestRecord):
-                self._hurry.wait(self._batch_seconds)
+                self._urgent.wait(self._batch_seconds)
             while item is not None:
                 self._take(item)
                 item = self._queue.get_nowait()
@@ -105,18 +110,19 @@ class Recorder:
 
     def _take(self, item: RequestRecord | Event) -> None:
         if isinstance(item, Event):
-            self._guarded("tick", self._tick, "before a flush")
-            self._hurry.clear()
+            self._call("tick", self._tick, "before a flush")
+            self._urgent.clear()
             item.set()
             return
         for name, consumer in self._consumers.items():
-            self._guarded(name, partial(consumer, item), f"on request {item.request_id}")
-        if not self._hurry.is_set() and self._queue.qsize() < MANY_QUEUED:
-            time.sleep(ASIDE_SECONDS)
+            self._call(name, partial(consumer, item), f"on request {item.request_id}")
+        if not self._urgent.is_set() and self._queue.qsize() < YIELD_MAX_QUEUED:
+            time.sleep(YIELD_SECONDS)
 
-    def _guarded(self, name: str, call: Callable[[], None], when: str) -> None:
+    def _call(self, name: str, function: Callable[[], None], when: str) -> None:
+        """Call the function, and count and log an exception instead of raising it."""
         try:
-            call()
+            function()
         except Exception:
             self._count_error(name)
             if self._is_time_to_log(name):

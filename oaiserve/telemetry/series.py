@@ -1,7 +1,8 @@
-"""What was counted and measured, by label values, and the families that show it on a page.
+"""Series hold counts and distributions by label values; metric families show them under a name.
 
-A thing is counted or measured once. Any number of families may show it, each under its own name, with its own labels
-and with a choice of its buckets. Knows neither requests nor formats. Not thread-safe: the caller has a lock.
+Each quantity is recorded once, in one series. Several families may show the same series, each under its own name, with
+its own labels and a subset of the buckets. This module knows neither requests nor output formats. It is not
+thread-safe: the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Number = int | float
 
 NS_PER_SECOND = 1_000_000_000
 
-# So many values are sorted into buckets by a single call into C, which keeps other threads out for a fraction of a ms.
-_VALUES_AT_ONCE = 4096
+# A single call into C, which holds the GIL, puts at most this many values into buckets: a fraction of a millisecond.
+_VALUES_PER_CALL = 4096
 
 
 class Origin(NamedTuple):
-    """Where a value comes from, for exemplars."""
+    """The span that a value comes from, for exemplars."""
 
     trace_id: int
     span_id: int
@@ -40,7 +41,11 @@ class Exemplar(NamedTuple):
 
 
 class Counter:
-    """Sums by label values. They are whole numbers, so that they stay exact: of `per_unit`, the family shows units."""
+    """A counter keeps a sum for each combination of label values.
+
+    Sums are integers so that they stay exact. `per_unit` of them make one unit of the metric: 10**9 for nanoseconds
+    that are shown as seconds.
+    """
 
     def __init__(self, *labels: str, per_unit: int = 1) -> None:
         self.labels = labels
@@ -53,70 +58,75 @@ class Counter:
         self.num_changes += 1
 
 
-class Observed:
-    """The values with the same labels."""
+class DistributionChild:
+    """The distribution of the values that share one combination of label values."""
 
     __slots__ = ("counts", "exemplars", "num", "total")
 
     def __init__(self, num_buckets: int) -> None:
-        self.counts = [0] * num_buckets  # not cumulative; the last one has what is above all boundaries
-        self.exemplars: dict[int, Exemplar] = {}  # the last one of each bucket that has any
+        self.counts = [0] * num_buckets  # not cumulative; the last bucket has the values above all boundaries
+        self.exemplars: dict[int, Exemplar] = {}  # by bucket: the latest exemplar
         self.num = 0
         self.total: Number = 0
 
 
 class Distribution:
-    """How many values fell between which boundaries, and their sum, by label values.
+    """A distribution keeps bucket counts and the sum of its values for each combination of label values.
 
-    `shown_as`: the metrics that will show it. Its boundaries are all of theirs, in whole parts of a unit.
+    Its boundaries are all bucket boundaries of the metrics in `shown_as`, as integers: `per_unit` of them make one
+    unit.
     """
 
     def __init__(self, *labels: str, shown_as: Iterable[Metric], per_unit: int = 1) -> None:
         self.labels = labels
         self.per_unit = per_unit
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
-        self.observed: dict[LabelValues, Observed] = {}  # only grows
+        self.children: dict[LabelValues, DistributionChild] = {}  # only grows
         self.num_changes = 0
-        self._bucket_of: Callable[[Number], int] = partial(bisect_left, self.boundaries)  # a boundary is its bucket's
+        self._bucket_of: Callable[[Number], int] = partial(
+            bisect_left, self.boundaries
+        )  # `le`: a boundary itself is in
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
-        observed = self._of(labels)
+        child = self._child(labels)
         bucket = bisect_left(self.boundaries, value)
-        observed.counts[bucket] += 1
-        observed.num += 1
-        observed.total += value
+        child.counts[bucket] += 1
+        child.num += 1
+        child.total += value
         if origin is not None:
-            observed.exemplars[bucket] = Exemplar(value, origin)
+            child.exemplars[bucket] = Exemplar(value, origin)
         self.num_changes += 1
 
     def add_all(self, labels: LabelValues, values: array[int], origin: Origin) -> None:
-        """The same for many values that belong together."""
+        """Add many values of the same request at once."""
         if not values:
             return
-        observed = self._of(labels)
-        for start in range(0, len(values), _VALUES_AT_ONCE):
-            part = values[start : start + _VALUES_AT_ONCE]
+        child = self._child(labels)
+        for start in range(0, len(values), _VALUES_PER_CALL):
+            part = values[start : start + _VALUES_PER_CALL]
             buckets = list(map(self._bucket_of, part))
             for bucket, num in Tally(buckets).items():
-                observed.counts[bucket] += num
+                child.counts[bucket] += num
             for bucket, value in dict(zip(buckets, part, strict=True)).items():
-                observed.exemplars[bucket] = Exemplar(value, origin)
-            observed.total += sum(part)
-        observed.num += len(values)
+                child.exemplars[bucket] = Exemplar(value, origin)
+            child.total += sum(part)
+        child.num += len(values)
         self.num_changes += 1
 
-    def _of(self, labels: LabelValues) -> Observed:
-        observed = self.observed.get(labels)
-        if observed is None:
-            observed = self.observed[labels] = Observed(len(self.boundaries) + 1)
-        return observed
+    def _child(self, labels: LabelValues) -> DistributionChild:
+        child = self.children.get(labels)
+        if child is None:
+            child = self.children[labels] = DistributionChild(len(self.boundaries) + 1)
+        return child
 
 
 class Labelling:
-    """From the label values of a series to those of a family; None: not in this family.
+    """A labelling maps label values of a series to label values of a family, or to None if the family does not show
+    them.
 
-    `where`: values that labels of the series must have. `renamed`: labels of the family that have another name in the
-    series. `constant`: those with one value for all. What the family does not name is added up.
+    `where` has the values that labels of the series must have. `renamed` maps a label of the family to its name in the
+    series. `constant` has labels of the family with one fixed value. The family adds up over labels of the series that
+    it does not have.
     """
 
     def __init__(
@@ -129,7 +139,7 @@ class Labelling:
     ) -> None:
         self._where = [(labels.index(label), value) for label, value in (where or {}).items()]
         constant, renamed = constant or {}, renamed or {}
-        self._parts: list[tuple[int, str]] = [  # the position in the series' labels, or -1 and a constant
+        self._parts: list[tuple[int, str]] = [  # the position in the labels of the series, or -1 and a constant
             (-1, constant[label]) if label in constant else (labels.index(renamed.get(label, label)), "")
             for label in metric.labels
         ]
@@ -141,19 +151,19 @@ class Labelling:
 
 
 class HistogramPoint(NamedTuple):
-    """One histogram of a family, as data of its own."""
+    """One histogram of a family, copied out of its series."""
 
     labels: LabelValues
-    counts: list[int]  # of each bucket alone; the last one has what is above all boundaries
+    counts: list[int]  # not cumulative; the last bucket has the values above all boundaries
     total: float
-    exemplars: dict[int, Exemplar]  # by bucket; in units, too
+    exemplars: dict[int, Exemplar]  # by bucket; values in units, like `total`
 
 
 Points = Mapping[LabelValues, Number] | list[HistogramPoint]
 
 
 class CounterFamily:
-    """Shows a counter. The keywords are those of `Labelling`."""
+    """A counter family shows a `Counter` series. The keyword arguments are those of `Labelling`."""
 
     def __init__(self, metric: Metric, series: Counter, **labelling: Mapping[str, str]) -> None:
         self.metric = metric
@@ -178,10 +188,10 @@ class CounterFamily:
         return self.samples()
 
 
-class Reading:
-    """Shows numbers that somebody else keeps: `read` is called for every page."""
+class CallbackFamily:
+    """A callback family shows numbers that are kept elsewhere, by calling `read` for every page."""
 
-    num_changes = None  # not known
+    num_changes = None  # unknown, so its lines are rendered anew for every page
 
     def __init__(self, metric: Metric, read: Callable[[], Mapping[LabelValues, Number]]) -> None:
         self.metric = metric
@@ -191,11 +201,11 @@ class Reading:
         return self.samples()
 
 
-class Shown(NamedTuple):
-    """One histogram of a family: what was observed with some labels of the series, added up."""
+class HistogramChild(NamedTuple):
+    """One histogram of a family, which is the sum of one or more children of the series."""
 
     labels: LabelValues
-    parts: list[Observed]
+    parts: list[DistributionChild]
 
     @property
     def num(self) -> int:
@@ -203,49 +213,52 @@ class Shown(NamedTuple):
 
 
 class HistogramFamily:
-    """Shows a distribution: the buckets of `metric` are among its boundaries. The keywords are those of `Labelling`."""
+    """A histogram family shows a `Distribution` series, whose boundaries must include the buckets of `metric`.
+
+    The keyword arguments are those of `Labelling`.
+    """
 
     def __init__(self, metric: Metric, series: Distribution, **labelling: Mapping[str, str]) -> None:
         self.metric = metric
         self.per_unit = series.per_unit
         self._series = series
         self._labelling = Labelling(metric, series.labels, **labelling)
-        self._num_seen = 0  # children of the series that `_shown` has, or that are not shown
-        self._shown: dict[LabelValues, Shown] = {}
+        self._num_seen = 0  # children of the series that are in `_children`, or that this family does not show
+        self._children: dict[LabelValues, HistogramChild] = {}
         ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]
         ends.append(len(series.boundaries))
-        self._ends = ends  # for each of our buckets, the last one of the series that is in it
+        self._ends = ends  # for each bucket of the metric, the last bucket of the series within it
         self._pick = itemgetter(*ends) if len(ends) > 1 else lambda counts: (counts[-1],)
 
     @property
     def num_changes(self) -> int:
         return self._series.num_changes
 
-    def shown(self) -> Iterable[Shown]:
-        """Grows at its end."""
-        observed = self._series.observed
-        if len(observed) > self._num_seen:
-            for values, part in islice(observed.items(), self._num_seen, None):
+    def children(self) -> Iterable[HistogramChild]:
+        """Return the histograms of the family in the order in which they first had a value."""
+        series_children = self._series.children
+        if len(series_children) > self._num_seen:
+            for values, part in islice(series_children.items(), self._num_seen, None):
                 labels = self._labelling(values)
                 if labels is not None:
-                    self._shown.setdefault(labels, Shown(labels, [])).parts.append(part)
-            self._num_seen = len(observed)
-        return self._shown.values()
+                    self._children.setdefault(labels, HistogramChild(labels, [])).parts.append(part)
+            self._num_seen = len(series_children)
+        return self._children.values()
 
-    def cumulative(self, shown: Shown) -> tuple[int, ...]:
-        """For each bucket of the metric, how many values are at or below its boundary; then how many there are."""
-        counts = [part.counts for part in shown.parts]
+    def cumulative(self, child: HistogramChild) -> tuple[int, ...]:
+        """Return the number of values at or below each bucket boundary of the metric, and last that of all values."""
+        counts = [part.counts for part in child.parts]
         added = counts[0] if len(counts) == 1 else map(sum, zip(*counts, strict=True))
         return self._pick(list(accumulate(added)))
 
-    def total(self, shown: Shown) -> float:
-        """The sum, in units."""
-        return sum(part.total for part in shown.parts) / self.per_unit
+    def total(self, child: HistogramChild) -> float:
+        """Return the sum of the histogram's values, in units of the metric."""
+        return sum(part.total for part in child.parts) / self.per_unit
 
-    def exemplars(self, shown: Shown) -> dict[int, Exemplar]:
-        """The last exemplar of each bucket of the metric that has one."""
+    def exemplars(self, child: HistogramChild) -> dict[int, Exemplar]:
+        """Return the latest exemplar of each bucket of the metric, keyed by the index of the bucket."""
         latest: dict[int, Exemplar] = {}
-        for part in shown.parts:
+        for part in child.parts:
             for fine, exemplar in part.exemplars.items():
                 bucket = bisect_left(self._ends, fine)
                 other = latest.get(bucket)
@@ -255,15 +268,15 @@ class HistogramFamily:
 
     def points(self) -> Points:
         points = []
-        for shown in self.shown():
-            below = self.cumulative(shown)
+        for child in self.children():
+            below = self.cumulative(child)
             counts = [count - before for before, count in pairwise((0, *below))]
             exemplars = {
                 bucket: Exemplar(value / self.per_unit, origin)
-                for bucket, (value, origin) in self.exemplars(shown).items()
+                for bucket, (value, origin) in self.exemplars(child).items()
             }
-            points.append(HistogramPoint(shown.labels, counts, self.total(shown), exemplars))
+            points.append(HistogramPoint(child.labels, counts, self.total(child), exemplars))
         return points
 
 
-Family = CounterFamily | Reading | HistogramFamily
+Family = CounterFamily | CallbackFamily | HistogramFamily

@@ -1,4 +1,7 @@
-"""The engine's numbers of one moment, and the families that show them. The engine never pushes a number."""
+"""The metric families that show the engine's snapshot, which is read when a page is rendered.
+
+The engine never pushes a number to telemetry.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from typing import Protocol
 
 from oaiserve.record import HostPart
 from oaiserve.telemetry import names
-from oaiserve.telemetry.series import NS_PER_SECOND, Number, Reading
+from oaiserve.telemetry.series import NS_PER_SECOND, CallbackFamily, Number
 
 
 class Snapshot(Protocol):
+    """The engine's numbers of one moment, as far as telemetry reads them; `EngineSnapshot` has these fields."""
+
     @property
     def num_running(self) -> int: ...
     @property
@@ -45,33 +50,33 @@ class Snapshot(Protocol):
     def host_ns(self) -> Mapping[HostPart, int]: ...
 
 
-def engine_families(now: Callable[[], Snapshot]) -> list[Reading]:
-    """`now`: the numbers for the page that is being made."""
+def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:
+    """Return the families of the engine's numbers. `now` returns the snapshot for the page that is being rendered."""
 
-    def reading(metric: names.Metric, read: Callable[[Snapshot], Number]) -> Reading:
-        return Reading(metric, lambda: {(): read(now())})
+    def from_snapshot(metric: names.Metric, read: Callable[[Snapshot], Number]) -> CallbackFamily:
+        return CallbackFamily(metric, lambda: {(): read(now())})
 
     return [
-        reading(names.REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
-        reading(names.REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
-        reading(names.WAITING_PROMPT_TOKENS, lambda snapshot: snapshot.num_waiting_tokens),
-        reading(names.DRAIN_RATE, lambda snapshot: snapshot.drain_rate),
-        reading(names.TOKENIZE_QUEUE_DEPTH, lambda snapshot: snapshot.num_tokenizing),
-        reading(names.KV_CACHE_USAGE, usage),
-        Reading(names.KV_BLOCKS, lambda: _blocks(now())),
-        reading(names.PREFIX_CACHE_QUERY_TOKENS, lambda snapshot: snapshot.num_prefix_queries),
-        reading(names.PREFIX_CACHE_HIT_TOKENS, lambda snapshot: snapshot.num_prefix_hits),
-        reading(names.PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
-        reading(names.ENGINE_OUT_OF_MEMORY, lambda snapshot: snapshot.num_out_of_memory),
-        reading(names.ENGINE_STEPS, lambda snapshot: snapshot.num_steps),
-        reading(names.ENGINE_MODEL_SECONDS, lambda snapshot: snapshot.model_ns / NS_PER_SECOND),
-        reading(names.ENGINE_IDLE_WITH_WORK_SECONDS, lambda snapshot: snapshot.idle_with_work_ns / NS_PER_SECOND),
-        Reading(names.ENGINE_HOST_SECONDS, lambda: _host_seconds(now())),
+        from_snapshot(names.REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
+        from_snapshot(names.REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        from_snapshot(names.WAITING_PROMPT_TOKENS, lambda snapshot: snapshot.num_waiting_tokens),
+        from_snapshot(names.DRAIN_RATE, lambda snapshot: snapshot.drain_rate),
+        from_snapshot(names.TOKENIZE_QUEUE_DEPTH, lambda snapshot: snapshot.num_tokenizing),
+        from_snapshot(names.KV_CACHE_USAGE, kv_cache_usage),
+        CallbackFamily(names.KV_BLOCKS, lambda: _blocks(now())),
+        from_snapshot(names.PREFIX_CACHE_QUERY_TOKENS, lambda snapshot: snapshot.num_prefix_queries),
+        from_snapshot(names.PREFIX_CACHE_HIT_TOKENS, lambda snapshot: snapshot.num_prefix_hits),
+        from_snapshot(names.PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
+        from_snapshot(names.ENGINE_OUT_OF_MEMORY, lambda snapshot: snapshot.num_out_of_memory),
+        from_snapshot(names.ENGINE_STEPS, lambda snapshot: snapshot.num_steps),
+        from_snapshot(names.ENGINE_MODEL_SECONDS, lambda snapshot: snapshot.model_ns / NS_PER_SECOND),
+        from_snapshot(names.ENGINE_IDLE_WITH_WORK_SECONDS, lambda snapshot: snapshot.idle_with_work_ns / NS_PER_SECOND),
+        CallbackFamily(names.ENGINE_HOST_SECONDS, lambda: _host_seconds(now())),
     ]
 
 
-def usage(snapshot: Snapshot) -> float:
-    """Of the KV cache, 0 to 1; 0 as long as there is none."""
+def kv_cache_usage(snapshot: Snapshot) -> float:
+    """Return the share of the KV cache's blocks in use, 0 to 1. It is 0 if the engine has no blocks yet."""
     return snapshot.blocks_used / max(1, snapshot.blocks_total)
 
 

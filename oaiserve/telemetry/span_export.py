@@ -1,7 +1,7 @@
-"""From the telemetry thread to the collector: a bounded queue of spans, and the thread that sends them in batches.
+"""`SpanExport` queues spans and exports them to the collector in batches, on a thread of its own.
 
-A collector that is down, slow or full costs spans, which are counted, and nothing else. The SDK's BatchSpanProcessor
-does the same, but tells nobody how many it dropped, and leaves halves of traces.
+A collector that is down, slow or full costs only spans, which are counted. The SDK's BatchSpanProcessor has the same
+purpose, but does not report how many spans it dropped, and may drop a part of a trace.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from opentelemetry.sdk.environment_variables import (
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from oaiserve.telemetry.complaints import Complaints
+from oaiserve.telemetry.exporter_log import ExporterLog
 from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 
-CALM_NS = 10_000_000_000  # a collector that takes every other batch is one line, not one for each
+# No span must be lost for so long before a recovery is logged: a collector that takes every other batch gets one line.
+RECOVERY_NS = 10_000_000_000
 
 CountSpans = Callable[[str, int], None]
 
 
 class BatchLimits(NamedTuple):
-    """Both sizes in spans. The spans of one request stay together, also where they are more than that."""
+    """The limits of the queue and of a batch, in spans.
+
+    The spans of one request stay together even beyond these limits.
+    """
 
     queue_size: int = 2048
     batch_size: int = 512
-    delay_seconds: float = 5.0  # so long a batch that is not full waits for more
+    delay_seconds: float = 5.0  # the time that a batch waits to become full
 
     @classmethod
     def from_environment(cls) -> BatchLimits:
-        """The SDK's variables and defaults. Raises ValueError where one of them is no such limit."""
+        """Read the limits from the SDK's variables, with its defaults. Raises ValueError for an invalid limit."""
         queue_size = _positive(OTEL_BSP_MAX_QUEUE_SIZE, 2048)
         batch_size = _positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, min(512, queue_size))
         if batch_size > queue_size:
@@ -61,10 +65,13 @@ def _positive(variable: str, default: int) -> int:
 
 
 class SpanExport:
-    """`count_spans(result, number)` hears of each span twice: "ended", and then "exported", "failed" (the collector did
-    not take it) or "dropped" (the queue was full, or the time at the end too short). It is called by both threads.
+    """A bounded queue of spans and the thread that exports them.
 
-    Losing spans is one line in the log when it begins, and one when none was lost for CALM_NS.
+    `count_spans(result, number)` is called twice for each span: with "ended", and then with "exported", "failed" (the
+    collector did not accept it) or "dropped" (the queue was full, or the time of `close` too short). Both threads call
+    it.
+
+    One line is logged when spans begin to be lost, and one when no span was lost for RECOVERY_NS.
     """
 
     def __init__(
@@ -79,17 +86,22 @@ class SpanExport:
         self._limits = limits or BatchLimits.from_environment()
         self._clock_ns = clock_ns
         self._changed = Condition()
-        self._queue: deque[Sequence[ReadableSpan]] = deque()  # an item for each request, oldest first
-        self._num_queued = 0  # spans
-        self._num_lost = 0  # since spans began to be lost
-        self._lost_ns = 0  # when the last of these was
+        self._queue: deque[Sequence[ReadableSpan]] = (
+            deque()
+        )  # an item has the spans of one request; the oldest is first
+        self._num_queued = 0  # spans in the queue
+        self._num_lost = 0  # spans lost since the warning; 0 if there is none to recover from
+        self._lost_ns = 0  # when a span was last lost
         self._is_closing = False
-        self._complaints = Complaints(exporter)
+        self._exporter_log = ExporterLog(exporter)
         self._thread = Thread(target=self._run, name="span-export", daemon=True)
         self._thread.start()
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
-        """Takes the spans of one request. Waits for nobody: where the queue is full, the oldest requests make room."""
+        """Queue the spans of one request without blocking.
+
+        If the queue is full, the spans of the oldest requests are dropped.
+        """
         self._count_spans("ended", len(spans))
         num_dropped = 0
         with self._changed:
@@ -100,11 +112,13 @@ class SpanExport:
             if self._num_queued >= self._limits.batch_size:
                 self._changed.notify()
         if num_dropped:
-            self._lose("dropped", num_dropped, "they come faster than the collector takes them")
+            self._lose("dropped", num_dropped, "they end faster than the collector accepts them")
 
     def close(self, timeout_seconds: float) -> bool:
-        """Sends what is queued, waiting no longer than that. False: it took longer, and the rest is dropped. Nothing
-        may be put in afterwards."""
+        """Export the queued spans and end the thread. If the timeout comes first, drop the rest and return False.
+
+        No spans may be queued afterwards.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -116,13 +130,13 @@ class SpanExport:
                 self._queue.clear()
             self._count_spans("dropped", num_left)
             logger.warning(
-                "Trace export did not finish within %g s; %d spans are dropped, besides those on their way.",
+                "Trace export did not finish within %g s; %d spans are dropped, besides those being sent.",
                 timeout_seconds,
                 num_left,
             )
-        self._exporter.shutdown()  # also ends its wait for another try
+        self._exporter.shutdown()  # also interrupts its wait before a retry
         if has_ended:
-            self._complaints.stop()
+            self._exporter_log.stop()
         return has_ended
 
     def _run(self) -> None:
@@ -150,29 +164,29 @@ class SpanExport:
         return spans
 
     def _export(self, batch: list[ReadableSpan]) -> None:
-        self._complaints.first = None
+        self._exporter_log.first_warning = None
         try:
             is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception as error:  # exporters are not ours; the thread must outlive whatever they do
-            is_exported, self._complaints.first = False, repr(error)
+        except Exception as error:  # an exporter may raise anything, and the thread must survive it
+            is_exported, self._exporter_log.first_warning = False, repr(error)
         if is_exported:
             self._count_spans("exported", len(batch))
             self._recover()
         else:
-            self._lose("failed", len(batch), self._complaints.first or "the exporter gave no reason")
+            self._lose("failed", len(batch), self._exporter_log.first_warning or "the exporter gave no reason")
 
     def _lose(self, result: str, number: int, why: str) -> None:
         self._count_spans(result, number)
         with self._changed:
-            is_news = self._num_lost == 0
+            is_first = self._num_lost == 0
             self._num_lost += number
             self._lost_ns = self._clock_ns()
-        if is_news:
+        if is_first:
             logger.warning("Spans are being lost: %s. The metric oaiserve_spans_total counts them.", why.rstrip("."))
 
     def _recover(self) -> None:
         with self._changed:
-            if self._num_lost == 0 or self._clock_ns() - self._lost_ns < CALM_NS:
+            if self._num_lost == 0 or self._clock_ns() - self._lost_ns < RECOVERY_NS:
                 return
             num_lost, self._num_lost = self._num_lost, 0
         logger.info("Spans reach the collector again; %d were lost.", num_lost)

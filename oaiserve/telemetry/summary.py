@@ -1,4 +1,4 @@
-"""What the engine's account of a request comes to: its steps, and the time between its tokens."""
+"""Summarise the engine's account of a request: the steps it was in, and the percentiles of the time between tokens."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from oaiserve.record import RequestRecord
 
-MOST_SORTED = 8192  # gaps, in one call that holds the GIL: about a millisecond
+MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
 
 
 class Steps(NamedTuple):
-    """The engine's steps from the first to the last one of the request, others' parts included."""
+    """The engine's steps from the first to the last one of a request, with the sequences of other requests included."""
 
     first: int
     number: int
     mean_sequences: float
     mean_tokens: float
     model_ns: int
-    between_ns: int | None  # the rest of prefill and decode; None: the last token never came
+    between_ns: int | None  # the rest of prefill and decode; None if there was no last token
 
     @property
     def last(self) -> int:
@@ -27,7 +27,7 @@ class Steps(NamedTuple):
 
 
 def steps_of(record: RequestRecord) -> Steps | None:
-    """None: the request was in no step."""
+    """Return the summary of a request's steps, or None if the request was in no step."""
     account, times = record.account, record.times
     if account.first_step is None or account.num_steps == 0:
         return None
@@ -45,7 +45,7 @@ def steps_of(record: RequestRecord) -> Steps | None:
 
 
 class TokenGaps(NamedTuple):
-    """The time between the tokens of a choice, over all choices. Percentiles are the nearest rank."""
+    """The distribution of the time between consecutive tokens of a choice (ITL), over all choices, by nearest rank."""
 
     number: int
     p50_ns: int
@@ -54,13 +54,15 @@ class TokenGaps(NamedTuple):
 
 
 def token_gaps(gaps_ns: array[int]) -> TokenGaps | None:
-    """None: no choice got a second token. Of more than MOST_SORTED gaps the percentiles are those of an even sample;
-    the greatest is always that of all."""
+    """Return percentiles and maximum of the gaps, or None if no choice has a second token.
+
+    The percentiles of more than MOST_SORTED gaps are those of an evenly spaced sample. The maximum is always exact.
+    """
     if not gaps_ns:
         return None
     ranked = sorted(gaps_ns[:: ceil(len(gaps_ns) / MOST_SORTED)])
-    greatest = max(max(gaps_ns[start : start + MOST_SORTED]) for start in range(0, len(gaps_ns), MOST_SORTED))
-    return TokenGaps(len(gaps_ns), _percentile(ranked, 50), _percentile(ranked, 99), greatest)
+    max_ns = max(max(gaps_ns[start : start + MOST_SORTED]) for start in range(0, len(gaps_ns), MOST_SORTED))
+    return TokenGaps(len(gaps_ns), _percentile(ranked, 50), _percentile(ranked, 99), max_ns)
 
 
 def _percentile(ranked: list[int], percent: int) -> int:

@@ -1,8 +1,7 @@
-"""OpenTelemetry: the spans of a request, made from its record after it has ended, those of some steps, and where they
-are sent.
+"""`Tracing` makes OpenTelemetry spans from the records of ended requests and of sampled steps, and exports them.
 
-The standard OTEL_* variables decide; without them nothing here runs. Knows nothing of propagation: ids and parent
-come with the record.
+The standard OTEL_* variables turn it on; without them nothing of this module runs. It does not propagate trace context:
+the ids and the parent span come with the record.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
 _PREFILL = PHASES.index("prefill")
-_MOST_STEPS_KEPT = 1024  # sampled ones, for the requests that took part in them
+_MOST_STEPS_KEPT = 1024  # the latest sampled steps, for links from requests that took part in them
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
 )
 
 
 def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None:
-    """The exporter that the standard variables ask for; None: they ask for none, and tracing is off.
+    """Return the span exporter that the standard variables ask for, or None if tracing is off.
 
-    Raises StartupError for one that this server does not have.
+    Raises StartupError for an exporter that this server does not have.
     """
-
     kind = exporter_kind(environ, "traces")
     if kind == "console":
         return ConsoleSpanExporter()
     if kind is None:
         return None
-    # Imported here: it brings an HTTP client that nobody else needs.
+    # A late import, because it loads an HTTP client that is not needed otherwise.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()  # reads endpoint, headers, timeout and the rest from the environment
 
 
 class Tracing:
-    """Makes and exports spans. `record` is for one thread only, the telemetry thread; `record_step` for any, one at a
-    time.
+    """Makes spans of requests and steps, and queues them for export.
 
-    Of all steps, `step_share` are offered to the sampler, each as the only span of a trace; the span of a request's
-    operation links to those that it took part in. `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so
-    that exported times differ from the stamps by one constant. `count_spans(result, number)`: as in SpanExport.
-    `sampler`: the one that OTEL_TRACES_SAMPLER names if not given. Raises ValueError where an OTEL_* variable has a
-    value that makes no sense.
+    Only the telemetry thread calls `record`. Any thread may call `record_step`, but only one at a time.
+
+    A random share `step_share` of all steps is offered to the sampler, each as the only span of a trace. The operation
+    span of a request links to the sampled steps that the request took part in. `epoch_offset_ns` is wall clock minus
+    monotonic clock, taken once, so that exported times differ from the stamps by one constant. `count_spans` is that of
+    SpanExport. The default `sampler` is the one that OTEL_TRACES_SAMPLER names. Raises ValueError if an OTEL_* variable
+    has an invalid value.
     """
 
     def __init__(
@@ -84,14 +83,19 @@ class Tracing:
         self._scope = InstrumentationScope(names.SERVICE_NAME, version)
         self._limits = SpanLimits()
         _check_sampler_variables()
-        # Asked for the sampler that the environment names, and not for spans: its tracer takes five times as long.
+        # The provider only supplies the sampler that the environment names. Its tracer would take five times as long.
         self._sampler = TracerProvider(sampler, self._resource, shutdown_on_exit=False).sampler
         self._export = SpanExport(exporter, count_spans)
         self._step_share = step_share
-        self._steps: deque[tuple[int, otel.SpanContext]] = deque(maxlen=_MOST_STEPS_KEPT)  # number, where it is told
+        self._steps: deque[tuple[int, otel.SpanContext]] = deque(
+            maxlen=_MOST_STEPS_KEPT
+        )  # the number of a step, and its span
 
     def record_step(self, step: StepRecord) -> None:
-        """Before the records of the requests that end with it."""
+        """Export the span of a step, if it is sampled.
+
+        Call it before `record` for the requests that end with this step.
+        """
         if random() >= self._step_share:
             return
         trace_id, attributes = getrandbits(128) or 1, _step_attributes(step)
@@ -106,6 +110,7 @@ class Tracing:
         self._steps.append((step.number, context))
 
     def record(self, record: RequestRecord) -> None:
+        """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
         trace, phases = record.trace, record.times.phases()
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
@@ -120,7 +125,7 @@ class Tracing:
         def new_context(span_id: int) -> otel.SpanContext:
             return otel.SpanContext(trace.trace_id, span_id, False, _SAMPLED, sampling.trace_state)
 
-        # By the HTTP conventions a 4xx is the client's error and leaves the server's span unset.
+        # By OpenTelemetry's HTTP conventions a 4xx is the client's error and leaves the status of a server span unset.
         is_error = record.outcome is Outcome.FAILED or (record.http_status or 0) >= 500
         status = _ERROR if is_error else _UNSET
         whole = Phase(name, phases[0].start_ns, phases[-1].end_ns)
@@ -149,7 +154,7 @@ class Tracing:
         self._export.put([*spans, inner_span, server_span])
 
     def close(self, timeout_seconds: float) -> bool:
-        """Exports what is held, waiting no longer than that. False: it took longer, and spans are lost."""
+        """Export the queued spans. If the timeout comes first, drop the rest and return False."""
         return self._export.close(timeout_seconds)
 
     def _span(
@@ -182,14 +187,14 @@ class Tracing:
         )
 
     def _links(self, record: RequestRecord) -> list[otel.Link]:
-        """To the sampled steps that it took part in, as far as they are kept."""
+        """Return links to the sampled steps that the request took part in, if they are still kept."""
         steps = steps_of(record)
         if steps is None or not self._steps:
             return []
         return [otel.Link(context) for number, context in self._steps.copy() if steps.first <= number <= steps.last]
 
     def _events(self, record: RequestRecord, phases: Sequence[Phase]) -> list[list[Event]]:
-        """The engine's events, for each phase those that happened in it."""
+        """Return the events of the request for each phase, by the time at which they happened."""
         events: list[list[Event]] = [[] for _ in phases]
         chunks_total = Counter(event.choice for event in record.account.events if event.kind is _CHUNK)
         chunks_so_far: Counter[int] = Counter()
@@ -198,7 +203,7 @@ class Tracing:
             if event.kind is _CHUNK:
                 chunks_so_far[event.choice] += 1
                 details["number"] = chunks_so_far[event.choice]
-                if not record.account.num_events_dropped:  # there might be more among them
+                if not record.account.num_events_dropped:  # a dropped event may have been a chunk, too
                     details["total"] = chunks_total[event.choice]
             attributes = {names.EVENT_PREFIX + name: value for name, value in details.items()}
             limited = _limited(attributes, self._limits.max_event_attributes, self._limits.max_attribute_length)
@@ -208,7 +213,7 @@ class Tracing:
 
 
 def _check_sampler_variables() -> None:
-    """Raises ValueError for what the SDK would only warn of, and then export every request."""
+    """Raise ValueError for an invalid sampler variable. The SDK would only log a warning and export every request."""
     sampler = os.environ.get(OTEL_TRACES_SAMPLER, "").strip().lower()
     if sampler and sampler not in _SAMPLERS:
         raise ValueError(f"{OTEL_TRACES_SAMPLER} must be one of {', '.join(_SAMPLERS)} but is {sampler}")
@@ -225,14 +230,17 @@ def _is_ratio(text: str) -> bool:
 
 
 def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
-    """What happens where two phases touch is the end of the first, but being scheduled is the beginning of prefill."""
+    """Return the index of the phase that contains `at_ns`.
+
+    At the boundary of two phases it is the earlier one, except that the beginning of prefill belongs to prefill.
+    """
     if len(phases) > _PREFILL and at_ns == phases[_PREFILL].start_ns:
         return _PREFILL
     return next((index for index, phase in enumerate(phases) if at_ns <= phase.end_ns), len(phases) - 1)
 
 
 def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:
-    """As the SDK's limits want it. Its own bounded dict is slow, and hardly ever needed."""
+    """Apply the SDK's limits to attributes. Its own bounded dict is slow, so it is used only where a limit applies."""
     if longest is None and _is_within(len(attributes), most):
         return attributes
     return BoundedAttributes(most, attributes, max_value_len=longest)
@@ -278,7 +286,7 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.HTTP_REQUEST_METHOD: record.http_method,
         names.HTTP_ROUTE: record.http_route,
-        names.URL_PATH: record.http_route,  # a route that generates has no parameters: pattern and path are the same
+        names.URL_PATH: record.http_route,  # equal, because routes that generate have no path parameters
         names.URL_SCHEME: record.http_scheme,
         names.REQUEST_ID: record.request_id,
         names.OUTCOME: record.outcome.value,

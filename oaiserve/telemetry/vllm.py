@@ -1,4 +1,4 @@
-"""vLLM's metrics, for dashboards, autoscalers and routers that know these: the same series under its names."""
+"""vLLM's metric names show the same series to dashboards, autoscalers and routers that are made for vLLM."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable
 from oaiserve.record import Outcome
 from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
-from oaiserve.telemetry.series import CounterFamily, Family, HistogramFamily, Number, Reading
-from oaiserve.telemetry.snapshot import Snapshot, usage
+from oaiserve.telemetry.series import CallbackFamily, CounterFamily, Family, HistogramFamily, Number
+from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
 
-ENGINE = "0"  # there is one
+ENGINE = "0"  # the index of the only engine
 
 
 def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model: str, block_size: str) -> list[Family]:
-    """`now`: the engine's numbers for the page that is being made."""
+    """Return the families under vLLM's names. `now` returns the snapshot for the page that is being rendered."""
     own = (model, ENGINE)
     shared = {"renamed": {"model_name": "model"}, "constant": {"engine": ENGINE}}
     finished = {**shared, "where": {"outcome": str(Outcome.FINISHED)}}
 
-    def reading(metric: names.Metric, read: Callable[[Snapshot], Number]) -> Reading:
-        return Reading(metric, lambda: {own: read(now())})
+    def from_snapshot(metric: names.Metric, read: Callable[[Snapshot], Number]) -> CallbackFamily:
+        return CallbackFamily(metric, lambda: {own: read(now())})
 
     def phase(metric: names.Metric, name: str) -> HistogramFamily:
         where = {**finished["where"], "phase": name}
         return HistogramFamily(metric, observed.phase, **{**shared, "where": where})
 
     return [
-        reading(names.VLLM_REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
-        reading(names.VLLM_REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
-        reading(names.VLLM_KV_CACHE_USAGE, usage),
-        Reading(names.VLLM_CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
-        reading(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
-        reading(names.VLLM_PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
-        reading(names.VLLM_PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
+        from_snapshot(names.VLLM_REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
+        from_snapshot(names.VLLM_REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        from_snapshot(names.VLLM_KV_CACHE_USAGE, kv_cache_usage),
+        CallbackFamily(names.VLLM_CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
+        from_snapshot(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
+        from_snapshot(names.VLLM_PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
+        from_snapshot(names.VLLM_PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
         CounterFamily(names.VLLM_PROMPT_TOKENS, observed.prompt_tokens, **shared),
         CounterFamily(names.VLLM_GENERATION_TOKENS, observed.generation_tokens, **shared),
         CounterFamily(

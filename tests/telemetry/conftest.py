@@ -92,13 +92,9 @@ def snapshot() -> SimpleNamespace:
         num_preemptions=7,
         num_out_of_memory=4,
         num_steps=99,
-        blocks_cached=40,
         blocks_reusable=25,  # free ones that the prefix cache can find
         num_waiting_tokens=2000,
         drain_rate=1.5,
-        num_step_tokens=130,
-        num_step_sequences=3,
-        step_ns=25_000_001,
         model_ns=2_500_000_003,
         idle_with_work_ns=100_000_007,
         host_ns={part: 1_000_000_001 * number for number, part in enumerate(HostPart)},

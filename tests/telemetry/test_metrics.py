@@ -165,7 +165,7 @@ def test_making_one_asks_no_engine() -> None:
     metrics_of(snapshot=lambda: pytest.fail("the engine was asked"))
 
 
-@pytest.mark.parametrize("drain", [Metrics.take_in, lambda metrics: metrics.render(None)], ids=["take_in", "render"])
+@pytest.mark.parametrize("drain", [Metrics.update, lambda metrics: metrics.render(None)], ids=["update", "render"])
 def test_every_step_is_taken_once(drain: Callable[[Metrics], Any]) -> None:
     waiting = [
         StepRecord(StepKind.PREFILL, 0, 20_000_000, 0, 1, 100),

@@ -201,7 +201,7 @@ def test_a_collector_that_is_down_is_one_line_until_it_is_back(caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     assert run_through(GOOD, BAD, BAD, RuntimeError("no"), BAD, GOOD)
     failing, recovered = caplog.messages
-    assert failing.startswith("Metrics do not reach the collector: connection refused. Trying every 0.001 s;")
+    assert failing.startswith("Metrics do not reach the collector: connection refused. Retrying every 0.001 s;")
     assert recovered == "Metrics reach the collector again."
 
 

@@ -151,5 +151,5 @@ def test_a_flush_hurries_only_what_is_there(make_record) -> None:
     """After it, records are gathered again."""
     recorder = Recorder({}, [].append, batch_seconds=60)
     assert recorder.flush(5)
-    assert not recorder._hurry.is_set()
+    assert not recorder._urgent.is_set()
     assert recorder.close(5)

@@ -25,8 +25,8 @@ def test_a_boundary_belongs_to_the_bucket_below_it() -> None:
     series = distribution()
     for value in (0, 1, 2, 1000, 1001):
         series.add(RED, value)
-    (shown,) = HistogramFamily(FINE, series).shown()
-    assert HistogramFamily(FINE, series).cumulative(shown) == (2, 3, 3, 4, 5)
+    (child,) = HistogramFamily(FINE, series).children()
+    assert HistogramFamily(FINE, series).cumulative(child) == (2, 3, 3, 4, 5)
 
 
 def test_a_family_adds_up_what_it_has_no_label_for() -> None:

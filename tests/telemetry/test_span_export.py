@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from oaiserve.telemetry.span_export import CALM_NS, BatchLimits, SpanExport
+from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
 
 AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
 
@@ -125,7 +125,7 @@ def test_a_full_queue_drops_the_oldest_requests_and_counts_them(gate: Gate, coun
     assert [gate.came.get(timeout=5) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
     assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
     (line,) = lines()
-    assert line.startswith("WARNING Spans are being lost: they come faster than the collector takes them.")
+    assert line.startswith("WARNING Spans are being lost: they end faster than the collector accepts them.")
 
 
 @given(
@@ -171,9 +171,9 @@ def test_the_end_of_a_loss_is_told_once_it_has_been_calm(gate: Gate, counts: Cou
     export = SpanExport(gate, counts, AT_ONCE, clock)
     for now_ns, result in (
         (0, SpanExportResult.FAILURE),
-        (CALM_NS - 1, SpanExportResult.SUCCESS),
-        (CALM_NS, SpanExportResult.SUCCESS),
-        (CALM_NS, SpanExportResult.FAILURE),
+        (RECOVERY_NS - 1, SpanExportResult.SUCCESS),
+        (RECOVERY_NS, SpanExportResult.SUCCESS),
+        (RECOVERY_NS, SpanExportResult.FAILURE),
     ):
         export.put(spans("a", 3))
         gate.came.get(timeout=5)
@@ -198,7 +198,7 @@ def test_close_drops_and_counts_what_it_has_no_time_for(gate: Gate, counts: Coun
     assert gate.is_shut_down
     assert counts.by_result == {"ended": 7, "dropped": 5}
     assert lines() == [
-        "WARNING Trace export did not finish within 0.01 s; 5 spans are dropped, besides those on their way."
+        "WARNING Trace export did not finish within 0.01 s; 5 spans are dropped, besides those being sent."
     ]
     gate.results.put(SpanExportResult.SUCCESS)
 
