@@ -1,6 +1,6 @@
 """An OpenAI-compatible server for language models that accounts for every millisecond of every request.
 
-The public names are imported on first use, so that `import oaiserve` and `oaiserve --help` load no torch.
+The public names are imported on first use, so that `import oaiserve` and `oaiserve --help` do not load torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m oaiserve`."""
+"""`python -m oaiserve` runs the same command line as `oaiserve`."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""The one place where the server is put together. Everything is built here and passed down; nothing is global."""
+"""`create_app` builds the server: it makes telemetry, routes and middleware, and passes each part what it needs.
+
+No part of the server is kept in a module's global variables, so that a process can build several servers.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,14 @@ from oaiserve.times import monotonic_ns
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LAG_INTERVAL_SECONDS = 0.1
-TELEMETRY_CLOSE_SECONDS = 5.0  # what a collector that does not answer may cost at the end
+TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
 def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = None) -> Starlette:
-    """The server around a loaded engine, which it starts and stops. Raises StartupError."""
+    """Return the application around a loaded engine, which the application starts and stops.
+
+    Raises StartupError if the OTEL_* variables are wrong.
+    """
     model_name = config.server.served_model_name or config.model
     if telemetry is None:
         telemetry = Telemetry(
@@ -73,9 +79,9 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
         finally:
             lag.cancel()
             await feed.close()
-            # The server has waited for those that ran, and has cut off the rest.
+            # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
-            # Only now are all records made: the engine's last events came before its stop returned.
+            # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
     return Starlette(
@@ -87,7 +93,7 @@ def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = Non
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
-    """How much later than asked a sleeper wakes up is what every stream waits, too."""
+    """Measure for ever how late the event loop wakes up a sleeping task. Every stream is late by as much."""
     while True:
         before_ns = monotonic_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
@@ -98,9 +104,9 @@ def routes(config: Config) -> list[Route]:
     def accounted(operation: str, path: str) -> list[Middleware]:
         return [Middleware(Accounting, operation=operation, http_route=path)]
 
-    # The accounts of other people's requests are for those who have a key, or who sit at the machine.
-    is_private = bool(config.server.api_key) or config.server.host in LOOPBACK
-    private_routes = [
+    # /debug and the dashboard show requests of all users, so they need an API key or a server for this machine only.
+    is_protected = bool(config.server.api_key) or config.server.host in LOOPBACK
+    protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/profile", debug.profile, methods=["POST"]),
@@ -128,12 +134,15 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        *(private_routes if is_private else closed_routes),
+        *(protected_routes if is_protected else closed_routes),
     ]
 
 
 def middleware(config: Config) -> list[Middleware]:
-    """Outermost first. Errors stands inside the headers and CORS, so that web pages can read an error, too."""
+    """Return the middleware, outermost first.
+
+    `Errors` is inside the middleware for headers and CORS, so that web pages can read an error, too.
+    """
     server = config.server
     chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
     if server.cors_origin:

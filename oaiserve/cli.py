@@ -1,6 +1,7 @@
-"""`oaiserve serve MODEL`: settings in, one server started. Anything the user got wrong is one sentence and exit code 2.
+"""The command line: `oaiserve serve MODEL` reads the settings and starts one server.
 
-Imports nothing heavy before the settings, the port and the certificate have proved good.
+A mistake of the user is reported in one sentence, with exit code 2. Heavy modules such as torch are imported only after
+the settings, the port and the certificate have been checked.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, T
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 
-# Serves until told to stop, on a socket that is bound and does not listen yet; returns the exit code.
+# Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
 ConfigSource = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 
 ENV_PREFIX = "OAISERVE_"
-ENV_OF_OTHERS = {"OAISERVE_CACHE"}  # read by demo, where no settings are known
+VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
 FILE_FORMATS: dict[str, Callable[..., ConfigSource]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
-    """Runs one command and returns the exit code: 2 where the user can put it right, 1 where the server broke."""
+    """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["bench"]:  # a command line of its own, without the settings and the environment of a server
+    if argv[:1] == ["bench"]:  # the load test has its own command line, without the settings of a server
         from loadtest.cli import main as bench
 
         return bench(argv[1:], "oaiserve bench")
@@ -49,24 +50,26 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         )
         return command(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
-        return _refuse(_in_words(error))
+        return _report(_message_for(error))
     except (OptionError, StartupError) as error:
-        return _refuse(str(error))
-    except KeyboardInterrupt:  # while the model loads; later Ctrl-C ends the server in an orderly way
+        return _report(str(error))
+    except KeyboardInterrupt:  # while the model loads; later Ctrl-C shuts the server down in order
         return 130
 
 
-def _refuse(reason: str) -> int:
-    print(f"oaiserve: {' '.join(reason.split())}", file=sys.stderr)
+def _report(error: str) -> int:
+    """Print the error as one line and return the exit code for a mistake of the user."""
+    print(f"oaiserve: {' '.join(error.split())}", file=sys.stderr)
     return 2
 
 
-def _in_words(error: CycloptsError) -> str:
-    """cyclopts' own message, where it says what to do."""
+def _message_for(error: CycloptsError) -> str:
+    """Return a message that says what to do. For most errors it is cyclopts' own."""
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.name == "MODEL":
         return "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
     if isinstance(error, UnusedCliTokensError):
-        return f"'{' '.join(error.unused_tokens or ())}' is too much. 'oaiserve serve' takes one MODEL and flags."
+        unexpected = " ".join(error.unused_tokens or ())
+        return f"Unexpected argument '{unexpected}'. 'oaiserve serve' takes one MODEL and flags."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         name = error.token.keyword if error.token is not None else None
         return f"{name or 'A setting'} is wrong: {error.__context__}"
@@ -79,7 +82,7 @@ def _command_line(serve_app: ServeApp) -> App:
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
         help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help",
-        # In order of precedence; flags come before, defaults after.
+        # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_refuse_unknown_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
     )
@@ -110,7 +113,7 @@ def _command_line(serve_app: ServeApp) -> App:
         """
         settings = Config(model, server, engine, telemetry)
         if model != "demo":
-            find_model(model)  # refuses what is no model before torch is imported to find that out
+            find_model(model)  # checked before torch is imported, which takes seconds
         _check_files(server, engine, telemetry)
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
@@ -122,22 +125,22 @@ def _flags(title: str, position: int) -> Parameter:
     def shown(default: object) -> str | None:
         return None if default in ((), None) else str(default)
 
-    # name="*" makes the fields of the class flags of their own, without the class's name before them.
+    # name="*" makes each field of the class a flag without the class's name as a prefix.
     return Parameter(name="*", group=Group(title, sort_key=position), show_default=shown)
 
 
 def _refuse_unknown_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """A misspelt variable would otherwise be a setting that silently does nothing."""
+    """Raise OptionError for an unknown OAISERVE_ variable, which would otherwise be ignored silently."""
     known = {ENV_PREFIX + name.lstrip("-").upper().replace("-", "_") for arg in arguments for name in arg.names}
     for variable in sorted(os.environ):
-        if variable.startswith(ENV_PREFIX) and variable not in known | ENV_OF_OTHERS:
+        if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
             close = difflib.get_close_matches(variable, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else " 'oaiserve serve --help' lists the settings."
-            raise OptionError(f"The environment variable {variable} is no setting of oaiserve.{hint}")
+            raise OptionError(f"The environment variable {variable} is not a setting of oaiserve.{hint}")
 
 
 def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Fills in what neither flags nor environment have set. An unknown key is an error that names it."""
+    """Take settings from the config file that neither flags nor the environment have set. Raises on unknown keys."""
     argument = arguments.get("--config")
     if argument is None or not argument.tokens:
         return
@@ -149,7 +152,7 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     except OSError as error:
         raise OptionError(f"--config is '{path}', which cannot be read: {error.strerror}.") from error
     except CycloptsError as error:
-        if type(error) is CycloptsError:  # what the parser of the format raised; it does not know the file's name
+        if type(error) is CycloptsError:  # raised by the parser of the format, without the file's name
             raise OptionError(f"--config is '{path}', which cannot be read: {error}.") from error
         raise
 
@@ -170,31 +173,34 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
         with suppress(OSError):
             profile_dir.mkdir(parents=True, exist_ok=True)
         if not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
-            raise StartupError(f"--profile-dir is '{profile_dir}', which is no folder that can be written to.")
+            raise StartupError(f"--profile-dir is '{profile_dir}', which is not a writable folder.")
     if server.tls_certificate is None:
         return
     try:
-        # The empty passphrase keeps OpenSSL from asking for one at the terminal.
+        # The empty passphrase prevents that OpenSSL asks for one at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_certificate, server.tls_key, password="")
     except ssl.SSLError as error:
         raise StartupError(
-            f"--tls-certificate '{server.tls_certificate}' and --tls-key '{server.tls_key}' are no PEM certificate "
+            f"--tls-certificate '{server.tls_certificate}' and --tls-key '{server.tls_key}' are not a PEM certificate "
             f"and its key without a passphrase ({error.reason or error})."
         ) from error
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Takes the port, so that a busy one is known before the model loads. Nobody can connect before it listens."""
+    """Bind a socket, so that a busy port is reported before the model loads.
+
+    Clients cannot connect until it listens.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # Unicode: a name that no name server could be asked for
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for a DNS query
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
-        raise StartupError(f"--host is '{host}', which is no address of this machine: {reason}.") from error
+        raise StartupError(f"--host is '{host}', which is not an address of this machine: {reason}.") from error
     try:
-        # A port that a server has just left can be taken again at once.
+        # Allow binding a port that another server has just closed.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
@@ -206,7 +212,7 @@ def _bind(host: str, port: int) -> socket.socket:
 def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
     return StartupError(
         f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
-        "Choose another with --port, or 0 for any free one."
+        "Choose another port with --port, or 0 for any free port."
     )
 
 
@@ -233,17 +239,17 @@ def run_until_signal(
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> None:
-    """Serves `app` until SIGTERM, SIGINT or a failure; see Server. SystemExit where it cannot start."""
+    """Serve `app` until SIGTERM, SIGINT or a failure, as `Server` describes. Raises SystemExit if it cannot start."""
     from oaiserve.server import Server
 
     server = Server(app, config.server, on_drain=on_drain, failure=failure)
-    # uvicorn puts back what it found here when it has stopped: one more signal then must not turn a clean end into a
-    # death by signal.
+    # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
+    # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     try:
         sock.listen(server.config.backlog)
-    except OSError as error:  # another process had bound the port too and was faster
+    except OSError as error:  # another process has bound the same port and listens already
         raise _cannot_listen(config.server.host, config.server.port, error) from error
     if config.server.log_format == "console":
         print(_banner(config, sock.getsockname()[1]), file=sys.stderr, flush=True)
@@ -251,7 +257,7 @@ def run_until_signal(
 
 
 def _banner(config: Config, port: int) -> str:
-    """What is served where, and a command to try it."""
+    """Return the lines that the server prints at its start: model, URL, and a command to try it."""
     server = config.server
     scheme = "http" if server.tls_certificate is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)

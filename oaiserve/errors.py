@@ -1,24 +1,24 @@
-"""Every error a client can cause or see, and the one that stops a start. Imports nothing of ours.
+"""All errors that a client can cause or see, and the error that stops a start. No module of oaiserve is imported.
 
-    APIError                      what a client sees: status, type, code, param, message
-      InvalidRequest        400   the request cannot be honoured as it is
-        ContextLengthExceeded     prompt, or prompt + max_tokens, is longer than the context
+    APIError                      an error as the client sees it: status, type, code, param, message
+      InvalidRequest        400   the request is invalid or asks for something unsupported
+        ContextLengthExceeded     the prompt, or prompt + max_tokens, is longer than the context
       Unauthorized          401   no API key, or a wrong one
       NotFound              404   no such route
-        ModelNotFound             a model this server does not serve
-      MethodNotAllowed      405
+        ModelNotFound             the server does not serve this model
+      MethodNotAllowed      405   the route does not have this method
       RequestTimeout        408   the body did not arrive in time
       SlowReader            408   the client fell too far behind its stream
-        WriteTimeout              the client stopped reading, and was cut off
-      Conflict              409   what is there once is in use
-      BodyTooLarge          413
-      Overloaded            429   too many requests wait already, or too many watch the dashboard
-      InternalError         500   our fault
+        WriteTimeout              the client stopped reading and was disconnected
+      Conflict              409   another profile is being recorded
+      BodyTooLarge          413   the body is larger than --body-limit
+      Overloaded            429   too many requests wait already, or the dashboard has too many viewers
+      InternalError         500   a fault of the server
       Unavailable           503   not ready: loading, draining, or the engine has stopped
-    StartupError                  the server cannot start: one sentence, exit code 2
+    StartupError                  the server cannot start; the message is one sentence, the exit code 2
 
-Routes and engine raise these; one handler in `app` renders them (`APIError.body`), and a stream that
-has begun writes the same object as its last event.
+Routes and engine raise these errors. The middleware `Errors` renders them with `APIError.body`, and a stream that has
+begun writes the same object as its last event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class APIError(Exception):
-    """An error in OpenAI's form. `retry_after_seconds` becomes the header `retry-after`."""
+    """An error that is rendered in OpenAI's form. `retry_after_seconds` becomes the header `retry-after`."""
 
     status = 500
     type = "server_error"
@@ -48,8 +48,11 @@ class APIError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def body(self, *, request_id: str, trace_id: str) -> dict[str, Any]:
-        """`{"error": {...}}`, all keys always there, `code` a string or null. The ids are not OpenAI's: they are where
-        people look who have kept the error and not the headers."""
+        """Return `{"error": {...}}` with all keys; `code` is a string or None.
+
+        OpenAI's errors have no `request_id` and `trace_id`. They are in the body for users who keep the error but not
+        the headers.
+        """
         return {
             "error": {
                 "message": self.message,
@@ -64,7 +67,7 @@ class APIError(Exception):
     def headers(self) -> dict[str, str]:
         if self.retry_after_seconds is not None:
             return {"retry-after": str(self.retry_after_seconds)}
-        # A 500 is the same input meeting the same bug: the SDK's two automatic retries would only repeat it.
+        # The same input would meet the same bug again, so the SDK should skip its two automatic retries.
         return {"x-should-retry": "false"} if self.status == 500 else {}
 
 
@@ -74,7 +77,10 @@ class InvalidRequest(APIError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The opening phrase is matched by clients that shorten a prompt and try again: keep it."""
+    """The prompt is too long.
+
+    Clients that shorten prompts and retry match the opening phrase, so it must not change.
+    """
 
     code = "context_length_exceeded"
 
@@ -124,14 +130,14 @@ class RequestTimeout(APIError):
 
 
 class SlowReader(APIError):
-    """Comes when the answer has begun, so the client never sees the status; at best it gets the error as an event."""
+    """The client fell too far behind its stream. Its answer has begun, so it may get the error only as an event."""
 
     status = 408
     type = "invalid_request_error"
 
 
 class WriteTimeout(SlowReader):
-    """Only told in the record: the connection is gone."""
+    """The client stopped reading. The error is only in the record, because the connection has been cut."""
 
 
 class Conflict(APIError):
@@ -160,4 +166,4 @@ class Unavailable(APIError):
 
 
 class StartupError(Exception):
-    """The server cannot start with what it was given. The message is one sentence for the person at the terminal."""
+    """The server cannot start with these settings. The message is one sentence for the user at the terminal."""

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached, found out in seconds: its client retries for almost a minute."""
+"""Check within seconds whether the Hugging Face hub can be reached. Its own client retries for almost a minute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ TIMEOUT_SECONDS = 3.0
 
 
 def is_reachable(endpoint: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
-    """True when `endpoint` answers an HTTP request, with whatever status. The default is the hub, or the mirror that
-    HF_ENDPOINT names; then False without asking where HF_HUB_OFFLINE is set."""
+    """Return whether `endpoint` answers an HTTP request, with any status.
+
+    The default endpoint is the hub, or the mirror that HF_ENDPOINT names. For the default, the answer is False without
+    a request if HF_HUB_OFFLINE is set.
+    """
     if endpoint is None:
         from huggingface_hub import constants
 
@@ -27,9 +30,9 @@ def is_reachable(endpoint: str | None = None, timeout_seconds: float = TIMEOUT_S
         except urllib.error.HTTPError:
             answered.set()
         except (OSError, ValueError):
-            pass  # unreachable, refused, or no URL: the event stays unset, which is the answer
+            pass  # unreachable, refused, or not a URL: the event stays unset
 
-    # A thread, since a name that cannot be resolved knows no timeout.
+    # The request runs on a thread, because resolving a host name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout_seconds)

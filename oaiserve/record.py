@@ -1,7 +1,7 @@
-"""What is told about a request once it has ended, about each step of the engine, and about some of them in depth.
-Stdlib only.
+"""The records of ended requests, of the engine's steps and of profiles, which are all that telemetry is made from.
 
-The engine thread notes facts here as they happen; telemetry reads them afterwards, and nothing else.
+The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. This module needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
 
-MOST_EVENTS = 64  # of a request: a prompt in a thousand chunks, or one preempted all the time, tells the first ones
+# A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
+MOST_EVENTS = 64
 
 
 class Outcome(StrEnum):
@@ -25,34 +26,34 @@ class Outcome(StrEnum):
 
     FINISHED = "finished"  # the client got its whole answer
     CANCELLED = "cancelled"  # the client left, or did not read
-    REJECTED = "rejected"  # answered with a 4xx, or refused because the server is full or going down
-    FAILED = "failed"  # our fault
+    REJECTED = "rejected"  # answered with a 4xx or a 503
+    FAILED = "failed"  # a fault of the server
 
 
 class WaitReason(StrEnum):
     """Why a tokenized request was not in a step yet."""
 
-    STEP_UNDER_WAY = "step_under_way"  # it came while a step was computed: the engine looks between two steps
-    BATCH_FULL = "batch_full"  # --max-running sequences ran
-    TOKEN_BUDGET = "token_budget"  # others took all that a step may compute (--max-step-tokens, prefill limits)
+    STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests between two steps
+    BATCH_FULL = "batch_full"  # --max-running sequences were running
+    TOKEN_BUDGET = "token_budget"  # other sequences used up the step (--max-step-tokens, prefill limits)
     NO_BLOCKS = "no_blocks"  # the KV cache had no room for it
-    BEHIND_OTHERS = "behind_others"  # the KV cache had no room for those before it
-    SAME_PREFIX = "same_prefix"  # another one was computing what its prompt begins with
+    BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
+    SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
 
 
 class EventKind(StrEnum):
-    """What can happen to a request in the engine."""
+    """The kinds of events of a request in the engine. The comments name the details of each kind."""
 
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
-    PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch: the sequences in that step
+    PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
     FIRST_TOKEN = "first_token"  # batch
-    PREEMPTED = "preempted"  # tokens: what it has to compute again, unless it stays cached
+    PREEMPTED = "preempted"  # tokens (to compute again, unless they stay cached)
     RESUMED = "resumed"  # cached_tokens, stalled_ns
     FINISHED = "finished"  # reason, batch
 
 
 class RequestEvent(NamedTuple):
-    """`choice` is the index of the sequence it happened to; what the details are depends on the kind."""
+    """An event of a request. `choice` is the index of the sequence, and `kind` determines which details there are."""
 
     kind: EventKind
     at_ns: int
@@ -62,20 +63,23 @@ class RequestEvent(NamedTuple):
 
 @dataclass(slots=True)
 class EngineAccount:
-    """What the engine thread notes about a request beside its stamps. Complete with the terminal event."""
+    """The facts that the engine thread notes about a request in addition to its stamps.
+
+    The account is complete when the terminal event is sent.
+    """
 
     events: list[RequestEvent] = field(default_factory=list)
-    num_events_dropped: int = 0  # beyond MOST_EVENTS
-    waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # parts of the phase `queue`
-    inter_token_ns: array[int] = field(default_factory=lambda: array("q"))  # between tokens of a choice; all choices
-    num_choices: int = 0  # that it asked for, of all its prompts
-    num_preemptions: int = 0  # of its sequences
-    stalled_ns: int = 0  # from being preempted to being computed again, added up over its sequences
-    # Of the steps from its first to its last, others' parts included.
+    num_events_dropped: int = 0  # the number of events after the first MOST_EVENTS
+    waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
+    inter_token_ns: array[int] = field(default_factory=lambda: array("q"))  # of all choices
+    num_choices: int = 0  # the choices that the request asked for, over all its prompts
+    num_preemptions: int = 0  # over all its sequences
+    stalled_ns: int = 0  # from preemption until the sequence is computed again, added up over its sequences
+    # These describe the steps from its first to its last, with the sequences of other requests included.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
-    model_ns: int = 0  # so long these took; the rest is between two steps, or of one under way when it was scheduled
-    num_step_sequences: int = 0  # added up over the steps, like the tokens
+    model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
+    num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
 
     def note(self, kind: EventKind, at_ns: int, choice: int, **details: int | str) -> None:
@@ -87,7 +91,7 @@ class EngineAccount:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """All that is told about a request once it has ended; telemetry reads this and nothing else."""
+    """The record of one ended request. Telemetry makes everything about the request from it."""
 
     request_id: str
     trace: TraceContext
@@ -95,45 +99,49 @@ class RequestRecord:
     outcome: Outcome
     operation: str  # "chat" | "text_completion", as in the OpenTelemetry GenAI conventions
     http_method: str
-    http_route: str  # the pattern, never the raw path
+    http_route: str  # the pattern of the route, never the raw path
     http_status: int | None  # None: the client left before the status line was sent
-    model: str  # the served name; never what an unknown client sent
+    model: str  # the served name, never a name that a client sent
     http_scheme: str = "http"
-    server_address: str | None = None  # where this server listens, as far as it is known
+    server_address: str | None = None  # the address that this server listens on, if it is known
     server_port: int | None = None
-    response_id: str | None = None  # as in the answer's `id`
+    response_id: str | None = None  # the `id` of the answer
     error_type: str | None = None  # the class name of the error the request ended with
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
-    params: Mapping[str, str | int | float | bool] = field(default_factory=dict)  # what the client set, no prompt text
-    prompt_text: str | None = None  # only where the operator asked for it, cut to the length that he allows
+    params: Mapping[str, str | int | float | bool] = field(
+        default_factory=dict
+    )  # the client's parameters, without text
+    prompt_text: str | None = None  # only with --trace-prompt-characters, cut to that length
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property
     def tokens_per_choice(self) -> int:
-        """The choices of a request run side by side, so its time per token is that of one of them."""
+        """Return the mean number of tokens per choice, by which TPOT divides because choices run side by side."""
         return self.completion_tokens // max(1, self.account.num_choices)
 
 
 class StepKind(StrEnum):
+    """Whether the sequences of a step prefilled or decoded."""
+
     PREFILL = "prefill"  # no sequence decoded
-    DECODE = "decode"  # all did
+    DECODE = "decode"  # all sequences decoded
     MIXED = "mixed"
 
 
 class HostPart(StrEnum):
-    """What the engine thread is doing, in the order of a step. The parts touch: it is always in one of them."""
+    """The parts of the engine thread's time, in the order of a step. At any time the thread is in exactly one part."""
 
-    IDLE = "idle"  # there is nothing to compute, so it waits for a command
-    COMMANDS = "commands"  # it takes what came in: requests, aborts, deadlines
+    IDLE = "idle"  # it has nothing to compute, and waits for a command
+    COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
-    LAUNCH = "launch"  # it hands the step to the device; where the model runs on a CPU, that computes it
-    WAIT = "wait"  # for the results of a step
-    PROCESS = "process"  # it turns these into text, and ends answers
-    HAND_OVER = "hand_over"  # it gives events to whoever takes them, and publishes its numbers
+    LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
+    WAIT = "wait"  # it waits for the results of a step
+    PROCESS = "process"  # it turns the results into text, and ends answers
+    HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
 
 
 class StepRecord(NamedTuple):
@@ -141,26 +149,31 @@ class StepRecord(NamedTuple):
 
     kind: StepKind
     started_ns: int
-    duration_ns: int  # of the model, sampling included
-    idle_ns: int  # before it, while there was work: the engine thread's own time, and waiting for a core
+    duration_ns: int  # time of the model, with sampling
+    idle_ns: int  # time before the step while there was work: host work, and waits for a core
     num_sequences: int
     num_tokens: int
     number: int = 0  # steps are numbered from 0
-    host_ns: Mapping[HostPart, int] = MappingProxyType({})  # of the engine thread, since the results of the step before
-    # Where the device has a clock of its own:
-    device_ns: int | None = None  # so long it was busy with this step
-    device_gap_ns: int | None = None  # since the end of the step before, whether there was work or not
+    host_ns: Mapping[HostPart, int] = MappingProxyType({})  # since the results of the step before
+    # These two are by the device's own clock, and None if it has none.
+    device_ns: int | None = None  # the time that the device was busy with this step
+    device_gap_ns: int | None = None  # since the end of the step before, with or without work
 
 
 class Recording(Protocol):
+    """A profiler's recording of steps."""
+
     def save(self, path: Path) -> None:
-        """As a trace for Chrome and Perfetto, compressed where the name ends in .gz. May take seconds; any thread."""
+        """Write the recording as a trace for Chrome and Perfetto, compressed if the name ends in .gz.
+
+        Any thread may call it. It may take seconds.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profiler has seen of the engine's steps."""
+    """The result of profiling some of the engine's steps."""
 
     recording: Recording
-    num_steps: int  # that were launched while it was made
+    num_steps: int  # the steps that were launched during the recording
     duration_ns: int

@@ -1,6 +1,6 @@
-"""uvicorn as this server runs it: a client that stops reading is cut off, and the end is orderly and says what it does.
+"""uvicorn with a write timeout and an orderly shutdown: it waits for running requests, cuts off the rest and logs both.
 
-Knows neither the engine nor the API: whether something broke, and whom to tell of the end, are callables.
+This module knows neither the engine nor the API. Callables report a failure to it and learn of the shutdown from it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from oaiserve.routes.respond import WRITE_TIMED_OUT
 
 log = logging.getLogger(__name__)
 
-CUT_SECONDS = 1.0  # for those cut off by the shutdown: to read why
+CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
 
 
 class Connection(HttpToolsProtocol):
-    """Closes when the client has taken nothing of what waits for it for `write_timeout_seconds` (0: never)."""
+    """A connection that is cut when its client reads nothing for `write_timeout_seconds` while data waits. 0: never."""
 
     def __init__(self, *args: Any, write_timeout_seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,8 +37,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Writing pauses as soon as the kernel takes no more, and resumes when it has taken all: so a pause lasts as
-        # long as the client does not read, and little more than one piece ever waits here.
+        # Writing pauses as soon as the kernel accepts no more data, and resumes when it has accepted all. So a pause
+        # lasts as long as the client does not read, and little more than one piece of a body is ever buffered.
         transport.set_write_buffer_limits(high=1, low=0)
 
     def on_message_begin(self) -> None:
@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _cut(self) -> None:
-        """Not `close`, which would wait until the client has read what waits."""
+        """Cut the connection by `abort`. `close` would wait until the client has read the buffered data."""
         self._extensions[WRITE_TIMED_OUT] = {}
         self.transport.abort()
 
@@ -70,9 +70,9 @@ class Connection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal comes or `failure()` gives a reason to end.
+    """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the end begins, maybe within a signal handler, and maybe more than once.
+    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class Server(uvicorn.Server):
         self._failure = failure
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end, the second skips the wait for running requests, the third does not even
-        wait for the engine's step and for telemetry."""
+        """Handle a signal: the first begins the shutdown, the second skips the wait for running requests.
+
+        The third ends the process at once, without waiting for the engine's step and for telemetry.
+        """
         if self.force_exit:
             os._exit(1)
         self.force_exit = self.should_exit
@@ -111,7 +113,7 @@ class Server(uvicorn.Server):
             self._on_drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second, by uvicorn."""
+        """End the server if there is a failure. uvicorn calls this ten times a second."""
         failure = self._failure()
         if failure is not None:
             log.error("The engine has stopped (%s: %s), so the server ends", type(failure).__name__, failure)
@@ -126,7 +128,7 @@ class Server(uvicorn.Server):
             sock.close()
         connections = self.server_state.connections
         for connection in list(connections):
-            connection.shutdown()  # closes it now if it is idle, else after its answer
+            connection.shutdown()  # an idle connection closes now, any other after its answer
         running = {connection for connection in connections if not connection.transport.is_closing()}
         log.info("Shutting down. Requests running: %d, given %d s", len(running), self._drain_timeout_seconds)
         await self._wait_until_idle(self._drain_timeout_seconds, may_skip=True)
@@ -140,7 +142,7 @@ class Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _wait_until_idle(self, timeout_seconds: float, *, may_skip: bool = False) -> None:
-        """Until all answers are written and read, or the time is over."""
+        """Wait until all answers are written and read, or until the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while (self.server_state.tasks or self.server_state.connections) and loop.time() < deadline:

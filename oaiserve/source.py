@@ -1,4 +1,4 @@
-"""Where the weights of MODEL are: a folder, a GGUF file, or an id on the Hugging Face hub. Stdlib only."""
+"""Find the weights that MODEL names: a folder, a GGUF file, or an id on the Hugging Face hub. Stdlib only."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    location: str  # a folder or a hub id, as transformers takes it
-    gguf_file: str | None  # its name within the folder
+    """The location of a model's weights, in the form that transformers expects."""
+
+    location: str  # a folder or a hub id
+    gguf_file: str | None  # the file's name within the folder
     is_local: bool
 
 
 def find_model(model: str | Path) -> ModelSource:
-    """Raises StartupError for what cannot be a model; whether it is one is found out by loading it."""
+    """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded."""
     allowed = "It must be a folder, a .gguf file, a hub id, or demo."
     name, path = str(model), Path(model)
     is_gguf = path.suffix == ".gguf"
     if path.is_file() and not is_gguf:
-        raise StartupError(f"MODEL is '{name}', a file of another kind. {allowed}")
+        raise StartupError(f"MODEL is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise StartupError(f"MODEL is '{name}', a folder without a config.json, so there is no model to load in it.")
+        raise StartupError(f"MODEL is '{name}', a folder without a config.json, so it has no model to load.")
     could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
     if not path.exists() and not could_be_hub_id:
         raise StartupError(f"MODEL is '{name}', which does not exist. {allowed}")

@@ -1,6 +1,7 @@
-"""The one clock: the stamps of a request, and the phases between them.
+"""`RequestTimes` holds the stamps of a request on the monotonic clock, and computes the phases between them.
 
-Stdlib only. The stages stamp `RequestTimes`; spans, histograms, headers and log lines are all derived from it.
+The stages of the server write the stamps. Spans, histograms, headers and log lines are all derived from them. This
+module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 __all__ = ["PHASES", "STAMPS", "Phase", "RequestTimes", "monotonic_ns"]
 
-# The stamps in the order in which a request passes them, and the phase that begins at each one but the last.
+# The stamps in the order in which a request gets them, and the phase that begins at each stamp except the last.
 STAMPS = (
     "received",
     "submitted",
@@ -27,6 +28,8 @@ PHASES = ("receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", 
 
 
 class Phase(NamedTuple):
+    """The time between two neighbouring stamps of a request."""
+
     name: str
     start_ns: int
     end_ns: int
@@ -38,7 +41,9 @@ class Phase(NamedTuple):
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Monotonic nanoseconds, each written once, by the stage where it happens; None: not reached.
+    """The stamps of one request, in nanoseconds of the monotonic clock. A stamp that was not reached is None.
+
+    Each stamp is written once, by the stage that it belongs to.
 
     `responded` ends every request, whatever its outcome. A request that ended early lacks the stamps after the
     phase it was in, and that phase lasts until `responded`.
@@ -54,7 +59,7 @@ class RequestTimes:
     responded: int | None = None  # written by routes (or by the engine's caller)
 
     def phases(self) -> list[Phase]:
-        """The phases of an ended request. They touch, do not overlap, and add up to `duration_ns`, exactly."""
+        """Return the phases of an ended request, which are contiguous and add up to `duration_ns` exactly."""
         if self.received is None or self.responded is None:
             raise ValueError("phases() needs a request that was received and has ended")
         starts = [self.received]
@@ -66,8 +71,11 @@ class RequestTimes:
         return [Phase(*row) for row in zip(PHASES, starts, [*starts[1:], self.responded], strict=False)]
 
     def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:
-        """A copy that ends now. A copy, and made first, because a worker that was encoding when the client left goes on
-        to stamp the original."""
+        """Return a copy whose `responded` is now.
+
+        The stamps are copied before the clock is read, because a tokenize worker may still stamp the original after the
+        client has left.
+        """
         copy = replace(self)
         copy.responded = clock_ns()
         return copy
@@ -80,13 +88,13 @@ class RequestTimes:
 
     @property
     def time_to_first_token_ns(self) -> int | None:
-        """TTFT = receive + tokenize_wait + tokenize + queue + prefill."""
+        """Time to first token (TTFT) = receive + tokenize_wait + tokenize + queue + prefill."""
         if self.received is None or self.first_token is None:
             return None
         return self.first_token - self.received
 
     def time_per_output_token_ns(self, num_tokens: int) -> float | None:
-        """TPOT = decode / max(1, n - 1), for a request whose last token is known."""
+        """Return the time per output token (TPOT) = decode / max(1, num_tokens - 1), or None without a last token."""
         if self.first_token is None or self.last_token is None:
             return None
         return (self.last_token - self.first_token) / max(1, num_tokens - 1)

@@ -1,7 +1,7 @@
-"""The identity of a request in a distributed trace: W3C `traceparent` in, `traceresponse` out. Stdlib only.
+"""`TraceContext` is the identity of a request in a distributed trace, parsed from the W3C header `traceparent`.
 
-The ids exist from the first moment, long before spans are made of them, so that headers, log lines, exemplars
-and spans all name the same trace.
+The ids exist from the start of a request, long before its spans are made, so that headers, log lines, exemplars and
+spans all name the same trace. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """`span_id` is that of our own server span; `parent_span_id` is the client's, None where we start the trace."""
+    """The ids of a request's trace and spans.
+
+    `span_id` is the id of the server span. `parent_span_id` is the client's span, or None if the server starts the
+    trace.
+    """
 
     trace_id: int
     span_id: int
     parent_span_id: int | None = None
-    parent_sampled: bool = False  # the client's flag; means nothing without a parent
+    parent_sampled: bool = False  # the client's flag, meaningless without a parent
     tracestate: str | None = None
 
     @classmethod
     def from_headers(cls, traceparent: str | None, tracestate: str | None) -> TraceContext:
-        """Continues the client's trace. A header that is absent or invalid starts a new one: never an error."""
+        """Continue the client's trace. A missing or invalid header starts a new trace, and is never an error."""
         span_id = getrandbits(64) or 1
         match = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
         if match is not None:

@@ -133,14 +133,14 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
         (["serve"], "MODEL is missing."),
-        (["serve", "demo", "more"], "'more' is too much."),
+        (["serve", "demo", "more"], "Unexpected argument 'more'."),
         (["serve", "demo", "--max-runing", "3"], "Unknown option: --max-runing. Did you mean --max-running?"),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
         (["serve", "demo", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["serve", "demo", "--device", "tpu"], 'Choose from: "auto", "cpu", "cuda".'),
-        (["serve", "demo", "--body-limit", "8MB"], "--body-limit is wrong: '8MB' is no size."),
-        (["serve", "demo", "--host", "a" * 64], "which is no address of this machine: not a valid name."),
+        (["serve", "demo", "--body-limit", "8MB"], "--body-limit is wrong: '8MB' is not a size."),
+        (["serve", "demo", "--host", "a" * 64], "which is not an address of this machine: not a valid name."),
         (["serve", "demo", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "./no/such/folder"], "MODEL is './no/such/folder', which does not exist."),
         (["serve", "no-such.gguf"], "MODEL is 'no-such.gguf', which does not exist."),
@@ -149,7 +149,7 @@ def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pyt
         (["serve", "demo", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "--tls-certificate is 'c.pem'"),
         (
             ["serve", "demo", "--profile-dir", "/dev/null/a"],
-            "--profile-dir is '/dev/null/a', which is no folder that can be",
+            "--profile-dir is '/dev/null/a', which is not a writable folder.",
         ),
         (["serve", "demo", "--chat-template", "c.jinja"], "--chat-template is 'c.jinja', which cannot be read"),
     ],
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_toml_is_named(capsys: pytest.CaptureFixture[str], tmp
 
 def test_an_unknown_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OAISERVE_MAX_RUNING", "3")
-    assert "OAISERVE_MAX_RUNING is no setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?" in refusal(
+    assert "OAISERVE_MAX_RUNING is not a setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?" in refusal(
         capsys, "serve", "demo"
     )
 
@@ -190,7 +190,7 @@ def test_the_cache_folder_is_a_variable_and_no_setting(
 
 def test_a_file_that_is_no_gguf_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "model.txt").touch()
-    assert "a file of another kind" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
+    assert "a file that is not a .gguf file" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
 
 
 def test_a_folder_without_config_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_files_that_are_no_certificate_are_refused(capsys: pytest.CaptureFixture
     file = tmp_path / "not.pem"
     file.write_text("nothing\n")
     sentence = refusal(capsys, "serve", "demo", "--tls-certificate", str(file), "--tls-key", str(file))
-    assert "are no PEM certificate and its key" in sentence
+    assert "are not a PEM certificate and its key" in sentence
 
 
 def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFixture[str], busy_port: int) -> None:

@@ -84,7 +84,7 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization is 1.1"),
         ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization is nan"),
         ({"kv_cache_memory": Bytes(0)}, "--kv-cache-memory is 0"),
-        ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Give only one."),
+        ({"kv_blocks": 8, "kv_cache_memory": Bytes("1GiB")}, "Set only one."),
         ({"max_running": 0}, "--max-running is 0"),
         ({"max_step_tokens": 0}, "--max-step-tokens is 0"),
         ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),

@@ -298,9 +298,9 @@ PROCESS_METRICS = (
 )  # fmt: skip
 
 # -- spans ------------------------------------------------------------------------------------------------------------
-# A request is a tree: "{method} {route}" (SERVER), its child "{operation} {model}" (INTERNAL), and as children of that
-# one span per phase. Phases are named as in oaiserve.times.PHASES, events as in oaiserve.record.EventKind. Each sampled
-# step has a trace of its own.
+# A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),
+# and the children of that are the phases. Phases are named as in oaiserve.times.PHASES, and their events as in
+# oaiserve.record.EventKind. Each sampled step has a trace of its own.
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
