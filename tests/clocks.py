@@ -1,4 +1,4 @@
-"""Puts the whole server on the clock of a test."""
+"""Replace the clock of the whole server by the clock of a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oaiserve.times import RequestTimes
 
 
 def put_on_clock(patch: pytest.MonkeyPatch, clock_ns: Callable[[], int]) -> None:
-    """All that is imported and reads the clock on its own. The engine is given its clock when it is built."""
+    """Patch the clock in all imported modules that read it directly. The engine gets its clock from its constructor."""
     for name, module in list(sys.modules.items()):
         if name.startswith("oaiserve.") and hasattr(module, "monotonic_ns"):
             patch.setattr(module, "monotonic_ns", clock_ns)

@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Settings and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Triton's kernels run in its interpreter, on the CPU. It has to know before anybody imports it, and torch does.
+# Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# The first draw of a fresh checkout builds tables, and machines are shared: slowness is no failure.
+# In a fresh checkout the first example builds tables, and machines are shared, so slow examples are not failures.
 settings.register_profile("oaiserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oaiserve")
 
 
 class Group(NamedTuple):
-    """Tests with a marker that need programs."""
+    """The tests with a marker, which need programs that may not be installed."""
 
     marker: str
     what: str
     programs: tuple[str, ...]
-    package: str  # of Debian
+    package: str  # the Debian package of the programs
 
     @property
     def missing(self) -> list[str]:
@@ -38,9 +38,9 @@ GROUPS = (
 _num_left_out = pytest.StashKey[dict[Group, int]]()
 
 
-@pytest.hookimpl(trylast=True)  # once it is known which tests are asked for
+@pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests whose programs are not there."""
+    """Skip the tests whose programs are not installed."""
     config.stash[_num_left_out] = {}
     for group in GROUPS:
         left_out = [item for item in items if group.missing and item.get_closest_marker(group.marker)]

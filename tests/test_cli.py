@@ -18,7 +18,7 @@ FREE_PORT = ("--port", "0")
 
 
 class Served:
-    """Stands in for the server: keeps what it was to serve."""
+    """A double of the server that keeps the config and the port that it is called with."""
 
     config: Config
     port: int
@@ -52,7 +52,7 @@ def serve(served: Served, *flags: str, model: str = "demo") -> Config:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one sentence that a wrong command line ends with."""
+    """Run a wrong command line and return its error message, which must be one line."""
     assert cli.main(argv, Served()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -168,7 +168,7 @@ def test_an_unknown_key_in_the_file_is_named(capsys: pytest.CaptureFixture[str],
     assert str(file) in sentence
 
 
-def test_a_file_that_is_no_toml_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_config_file_with_a_syntax_error_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("max-running = \n")
     assert f"--config is '{file}', which cannot be read" in refusal(capsys, "serve", "demo", "--config", str(file))
@@ -181,19 +181,19 @@ def test_an_unknown_variable_is_refused(capsys: pytest.CaptureFixture[str], monk
     )
 
 
-def test_the_cache_folder_is_a_variable_and_no_setting(
+def test_the_variable_of_the_cache_folder_is_allowed(
     served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
     assert serve(served).model == "demo"
 
 
-def test_a_file_that_is_no_gguf_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused_as_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "model.txt").touch()
     assert "a file that is not a .gguf file" in refusal(capsys, "serve", str(tmp_path / "model.txt"))
 
 
-def test_a_folder_without_config_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_config_json_is_refused_as_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"MODEL is '{tmp_path}', a folder without a config.json" in refusal(capsys, "serve", str(tmp_path))
 
 
@@ -206,7 +206,7 @@ def test_a_model_may_be_demo_a_hub_id_or_a_folder(
     assert serve(served, model=model).model == model
 
 
-def test_files_that_are_no_certificate_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_files_that_are_not_a_certificate_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "not.pem"
     file.write_text("nothing\n")
     sentence = refusal(capsys, "serve", "demo", "--tls-certificate", str(file), "--tls-key", str(file))
@@ -218,7 +218,7 @@ def test_a_busy_port_is_refused_before_the_model_loads(capsys: pytest.CaptureFix
     assert f"Cannot listen on 127.0.0.1 port {busy_port}: Address already in use." in sentence
 
 
-def test_nobody_can_connect_while_the_model_loads() -> None:
+def test_clients_cannot_connect_while_the_model_loads() -> None:
     def connect(config: Config, sock: socket.socket) -> int:
         with socket.socket() as client:
             return client.connect_ex(sock.getsockname())
@@ -243,7 +243,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-def test_help_and_wrong_flags_cost_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys; from oaiserve import cli; cli.main(['serve', '--help']); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False"
@@ -293,7 +293,7 @@ async def app(scope, receive, send):
     print("started", file=sys.stderr, flush=True)
     await receive()
     print("at the end", file=sys.stderr, flush=True)
-    await receive()  # which never comes
+    await receive()  # this message never arrives
 
 def serve_app(config, sock):
     cli.run_until_signal(app, config, sock)
@@ -303,7 +303,7 @@ sys.exit(cli.main(["serve", "demo", "--port", "0"], serve_app))
 """
 
 
-def test_a_third_signal_ends_what_hangs() -> None:
+def test_a_third_signal_ends_a_shutdown_that_hangs() -> None:
     with subprocess.Popen([sys.executable, "-c", HANG_AT_THE_END], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while "started" not in (line := process.stderr.readline()):

@@ -17,17 +17,17 @@ def test_a_size_is_read_with_and_without_a_unit(text: str | int, size: int) -> N
 
 
 @pytest.mark.parametrize("text", ["", "x", "8MB", "-1", "1e3", "MiB", "1,5GiB"])
-def test_what_is_no_size_is_refused_and_told_what_would_be_one(text: str) -> None:
+def test_an_invalid_size_is_refused_with_the_allowed_units(text: str) -> None:
     with pytest.raises(OptionError, match="KiB, MiB or GiB"):
         Bytes(text)
 
 
 @given(st.integers(min_value=0, max_value=2**50))
-def test_a_size_reads_back_what_it_shows(size: int) -> None:
+def test_a_size_can_be_parsed_from_its_text(size: int) -> None:
     assert Bytes(str(Bytes(size))) == size
 
 
-def test_a_config_needs_no_more_than_a_model() -> None:
+def test_a_config_needs_only_a_model() -> None:
     config = Config("demo")
     assert (config.server.port, config.engine.block_size, config.telemetry.recent_requests) == (8000, 16, 256)
 

@@ -34,23 +34,23 @@ def test_the_model_is_fetched_once(tmp_path: Path) -> None:
     assert demo.resolve(tmp_path, [never]) == folder
 
 
-def test_the_next_source_is_asked_when_one_is_unavailable(tmp_path: Path) -> None:
+def test_the_next_source_is_tried_if_one_is_unavailable(tmp_path: Path) -> None:
     assert demo.resolve(tmp_path, [unavailable, good]).exists()
 
 
-def test_without_any_source_the_reasons_and_a_way_out_are_told(tmp_path: Path) -> None:
+def test_if_no_source_is_available_the_error_has_the_reasons_and_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="the hub does not answer; the hub does not answer.*give the folder"):
         demo.resolve(tmp_path, [unavailable, unavailable])
 
 
 @pytest.mark.parametrize("fetch", [unavailable, interrupted])
-def test_a_fetch_that_did_not_end_leaves_nothing(tmp_path: Path, fetch: demo.Fetch) -> None:
+def test_a_fetch_that_was_interrupted_leaves_no_files(tmp_path: Path, fetch: demo.Fetch) -> None:
     with pytest.raises((KeyboardInterrupt, StartupError)):
         demo.resolve(tmp_path, [fetch])
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_what_a_killed_start_left_is_removed_and_not_used(tmp_path: Path) -> None:
+def test_files_of_a_killed_start_are_removed_and_not_used(tmp_path: Path) -> None:
     leftover = tmp_path / "models" / f".{demo.NAME}-killed" / "model"
     leftover.mkdir(parents=True)
     folder = demo.resolve(tmp_path, [good])
@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         demo.resolve(tmp_path / "file", [never])
 
 
-def test_the_cache_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OAISERVE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder() == Path.home() / ".cache" / "oaiserve"

@@ -1,4 +1,4 @@
-"""Who may import whom: the boundaries of docs/architecture.md, read off the source."""
+"""Imports between modules respect the boundaries of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules imported anywhere in the file, also late; names imported from one of our packages count as modules."""
+    """Return all modules that the file imports, late imports included; submodules of our packages count as modules."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -193,7 +193,7 @@ def test_imports_point_one_way(path: Path) -> None:
             assert any(is_within(module, owner) for owner in ONLY_IN[package]), f"{module} must not import {package}"
 
 
-def test_nobody_imports_app_cli_or_demo_but_those_above() -> None:
+def test_only_cli_imports_app_and_only_main_imports_cli() -> None:
     for path in MODULES:
         module, imported = module_name(path), imports_of(path)
         assert "oaiserve.app" not in imported or module == "oaiserve.cli"

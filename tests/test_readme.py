@@ -1,4 +1,4 @@
-"""What the documentation names exists: links, make targets, flags, routes, files."""
+"""The links, make targets, flags, routes and files that the documentation names exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_have_targets(page: Path) -> None:
     for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
@@ -72,7 +72,7 @@ def test_the_table_of_endpoints_has_every_route() -> None:
     table = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
-    assert named == served - {"/v1/embeddings"}  # which only says that there are none
+    assert named == served - {"/v1/embeddings"}  # this route only answers that it is not supported
 
 
 def test_the_architecture_page_lists_every_file() -> None:

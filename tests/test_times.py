@@ -1,4 +1,4 @@
-"""The phases of a request tile, wherever it ended."""
+"""The phases of a request are contiguous, wherever the request ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oaiserve.times import PHASES, STAMPS, RequestTimes
 
 @st.composite
 def ended_times(draw: st.DrawFn) -> RequestTimes:
-    """A request that ended in any of the phases, with gaps of any length, none included."""
+    """Draw the stamps of a request that ended in any phase, with phases of any length from 0 on."""
     num_phases = draw(st.integers(1, len(PHASES)))
     gaps = draw(st.lists(st.integers(0, 10**15), min_size=num_phases + 1, max_size=num_phases + 1))
     *reached, responded = accumulate(gaps)
@@ -26,14 +26,14 @@ def test_phases_add_up_to_the_duration_exactly(times: RequestTimes) -> None:
 
 
 @given(ended_times())
-def test_phases_touch_and_do_not_overlap(times: RequestTimes) -> None:
+def test_phases_are_contiguous(times: RequestTimes) -> None:
     phases = times.phases()
     assert all(left.end_ns == right.start_ns for left, right in pairwise(phases))
     assert (phases[0].start_ns, phases[-1].end_ns) == (times.received, times.responded)
 
 
 @given(ended_times())
-def test_phases_come_in_order_and_none_is_skipped(times: RequestTimes) -> None:
+def test_phases_are_in_order_and_none_is_skipped(times: RequestTimes) -> None:
     names = [phase.name for phase in times.phases()]
     assert names == list(PHASES[: len(names)])
 
@@ -47,7 +47,7 @@ def test_time_to_first_token_is_the_sum_of_the_phases_before_it(times: RequestTi
         assert times.time_to_first_token_ns == sum(phase.duration_ns for phase in phases[:5])
 
 
-def test_a_request_that_ended_early_closes_the_phase_it_was_in() -> None:
+def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:
     times = RequestTimes(received=10, submitted=20, tokenize_started=50, responded=90)
     assert [(phase.name, phase.duration_ns) for phase in times.phases()] == [
         ("receive", 10),

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector as small as it gets: what was exported arrived over a real socket."""
+"""A minimal OpenTelemetry collector, so that tests export over a real socket."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Takes OTLP over HTTP and keeps the spans, and the exports of metrics. Port 0 is any free one."""
+    """A server that receives OTLP over HTTP and keeps the spans and metrics. Port 0 is any free port."""
 
     def __init__(self, port: int = 0) -> None:
         self.paths: list[str] = []
         self.spans: list[Span] = []
-        self.metrics: list[ResourceMetrics] = []  # an item for each export
+        self.metrics: list[ResourceMetrics] = []  # one item for each export
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def last_metrics(self) -> dict[str, Metric]:
-        """Those of the last export, by name."""
+        """Return the metrics of the last export by name."""
         return {metric.name: metric for scope in self.metrics[-1].scope_metrics for metric in scope.metrics}
 
 

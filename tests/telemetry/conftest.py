@@ -1,4 +1,4 @@
-"""Records to feed telemetry with."""
+"""Fixtures for telemetry: records, an account and a snapshot."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from oaiserve.trace import TraceContext
 
 MakeRecord = Callable[..., RequestRecord]
 
-# Odd nanoseconds, each phase of another length: a sum that is off by one shows.
+# Odd nanoseconds, with a different length for each phase, so that a test notices a sum that is off by one.
 STAMPS_NS = (1_000_000_007, 1_000_400_010, 1_000_450_021, 1_003_450_033, 1_013_450_047, 1_063_450_061, 1_463_450_079)
 RESPONDED_NS = 1_463_999_999
 
 
 @pytest.fixture(autouse=True)
 def no_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the shell that runs the tests exports."""
+    """Remove the OTEL_ variables that the shell exports to the tests."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
-    """A record as it is by default (a finished chat of 4 + 5 tokens), but for what the test names. `num_stamps`: how
-    many stamps it reached before it ended; 7: all."""
+    """Return a function that makes the record of a finished chat with 4 + 5 tokens, with the changes of the test.
+
+    `num_stamps` is the number of stamps that the request reached before `responded`; 7 are all.
+    """
 
     def make(num_stamps: int = 7, **changes: Any) -> RequestRecord:
         times = RequestTimes(**dict(zip(STAMPS, STAMPS_NS[:num_stamps], strict=False)), responded=RESPONDED_NS)
@@ -58,7 +60,7 @@ def make_record() -> MakeRecord:
 
 @pytest.fixture
 def account() -> EngineAccount:
-    """What the engine noted about that record, were it one of two choices, preempted once."""
+    """Return an account for the default record with two choices, one of which was preempted once."""
     scheduled_ns, first_token_ns, last_token_ns = STAMPS_NS[4:]
     account = EngineAccount(
         waits_ns={WaitReason.STEP_UNDER_WAY: 14, WaitReason.BATCH_FULL: 10_000_000},

@@ -1,4 +1,4 @@
-"""What the server logs about requests, caught on its way."""
+"""Capture the log lines of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oaiserve.telemetry import logs
 
 @contextmanager
 def json_log() -> Iterator[io.StringIO]:
-    """As lines of JSON."""
+    """Capture the log lines of requests as JSON, one line each."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.JSONFormatter())

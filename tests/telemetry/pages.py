@@ -1,4 +1,4 @@
-"""What a page for /metrics says, read by the client library's own parsers."""
+"""Parse a page for /metrics with the parsers of the Prometheus client library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def samples(metrics: Metrics, form: str = TEXT) -> dict[Key, float]:
 
 
 def samples_on(page: bytes, form: str = TEXT) -> dict[Key, float]:
-    """By the name of the sample and its labels; `le` is a label, too, and of one spelling in both formats."""
+    """Return the samples of a page by name and labels, with the same spelling of `le` in both formats."""
     found: dict[Key, float] = {}
     for family in families(page, form):
         for sample in family.samples:

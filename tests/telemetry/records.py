@@ -1,4 +1,4 @@
-"""Random records, and what every metric has to say of them, worked out one value at a time."""
+"""Random records, and the samples that every metric must have for them, computed one value at a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Value = Fraction | int
 
 
 def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
-    """Every sample that is made of records, by the page's names. Those of counters that are 0 are left out."""
+    """Return every sample that the records make, by name and labels. Counters that are 0 are left out."""
     histograms: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[Value]] = defaultdict(list)
     counters: Counter[Key] = Counter()
     by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *names.VLLM_METRICS)}

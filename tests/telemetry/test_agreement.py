@@ -1,4 +1,4 @@
-"""However a request went: spans, log line, header, timings, ring and histograms tell the same nanoseconds."""
+"""For any request, spans, log line, header, timings, recent requests and histograms have the same nanoseconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DURATIONS_NS = st.integers(0, 10**12)
 
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
-    """Any stamps, also equal ones; any outcome; any account, with events also where phases touch."""
+    """Draw a record with any stamps, outcome and account; stamps may be equal, and events may be on boundaries."""
     stamps_ns = sorted(draw(st.lists(st.integers(0, 10**12), min_size=2, max_size=8)))
     *reached_ns, responded_ns = stamps_ns
     times = RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns)
@@ -88,7 +88,7 @@ def entry_of(record: RequestRecord) -> dict[str, object]:
 
 
 @given(records())
-def test_spans_tile_and_carry_the_records_integers(record: RequestRecord) -> None:
+def test_spans_are_contiguous_and_have_the_integers_of_the_record(record: RequestRecord) -> None:
     server, inner, spans = spans_of(record)
     phases = record.times.phases()
     assert [(span.name, span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) for span in spans] == phases
@@ -106,16 +106,16 @@ def test_spans_tile_and_carry_the_records_integers(record: RequestRecord) -> Non
 @given(records())
 def test_every_event_is_on_one_span_and_inside_it(record: RequestRecord) -> None:
     _, _, spans = spans_of(record)
-    told = [(event.timestamp - OFFSET_NS, event.name) for span in spans for event in span.events]
-    # Those where an empty phase touches others may change places with each other, and with none else.
-    assert sorted(told) == sorted((event.at_ns, event.kind) for event in record.account.events)
+    reported = [(event.timestamp - OFFSET_NS, event.name) for span in spans for event in span.events]
+    # Events at an empty phase may change places with events of its neighbours, but not with any others.
+    assert sorted(reported) == sorted((event.at_ns, event.kind) for event in record.account.events)
     for span in spans:
         for event in span.events:
             assert span.start_time <= event.timestamp <= span.end_time
             at_ns = event.timestamp - OFFSET_NS
             if at_ns == record.times.scheduled:
                 assert span.name == "prefill"
-            else:  # it is not where the span begins, unless nothing ends there
+            else:  # an event is not at the beginning of its span, unless no span ends there
                 assert event.timestamp > span.start_time or span is spans[0]
 
 
@@ -155,7 +155,7 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
 
 
 def sums_ns(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str, int]:
-    """The sums of a histogram, by that label, to the nanosecond: a double has room for more."""
+    """Return the sums of a histogram by a label, in nanoseconds; a double is precise enough for that."""
     page = telemetry.render(None)[0].decode()
     return {
         sample.labels.get(label, ""): round(sample.value * 1e9)
@@ -165,9 +165,9 @@ def sums_ns(telemetry: Telemetry, metric: names.Metric, label: str) -> dict[str,
     }
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # nobody changes it
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # no test changes the snapshot
 @given(record=records())
-def test_the_histograms_gain_the_same(snapshot: SimpleNamespace, record: RequestRecord) -> None:
+def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: SimpleNamespace, record: RequestRecord) -> None:
     telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=1, environ={})
     telemetry.record(record)
     assert telemetry.close(5)
@@ -177,8 +177,10 @@ def test_the_histograms_gain_the_same(snapshot: SimpleNamespace, record: Request
     assert sums_ns(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns}
 
 
-def test_one_request_is_told_alike_by_all(make_record, account, snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the whole of telemetry, and over the wire."""
+def test_spans_metrics_log_and_recent_requests_report_the_same_times(
+    make_record, account, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record passes through all of telemetry, and the spans through a real socket."""
     record = make_record(account=account)
     with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
@@ -191,11 +193,11 @@ def test_one_request_is_told_alike_by_all(make_record, account, snapshot, monkey
     spans = {span.name: span for span in collector.spans}
     line = log_line_of(record)
     histogram_ns = sums_ns(telemetry, names.PHASE_SECONDS, "phase")
-    for phase, told in zip(record.times.phases(), entry["phases"], strict=True):
+    for phase, reported in zip(record.times.phases(), entry["phases"], strict=True):
         span = spans[phase.name]
         assert span.end_time_unix_nano - span.start_time_unix_nano == phase.duration_ns
         assert span.start_time_unix_nano == phase.start_ns + offset_ns
-        assert told["duration_ns"] == histogram_ns[phase.name] == phase.duration_ns
+        assert reported["duration_ns"] == histogram_ns[phase.name] == phase.duration_ns
         assert line[f"{phase.name}_ms"] == round(phase.duration_ns / 1e6, 3)
     assert sum(len(span.events) for span in collector.spans) == len(entry["events"]) == len(account.events)
     assert b'oaiserve_spans_total{result="exported"} 9.0' in telemetry.render(None)[0]

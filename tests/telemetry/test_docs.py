@@ -1,4 +1,4 @@
-"""docs/telemetry.md names what the server tells about itself: no more, no less."""
+"""docs/telemetry.md lists exactly what the server reports about itself."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ CELL = re.compile(r"(?<!\\)\|")
 
 
 def rows(first_column: str) -> list[list[str]]:
-    """The cells of the table whose header begins with that column."""
+    """Return the cells of the table whose first column has this header."""
     table = PAGE.split(f"\n| {first_column} |", 1)[1].split("\n\n", 1)[0]
     return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in table.splitlines()[2:]]
 
 
 @pytest.mark.parametrize("table", metric_tables.tables(), ids=lambda table: table[: table.index("\n")])
-def test_the_tables_of_metrics_are_those_of_names(table: str) -> None:
-    """`python -m tools.metric_tables` makes them so."""
+def test_the_tables_of_metrics_match_names(table: str) -> None:
+    """If this fails, `python -m tools.metric_tables` writes the tables again."""
     assert f"\n\n{table}\n" in PAGE
 
 
-def test_every_attribute_is_named_and_no_other() -> None:
+def test_the_page_names_every_attribute_and_no_other() -> None:
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
     attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX, names.STEP_SPAN}
     attributes |= set(names.STEP_HOST_NS.values())
@@ -39,7 +39,7 @@ def test_every_attribute_is_named_and_no_other() -> None:
     assert found == attributes
 
 
-def test_phases_stamps_and_outcomes_are_those_of_the_clock() -> None:
+def test_the_tables_of_phases_outcomes_reasons_and_parts_match_the_code() -> None:
     assert [row[0].strip("`") for row in rows("phase")] == list(PHASES)
     assert [row[2].split("`")[1] for row in rows("phase")] == list(STAMPS[1:])
     assert [row[0].strip("`") for row in rows("outcome")] == list(Outcome)
@@ -47,6 +47,6 @@ def test_phases_stamps_and_outcomes_are_those_of_the_clock() -> None:
     assert [row[0].strip("`") for row in rows("part")] == list(HostPart)
 
 
-def test_events_are_those_of_the_record() -> None:
+def test_the_table_of_events_matches_the_code() -> None:
     assert [row[0].strip("`") for row in rows("event")] == list(EventKind)
     assert f"the first {MOST_EVENTS}." in PAGE

@@ -1,4 +1,4 @@
-"""The last minutes, second by second: samples add up to what was observed, and none is made too early."""
+"""The samples of the last minutes add up to what was observed, and are about a second apart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_sample_has_the_engine_s_numbers() -> None:
     assert (sample["at_unix_ms"], sample["seconds"]) == (2007, 2.0)
 
 
-def test_none_is_made_too_early_and_the_oldest_go() -> None:
+def test_samples_are_a_second_apart_and_the_oldest_are_dropped() -> None:
     live, _, clock = make_live()
     for _ in range(2 * MOST_SAMPLES + 2):
         clock.now_ns += INTERVAL_NS // 2 + 1

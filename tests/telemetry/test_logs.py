@@ -1,4 +1,4 @@
-"""The lines of the log, for people and for machines."""
+"""Log lines as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOUCHED = ("", "opentelemetry.trace.span", "uvicorn", "uvicorn.error", "uvicorn.
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    """Gives the process its own loggers back."""
+    """Restore the loggers of the process after each test."""
     loggers = [logging.getLogger(name) for name in TOUCHED]
     before = [(list(x.handlers), x.level, x.propagate, x.disabled) for x in loggers]
-    for handler in before[0][0]:  # so that `force` does not close what pytest goes on using
+    for handler in before[0][0]:  # so that `force` does not close handlers of pytest
         loggers[0].removeHandler(handler)
     yield
     for x, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
@@ -61,13 +61,13 @@ def test_console_is_a_line_with_level_and_logger(stream: io.StringIO) -> None:
     assert "WARNING  oaiserve.app  nearly full\n" in stream.getvalue()
 
 
-def test_the_level_counts(stream: io.StringIO) -> None:
+def test_messages_below_the_level_are_not_logged(stream: io.StringIO) -> None:
     logs.configure("warning", stream=stream)
     logging.getLogger("oaiserve").info("chatter")
     assert stream.getvalue() == ""
 
 
-def test_uvicorns_lines_come_once_and_in_the_same_form(stream: io.StringIO) -> None:
+def test_uvicorns_messages_are_logged_once_and_in_the_same_format(stream: io.StringIO) -> None:
     logging.getLogger("uvicorn").addHandler(logging.StreamHandler(stream))
     logging.getLogger("uvicorn").propagate = False
     logs.configure(form="json", stream=stream)
@@ -76,7 +76,7 @@ def test_uvicorns_lines_come_once_and_in_the_same_form(stream: io.StringIO) -> N
     assert "color_message" not in stream.getvalue()
 
 
-def test_uvicorns_access_lines_are_off(stream: io.StringIO) -> None:
+def test_uvicorns_access_log_is_off(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
     logging.getLogger("uvicorn.access").info("GET /metrics")
     assert stream.getvalue() == ""
@@ -119,7 +119,7 @@ def test_a_failed_request_is_a_warning(outcome: Outcome, level: str, stream: io.
     assert json.loads(stream.getvalue())["level"] == level
 
 
-def test_a_line_says_what_the_request_waited_for_and_how_its_steps_were(stream, make_record, account) -> None:
+def test_a_line_has_the_wait_reasons_and_the_steps(stream, make_record, account) -> None:
     logs.configure(form="json", stream=stream)
     account.waits_ns[WaitReason.NO_BLOCKS] = 0
     logs.log_request(make_record(account=account))
@@ -131,7 +131,7 @@ def test_a_line_says_what_the_request_waited_for_and_how_its_steps_were(stream, 
     assert (fields["num_preemptions"], fields["stalled_ms"]) == (1, 50.0)
 
 
-def test_what_there_was_none_of_is_not_in_the_line(stream: io.StringIO, make_record) -> None:
+def test_a_line_omits_steps_and_token_times_of_a_request_without_them(stream: io.StringIO, make_record) -> None:
     logs.configure(form="json", stream=stream)
     logs.log_request(make_record())
     assert not {"num_steps", "mean_batch", "itl_p50_ms"} & json.loads(stream.getvalue()).keys()
@@ -153,7 +153,7 @@ def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
     assert "secret" not in stream.getvalue()
 
 
-def test_the_fields_are_those_of_the_documentation(stream: io.StringIO, make_record, account) -> None:
+def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
     logs.configure(form="json", stream=stream)
     account.waits_ns = dict.fromkeys(WaitReason, 1)
     logs.log_request(make_record(account=account))

@@ -1,4 +1,4 @@
-"""What is on /metrics: every number against a plain recomputation from the records, in both formats."""
+"""Every number on /metrics equals a plain recomputation from the records, in both formats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def metrics(snapshot: SimpleNamespace) -> Metrics:
 
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
-    """Those that records make, but for counters that are 0."""
+    """Return the samples that are made of records, without counters that are 0."""
     others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
     gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
         *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
@@ -72,14 +72,16 @@ def of_records(page: dict[Key, float]) -> dict[Key, float]:
 def assert_same(found: dict[Key, float], wanted: dict[Key, float]) -> None:
     assert found.keys() == wanted.keys()
     for sample, value in wanted.items():
-        is_mean = "time_per_output_token" in sample[0] and sample[0].endswith("_sum")  # a sum of quotients
+        is_mean = "time_per_output_token" in sample[0] and sample[0].endswith(
+            "_sum"
+        )  # the sum of quotients may be rounded
         assert math.isclose(found[sample], value, rel_tol=1e-12) if is_mean else found[sample] == value, sample
 
 
 @pytest.mark.parametrize("form", FORMS)
 @given(ended=st.lists(records(), max_size=12))
 @settings(max_examples=12)
-def test_the_page_says_what_the_records_say(form: str, ended: list[RequestRecord]) -> None:
+def test_the_page_matches_a_recomputation_from_the_records(form: str, ended: list[RequestRecord]) -> None:
     metrics = metrics_of()
     for record in ended:
         metrics.observe(record)
@@ -88,7 +90,7 @@ def test_the_page_says_what_the_records_say(form: str, ended: list[RequestRecord
 
 @given(turns=st.lists(st.tuples(records(), st.sets(st.sampled_from(FORMS))), max_size=6))
 @settings(max_examples=10)
-def test_what_is_kept_between_pages_is_never_stale(turns: list[tuple[RequestRecord, set[str]]]) -> None:
+def test_lines_that_are_kept_between_pages_are_never_stale(turns: list[tuple[RequestRecord, set[str]]]) -> None:
     metrics, ended = metrics_of(), []
     for record, forms in turns:
         metrics.observe(record)
@@ -97,7 +99,7 @@ def test_what_is_kept_between_pages_is_never_stale(turns: list[tuple[RequestReco
             assert_same(of_records(samples(metrics, form)), expected(ended))
 
 
-def test_a_page_without_changes_is_the_same(metrics: Metrics, make_record) -> None:
+def test_two_pages_without_a_change_are_equal(metrics: Metrics, make_record) -> None:
     def ours(form: str) -> list[bytes]:
         own = (b"oaiserve_scrape", b"process_", b"python_")
         return [line for line in metrics.render(form)[0].splitlines() if not line.startswith(own)]
@@ -116,7 +118,7 @@ def test_phase_sums_add_up_to_the_duration(metrics: Metrics, make_record) -> Non
 
 
 def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -> None:
-    """Nanoseconds that come after so many seconds that a float has no room for them."""
+    """A float of 10**8 seconds cannot represent single nanoseconds that are added to it."""
     stalls_ns = [10**17, *[1] * 1000]
     for ns in stalls_ns:
         metrics.observe(make_record(account=EngineAccount(num_preemptions=1, stalled_ns=ns)))
@@ -127,7 +129,7 @@ def test_sums_stay_exact_where_floats_would_not(metrics: Metrics, make_record) -
 # -- the engine -------------------------------------------------------------------------------------------------------
 
 
-def test_the_snapshot_of_the_moment_is_shown(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+def test_the_page_shows_the_current_snapshot(metrics: Metrics, snapshot: SimpleNamespace) -> None:
     page = samples(metrics)
     assert page[key(names.REQUESTS_RUNNING.name)] == page[key(names.VLLM_REQUESTS_RUNNING.name, **VLLM)] == 3
     assert page[key(names.REQUESTS_WAITING.name)] == page[key(names.VLLM_REQUESTS_WAITING.name, **VLLM)] == 2
@@ -161,12 +163,12 @@ def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: Simp
     assert samples(metrics)[key(names.KV_CACHE_USAGE.name)] == 0
 
 
-def test_making_one_asks_no_engine() -> None:
+def test_the_constructor_does_not_read_the_snapshot() -> None:
     metrics_of(snapshot=lambda: pytest.fail("the engine was asked"))
 
 
 @pytest.mark.parametrize("drain", [Metrics.update, lambda metrics: metrics.render(None)], ids=["update", "render"])
-def test_every_step_is_taken_once(drain: Callable[[Metrics], Any]) -> None:
+def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
     waiting = [
         StepRecord(StepKind.PREFILL, 0, 20_000_000, 0, 1, 100),
         StepRecord(StepKind.DECODE, 0, 5_000_000, 10, 3, 3),
@@ -208,7 +210,7 @@ def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     account.inter_token_ns.append(5)
     use_everything(metrics, make_record(account=account))
     use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
-    metrics.render(None)  # the time of one page shows on the next
+    metrics.render(None)  # a page has the render time of earlier pages only
     return metrics
 
 
@@ -226,7 +228,7 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
     assert found == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
-def test_units_are_told_in_openmetrics(full: Metrics) -> None:
+def test_openmetrics_has_the_units(full: Metrics) -> None:
     units = {family.name: family.unit for family in families(full.render(OPENMETRICS)[0], OPENMETRICS) if family.unit}
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
 
@@ -236,14 +238,14 @@ def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
     assert [name for name in names.PROCESS_METRICS if f"\n{name}" not in page] == []
 
 
-def test_vllms_names_can_be_left_out(make_record) -> None:
+def test_vllms_names_can_be_turned_off(make_record) -> None:
     metrics = metrics_of(vllm=False)
     metrics.observe(make_record())
     assert not any(b"vllm" in metrics.render(form)[0] for form in FORMS)
 
 
 @pytest.mark.parametrize("metric", [m for m in names.METRICS if m.buckets], ids=lambda m: m.name)
-def test_buckets_rise_from_what_is_short(metric: names.Metric) -> None:
+def test_buckets_rise_and_begin_with_short_times(metric: names.Metric) -> None:
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.buckets[0] <= (0.001 if metric.unit == "seconds" else 1)
 
@@ -252,14 +254,14 @@ def test_there_are_no_created_series(full: Metrics) -> None:
     assert b"_created" not in full.render(TEXT)[0] + full.render(OPENMETRICS)[0]
 
 
-def test_series_that_are_known_begin_at_0() -> None:
+def test_counters_with_known_labels_begin_at_0() -> None:
     page = samples(metrics_of())
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == 0
     assert page[key(names.QUEUE_WAIT_SECONDS.name, reason="no_blocks")] == 0
     assert page[key(names.VLLM_REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
 
 
-def test_the_infos_name_version_and_model(metrics: Metrics) -> None:
+def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
     page = metrics.render(None)[0].decode()
     assert 'oaiserve_build_info{model="demo",python="3.' in page
     assert 'version="1.2.3"} 1.0' in page
@@ -270,7 +272,7 @@ def test_the_infos_name_version_and_model(metrics: Metrics) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @given(model=st.text(st.characters(exclude_categories=["Cs"])), record=records())
 @settings(max_examples=12)
-def test_any_served_name_is_legal(form: str, model: str, record: RequestRecord) -> None:
+def test_any_served_name_can_be_a_label(form: str, model: str, record: RequestRecord) -> None:
     metrics = metrics_of(model=model)
     metrics.observe(record)
     labels = {"operation": record.operation, "model": model}
@@ -280,14 +282,14 @@ def test_any_served_name_is_legal(form: str, model: str, record: RequestRecord) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_names_are_escaped(form: str, make_record) -> None:
+def test_label_values_are_escaped(form: str, make_record) -> None:
     name = '100 % "own" %s\\n\n'
     metrics = metrics_of(model=name)
     metrics.observe(make_record())
     assert samples(metrics, form)[key(f"{names.DURATION_SECONDS.name}_count", **LABELS | {"model": name})] == 1
 
 
-def test_half_a_character_costs_no_page() -> None:
+def test_a_lone_surrogate_in_a_name_does_not_break_the_page() -> None:
     assert "demo?" in metrics_of(model="demo\ud800").render(None)[0].decode()
 
 
@@ -374,7 +376,7 @@ def test_render_negotiates_the_format(accept: str | None, content_type: str, met
 
 
 class WatchedLock:
-    """Tells when somebody comes to take it."""
+    """A lock that calls `came` whenever a thread is about to acquire it."""
 
     def __init__(self, came: Callable[[], None]) -> None:
         self._lock, self._came = Lock(), came
@@ -387,7 +389,7 @@ class WatchedLock:
         self._lock.release()
 
 
-def test_callers_that_come_while_a_page_is_made_share_the_next() -> None:
+def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     forms = [*FORMS] * 3
     snapshots, lock_takers = [], []
     is_making, all_came, go_on = Event(), Event(), Event()
@@ -423,13 +425,13 @@ def test_callers_that_come_while_a_page_is_made_share_the_next() -> None:
         assert page.endswith(b"# EOF\n") is (form == OPENMETRICS)
 
 
-def test_the_next_caller_gets_a_page_of_his_own(metrics: Metrics, make_record) -> None:
+def test_a_later_caller_gets_a_new_page(metrics: Metrics, make_record) -> None:
     before = samples(metrics)
     metrics.observe(make_record())
     assert of_records(before) != of_records(samples(metrics))
 
 
-def test_a_page_that_could_not_be_made_is_not_shared() -> None:
+def test_a_page_that_failed_to_render_is_not_shared() -> None:
     fail = [True]
 
     def snapshot() -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""The standard variables, for traces and for metrics."""
+"""The standard OTEL_ variables choose the exporters of traces and metrics."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def test_the_variables_choose_the_exporter(signal: Signal, environ: dict[str, st
     assert exporter_kind(named, signal) == kind
 
 
-def test_what_is_said_of_one_signal_is_not_said_of_the_other() -> None:
+def test_a_variable_for_one_signal_does_not_affect_the_other() -> None:
     environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": COLLECTOR}
     assert (exporter_kind(environ, "traces"), exporter_kind(environ, "metrics")) == ("otlp", None)
 
 
-def test_metrics_for_prometheus_are_there_anyway() -> None:
+def test_the_exporter_prometheus_needs_no_export() -> None:
     environ = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_OTLP_ENDPOINT": COLLECTOR}
     assert exporter_kind(environ, "metrics") is None
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({"OTEL_METRICS_EXPORTER": "statsd"}, "OTEL_METRICS_EXPORTER is 'statsd'"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4318'"),
@@ -56,8 +56,8 @@ def test_metrics_for_prometheus_are_there_anyway() -> None:
         ),
     ],
 )
-def test_what_we_cannot_export_stops_the_start(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(StartupError, match=said):
+def test_an_unsupported_exporter_stops_the_start(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
         exporter_kind(environ, "metrics")
 
 
@@ -67,12 +67,12 @@ def test_the_interval_is_a_minute_unless_set() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "²"])
-def test_what_is_no_interval_stops_the_start(text: str) -> None:
+def test_an_invalid_interval_stops_the_start(text: str) -> None:
     with pytest.raises(StartupError, match=f"OTEL_METRIC_EXPORT_INTERVAL is '{text}', but must be a number of milli"):
         export_interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": text})
 
 
-def test_the_resource_is_ours_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resource_is_oaiserve_unless_the_variables_name_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resource("1.2.3").attributes["service.name"] == "oaiserve"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge-llm")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")

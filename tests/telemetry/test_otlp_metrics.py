@@ -1,4 +1,4 @@
-"""What a collector gets: the page's numbers, in OpenTelemetry's form. And what it costs if it is not there."""
+"""A collector gets the numbers of the page in OpenTelemetry's form, and may be down without any harm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import key, samples
 from tests.telemetry.test_metrics import metrics_of
 
-NEVER_SECONDS = 3600.0  # so that only the export at the end comes
+NEVER_SECONDS = 3600.0  # so that only the last export happens
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def started(exporter: MetricExporter, collect: Collect, interval_seconds: float 
 
 @pytest.fixture
 def exported(collector: Collector, metrics: Metrics) -> Collector:
-    """By the SDK's own exporter, over a real socket."""
+    """Export the metrics by the SDK's own exporter over a real socket."""
     exporter = exporter_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})
     assert exporter is not None
     assert started(exporter, metrics.collect).close(10)
@@ -73,22 +73,22 @@ def attributes(point: Any) -> dict[str, str]:
     return {attribute.key: attribute.value.string_value for attribute in point.attributes}
 
 
-def test_every_family_is_sent_but_vllms(exported: Collector) -> None:
+def test_every_family_except_vllms_is_exported(exported: Collector) -> None:
     expected = {m.name.removesuffix("_total") for m in names.METRICS} | {m.otel_name for m in names.GEN_AI_METRICS}
     empty = {names.TELEMETRY_ERRORS.name.removesuffix("_total"), names.SCRAPE_DURATION_SECONDS.name}
     empty |= {names.EVENT_LOOP_LAG_SECONDS.name}
     assert exported.last_metrics().keys() == expected - empty
 
 
-def test_who_sends_is_named(exported: Collector) -> None:
+def test_the_export_names_resource_and_scope(exported: Collector) -> None:
     (resource_metrics,) = exported.metrics
     assert attributes(resource_metrics.resource)["service.name"] == "test"
     (scope_metrics,) = resource_metrics.scope_metrics
     assert (scope_metrics.scope.name, scope_metrics.scope.version) == ("oaiserve", "1.2.3")
 
 
-def test_a_collector_gets_what_the_page_says(exported: Collector, metrics: Metrics) -> None:
-    """Every number, by way of the page's own names."""
+def test_a_collector_gets_the_numbers_of_the_page(exported: Collector, metrics: Metrics) -> None:
+    """Compare every exported number with the sample of the same name on the page."""
     page, sent, num_compared = samples(metrics), exported.last_metrics(), 0
     for metric in (*names.METRICS, *names.GEN_AI_METRICS):
         if (metric.otel_name or metric.name.removesuffix("_total")) not in sent:
@@ -111,7 +111,7 @@ def test_a_collector_gets_what_the_page_says(exported: Collector, metrics: Metri
     assert num_compared > len(names.METRICS)
 
 
-def test_names_units_and_types_are_opentelemetrys(exported: Collector) -> None:
+def test_units_types_and_temporality_follow_opentelemetry(exported: Collector) -> None:
     sent = exported.last_metrics()
     assert (sent["gen_ai.server.request.duration"].unit, sent["oaiserve_generation_tokens"].unit) == ("s", "{token}")
     assert (sent["oaiserve_kv_cache_usage_ratio"].unit, sent["oaiserve_requests"].unit) == ("1", "")
@@ -122,7 +122,7 @@ def test_names_units_and_types_are_opentelemetrys(exported: Collector) -> None:
     assert sent["oaiserve_request_duration_seconds"].histogram.aggregation_temporality == cumulative
 
 
-def test_gen_ai_attributes_have_dots_and_an_empty_one_is_not_there(exported: Collector) -> None:
+def test_gen_ai_attributes_have_dots_and_empty_ones_are_left_out(exported: Collector) -> None:
     finished, rejected = map(attributes, points(exported.last_metrics()["gen_ai.server.request.duration"]))
     assert finished == {
         "gen_ai.operation.name": "chat",
@@ -143,12 +143,14 @@ def test_exemplars_carry_trace_and_span(exported: Collector, make_record: Callab
     assert 0 < point.start_time_unix_nano <= point.time_unix_nano
 
 
-# -- collectors that are not there ------------------------------------------------------------------------------------
+# -- collectors that fail ---------------------------------------------------------------------------------------------
 
 
 class Scripted(MetricExporter):
-    """Each export has the next of these results, and the last one for ever; an exception is raised. As the real one
-    does, it logs what is wrong."""
+    """An exporter whose exports have the given results in turn, and then the last result again and again.
+
+    A result that is an exception is raised. Like the real exporter, it logs a failure.
+    """
 
     def __init__(self, *results: MetricExportResult | Exception) -> None:
         super().__init__()
@@ -188,7 +190,7 @@ GOOD, BAD = MetricExportResult.SUCCESS, MetricExportResult.FAILURE
 
 
 def run_through(*results: MetricExportResult | Exception) -> bool:
-    """An export for each, and one at the end."""
+    """Make an export for each result and one at the end, and return the result of `close`."""
     exporter = Scripted(*results)
     export = started(exporter, list, interval_seconds=0.001)
     assert exporter.reached_last.wait(10)
@@ -197,7 +199,7 @@ def run_through(*results: MetricExportResult | Exception) -> bool:
     return closed
 
 
-def test_a_collector_that_is_down_is_one_line_until_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_down_causes_one_line_until_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert run_through(GOOD, BAD, BAD, RuntimeError("no"), BAD, GOOD)
     failing, recovered = caplog.messages
@@ -205,24 +207,24 @@ def test_a_collector_that_is_down_is_one_line_until_it_is_back(caplog: pytest.Lo
     assert recovered == "Metrics reach the collector again."
 
 
-def test_an_exporter_that_raises_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exporter_that_raises_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     assert run_through(RuntimeError("broken"), GOOD)
     assert "RuntimeError('broken')" in caplog.messages[0]
     assert caplog.records[0].exc_info is not None
 
 
-def test_the_last_numbers_are_sent_at_the_end() -> None:
+def test_close_exports_the_last_numbers() -> None:
     collected: list[int] = []
     assert started(Scripted(GOOD), lambda: collected.append(1) or []).close(10)
     assert collected == [1]
 
 
-def test_close_says_when_the_collector_lacks_the_last_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_returns_false_if_the_collector_lacks_the_last_numbers(caplog: pytest.LogCaptureFixture) -> None:
     assert not started(Scripted(BAD), list).close(10)
     assert caplog.messages == ["The last metrics did not reach the collector within 10.0 s: connection refused."]
 
 
-def test_close_keeps_its_limit_when_the_collector_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_keeps_its_timeout_when_the_collector_hangs(caplog: pytest.LogCaptureFixture) -> None:
     exporter = Hanging()
     assert not started(exporter, list).close(0.01)
     assert exporter.was_shut_down
@@ -230,11 +232,11 @@ def test_close_keeps_its_limit_when_the_collector_hangs(caplog: pytest.LogCaptur
     exporter.release.set()
 
 
-def test_the_console_is_an_exporter_too() -> None:
+def test_the_console_exporter_is_supported() -> None:
     assert isinstance(exporter_from_environment({"OTEL_METRICS_EXPORTER": "console"}), ConsoleMetricExporter)
     assert otlp_metrics.exporter_from_environment({}) is None
 
 
-def test_the_console_prints_what_a_collector_would_get(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_exporter_prints_the_metrics(metrics: Metrics, capsys: pytest.CaptureFixture[str]) -> None:
     assert started(ConsoleMetricExporter(out=sys.stdout), metrics.collect).close(10)
     assert '"name": "gen_ai.server.time_to_first_token"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The ring of the last requests."""
+"""The ring of recent requests."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_phases_carry_the_records_integers(make_record) -> None:
     assert sum(phase["share"] for phase in entry["phases"]) == pytest.approx(1)
 
 
-def test_times_are_told_by_the_wall_clock(make_record) -> None:
+def test_received_unix_ns_is_wall_clock_time(make_record) -> None:
     record = make_record()
     recent = RecentRequests(1, epoch_offset_ns=5_000)
     recent.add(record)
     assert recent.list()[0]["received_unix_ns"] == record.times.received + 5_000
 
 
-def test_every_outcome_is_ready_for_json(make_record, account) -> None:
+def test_entries_of_every_outcome_are_ready_for_json(make_record, account) -> None:
     recent = RecentRequests(10, 0)
     for num_stamps, outcome in enumerate(Outcome, start=1):
         recent.add(make_record(num_stamps, outcome=outcome, http_status=None, request_id=str(num_stamps)))
@@ -106,7 +106,7 @@ def test_every_phase_can_be_sorted_by(phase: str, make_record) -> None:
     assert all(left >= right for left, right in pairwise(longest))
 
 
-def test_the_list_can_be_narrowed(make_record) -> None:
+def test_the_list_can_be_filtered(make_record) -> None:
     recent = RecentRequests(9, 0)
     for request_id, outcome in (("req-a", Outcome.FAILED), ("job-b", Outcome.FAILED), ("req-c", Outcome.FINISHED)):
         recent.add(make_record(request_id=request_id, outcome=outcome))
@@ -116,7 +116,7 @@ def test_the_list_can_be_narrowed(make_record) -> None:
     assert ids(recent.list(limit=2)) == ["req-c", "job-b"]
 
 
-def test_events_are_told_since_the_request_was_received(make_record, account) -> None:
+def test_event_times_are_relative_to_the_request(make_record, account) -> None:
     record = make_record(account=account)
     recent = RecentRequests(1, 0)
     recent.add(record)
@@ -132,7 +132,7 @@ def test_events_are_told_since_the_request_was_received(make_record, account) ->
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))
-def test_neighbours_are_those_with_steps_in_common(make_record, ranges: list[tuple[int | None, int]]) -> None:
+def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list[tuple[int | None, int]]) -> None:
     recent = RecentRequests(100, 0)
     for index, (first, number) in enumerate(ranges):
         recent.add(make_record(request_id=str(index), account=EngineAccount(first_step=first, num_steps=number)))
@@ -153,7 +153,7 @@ def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:
     assert ids(recent.get("req-1")["neighbours"]) == ["req-1"]
 
 
-def test_a_neighbour_s_phases_are_on_the_clock_of_the_request_that_was_asked_for(make_record) -> None:
+def test_phases_of_a_neighbour_are_relative_to_the_requested_one(make_record) -> None:
     recent = RecentRequests(2, 0)
     account = EngineAccount(first_step=1, num_steps=1)
     recent.add(make_record(request_id="a", account=account, times=RequestTimes(received=1000, responded=1500)))

@@ -1,4 +1,4 @@
-"""The hand-over from the event loop to the consumers."""
+"""`Recorder` passes records from the event loop to the consumers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_close_drains_what_is_queued(make_record) -> None:
     assert len(seen) == 100
 
 
-def test_close_says_when_the_time_was_too_short(make_record) -> None:
+def test_close_returns_false_if_the_timeout_was_too_short(make_record) -> None:
     release = Event()
     recorder = Recorder({"slow": lambda record: release.wait(5)}, [].append)
     recorder.record(make_record())
@@ -74,7 +74,7 @@ def test_records_beyond_the_bound_are_dropped_and_counted(make_record) -> None:
     release, taken, errors = Event(), Event(), []
     recorder = Recorder({"slow": lambda record: (taken.set(), release.wait(5))}, errors.append, max_queued=2)
     recorder.record(make_record())
-    assert taken.wait(5)  # one is with the consumer, the queue is empty
+    assert taken.wait(5)  # the consumer has the first record, and the queue is empty
     for _ in range(3):
         recorder.record(make_record())
     release.set()
@@ -89,24 +89,24 @@ def test_a_record_after_close_is_ignored(make_record) -> None:
     assert seen == []
 
 
-def test_records_of_a_batch_cost_one_tick(make_record) -> None:
-    told: list[str] = []
+def test_a_batch_of_records_causes_one_tick(make_record) -> None:
+    calls: list[str] = []
     ticked = Event()
     recorder = Recorder(
-        {"one": lambda record: told.append("record")},
+        {"one": lambda record: calls.append("record")},
         [].append,
-        lambda: (told.append("tick"), ticked.set()),
-        batch_seconds=60,  # the flush ends it
+        lambda: (calls.append("tick"), ticked.set()),
+        batch_seconds=60,  # the flush ends the wait
     )
     for _ in range(64):
         recorder.record(make_record())
     assert recorder.flush(5)
-    assert told[:65] == ["record"] * 64 + ["tick"]
+    assert calls[:65] == ["record"] * 64 + ["tick"]
     assert recorder.close(5)
-    assert told[64:] == ["tick"] * len(told[64:])
+    assert calls[64:] == ["tick"] * len(calls[64:])
 
 
-def test_the_first_of_a_batch_waits_for_others_but_no_longer_than_that(make_record) -> None:
+def test_the_first_record_waits_for_others_for_batch_seconds_at_most(make_record) -> None:
     seen = Event()
     recorder = Recorder({"one": lambda record: seen.set()}, [].append, batch_seconds=60)
     recorder.record(make_record())
@@ -126,7 +126,7 @@ def test_a_flush_waits_for_its_tick() -> None:
     assert recorder.flush(5)
 
 
-def test_ticks_come_without_records() -> None:
+def test_ticks_happen_without_records() -> None:
     ticks = Semaphore(0)
     recorder = Recorder({}, [].append, ticks.release, tick_seconds=0.001)
     assert ticks.acquire(timeout=5)
@@ -147,8 +147,8 @@ def test_a_tick_that_raises_is_counted_and_does_not_end_the_thread(make_record) 
     assert set(errors) == {"tick"}
 
 
-def test_a_flush_hurries_only_what_is_there(make_record) -> None:
-    """After it, records are gathered again."""
+def test_a_flush_does_not_hurry_later_batches(make_record) -> None:
+    """After the flush, records wait for each other again."""
     recorder = Recorder({}, [].append, batch_seconds=60)
     assert recorder.flush(5)
     assert not recorder._urgent.is_set()

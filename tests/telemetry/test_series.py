@@ -1,4 +1,4 @@
-"""Counting and measuring once, and showing it several times."""
+"""A quantity is recorded once in a series and shown by several families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def distribution() -> Distribution:
     return Distribution("color", "size", shown_as=(FINE, COARSE), per_unit=1000)  # whole milliseconds
 
 
-def test_a_boundary_belongs_to_the_bucket_below_it() -> None:
+def test_a_value_on_a_boundary_is_in_the_bucket_below() -> None:
     series = distribution()
     for value in (0, 1, 2, 1000, 1001):
         series.add(RED, value)
@@ -29,7 +29,7 @@ def test_a_boundary_belongs_to_the_bucket_below_it() -> None:
     assert HistogramFamily(FINE, series).cumulative(child) == (2, 3, 3, 4, 5)
 
 
-def test_a_family_adds_up_what_it_has_no_label_for() -> None:
+def test_a_family_adds_up_over_labels_that_it_does_not_have() -> None:
     series = distribution()
     series.add(("red", "small"), 5)
     series.add(("red", "large"), 500)
@@ -38,7 +38,7 @@ def test_a_family_adds_up_what_it_has_no_label_for() -> None:
     assert (point.labels, point.counts, point.total) == (("red",), [1, 1, 0], 0.505)
 
 
-def test_a_family_shows_only_what_it_asks_for() -> None:
+def test_a_family_shows_only_values_that_match_where() -> None:
     series = distribution()
     family = HistogramFamily(COARSE, series, where={"size": "large"}, constant={"shade": "dark"})
     assert family.points() == []
@@ -67,14 +67,14 @@ def test_many_values_at_once_are_the_same_as_one_by_one(lists: list[list[int]]) 
     assert HistogramFamily(FINE, at_once).points() == HistogramFamily(FINE, one_by_one).points()
 
 
-def test_a_very_long_answer_counts_whole() -> None:
+def test_all_values_of_a_very_long_answer_count() -> None:
     series = distribution()
     series.add_all(RED, array("q", range(10_000)), ORIGIN)
     (point,) = HistogramFamily(FINE, series).points()
     assert (point.counts, point.total) == ([2, 9, 90, 900, 8999], sum(range(10_000)) / 1000)
 
 
-def test_a_family_cannot_show_a_boundary_that_was_not_measured() -> None:
+def test_a_family_cannot_show_a_boundary_that_the_series_lacks() -> None:
     with pytest.raises(ValueError, match="500 is not in list"):
         HistogramFamily(Metric("other", "histogram", "", buckets=(0.5,)), distribution())
 

@@ -1,4 +1,4 @@
-"""The way of spans to a collector that may be slow, full or gone: bounded, counted, and told once."""
+"""Spans are queued for a collector that may be slow, full or down; losses are counted and logged once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spans(name: str, number: int) -> list[ReadableSpan]:
 
 
 class Counts:
-    """By result; like the real ones, to be called by any thread."""
+    """Counts spans by result. Like the real counter, any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -42,7 +42,7 @@ class Counts:
 
 
 class Gate(SpanExporter):
-    """Exports when it is told to, with the result that it is told."""
+    """An exporter that waits for the test to provide the result of each export."""
 
     def __init__(self) -> None:
         self.came: SimpleQueue[list[str]] = SimpleQueue()
@@ -84,7 +84,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
-def test_a_batch_goes_when_it_is_full(gate: Gate, counts: Counts) -> None:
+def test_a_full_batch_is_exported_at_once(gate: Gate, counts: Counts) -> None:
     export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=4, delay_seconds=60))
     for name in "ab":
         export.put(spans(name, 2))
@@ -94,7 +94,7 @@ def test_a_batch_goes_when_it_is_full(gate: Gate, counts: Counts) -> None:
     assert counts.by_result == {"ended": 4, "exported": 4}
 
 
-def test_a_batch_that_is_not_full_goes_after_a_while(gate: Gate, counts: Counts) -> None:
+def test_a_batch_that_is_not_full_is_exported_after_the_delay(gate: Gate, counts: Counts) -> None:
     export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=50, delay_seconds=0.001))
     export.put(spans("a", 1))
     assert gate.came.get(timeout=5) == ["a"]
@@ -147,7 +147,7 @@ def test_every_span_that_ended_has_one_result(
     assert counts.by_result["ended"] == sum(numbers) == counts.settled
 
 
-def test_failing_again_and_again_is_one_warning(gate: Gate, counts: Counts, lines) -> None:
+def test_repeated_failures_cause_one_warning(gate: Gate, counts: Counts, lines) -> None:
     clock = Clock()
     export = SpanExport(gate, counts, AT_ONCE, clock)
 
@@ -166,7 +166,7 @@ def test_failing_again_and_again_is_one_warning(gate: Gate, counts: Counts, line
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
 
-def test_the_end_of_a_loss_is_told_once_it_has_been_calm(gate: Gate, counts: Counts, lines) -> None:
+def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(gate: Gate, counts: Counts, lines) -> None:
     clock = Clock()
     export = SpanExport(gate, counts, AT_ONCE, clock)
     for now_ns, result in (
@@ -189,7 +189,7 @@ def test_the_end_of_a_loss_is_told_once_it_has_been_calm(gate: Gate, counts: Cou
     )
 
 
-def test_close_drops_and_counts_what_it_has_no_time_for(gate: Gate, counts: Counts, lines) -> None:
+def test_close_drops_and_counts_spans_after_its_timeout(gate: Gate, counts: Counts, lines) -> None:
     export = SpanExport(gate, counts, AT_ONCE)
     export.put(spans("hangs", 2))
     gate.came.get(timeout=5)
@@ -203,7 +203,7 @@ def test_close_drops_and_counts_what_it_has_no_time_for(gate: Gate, counts: Coun
     gate.results.put(SpanExportResult.SUCCESS)
 
 
-def test_close_sends_what_is_queued_and_ends_the_exporter(gate: Gate, counts: Counts) -> None:
+def test_close_exports_queued_spans_and_shuts_the_exporter_down(gate: Gate, counts: Counts) -> None:
     export = SpanExport(gate, counts, BatchLimits(delay_seconds=60))
     export.put(spans("a", 2))
     gate.results.put(SpanExportResult.SUCCESS)
@@ -214,15 +214,15 @@ def test_close_sends_what_is_queued_and_ends_the_exporter(gate: Gate, counts: Co
 
 @pytest.fixture
 def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address that nobody listens on."""
+    """Return a URL on which no server listens."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     return f"http://127.0.0.1:{port}/v1/traces"
 
 
-def test_a_collector_that_is_down_is_one_line_with_the_reason(unreachable_url: str, counts: Counts, lines) -> None:
-    """With the real exporter, which logs each try itself."""
+def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, counts: Counts, lines) -> None:
+    """The real exporter logs each attempt itself."""
     export = SpanExport(OTLPSpanExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
     for _ in range(3):
         export.put(spans("a", 1))
@@ -232,14 +232,14 @@ def test_a_collector_that_is_down_is_one_line_with_the_reason(unreachable_url: s
     assert counts.by_result == {"ended": 3, "failed": 3}
 
 
-def test_the_exporters_own_lines_come_back_after_close(unreachable_url: str, counts: Counts, lines) -> None:
+def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, counts: Counts, lines) -> None:
     exporter = OTLPSpanExporter(unreachable_url)
     SpanExport(exporter, counts, AT_ONCE).close(5)
     exporter.shutdown()
     assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
 
 
-def test_limits_are_the_sdks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_and_their_variables_are_those_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BatchLimits.from_environment() == BatchLimits() == (2048, 512, 5.0)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     assert BatchLimits.from_environment() == (100, 100, 5.0)

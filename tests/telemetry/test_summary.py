@@ -1,4 +1,4 @@
-"""The numbers that log, spans and ring derive from the engine's account."""
+"""The summary of the engine's account that log, spans and recent requests show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NS = st.integers(0, 10**12)
 
 
 def nearest_rank(values: list[int], percent: int) -> int:
-    """By its definition: the least value that at least `percent` of them do not exceed."""
+    """Return the nearest rank by its definition: the least value that at least `percent` of them do not exceed."""
     return next(x for x in sorted(values) if 100 * sum(other <= x for other in values) >= percent * len(values))
 
 
@@ -27,7 +27,7 @@ def test_percentiles_are_the_nearest_rank(values: list[int]) -> None:
 
 
 @given(st.integers(MOST_SORTED + 1, 5 * MOST_SORTED), st.data())
-def test_of_many_gaps_a_sample_is_sorted_but_the_greatest_is_found(number: int, data: st.DataObject) -> None:
+def test_percentiles_of_many_gaps_come_from_a_sample_but_the_maximum_is_exact(number: int, data: st.DataObject) -> None:
     gaps_ns = array("q", range(number))
     gaps_ns[data.draw(st.integers(0, number - 1))] = 10 * number
     gaps = token_gaps(gaps_ns)
@@ -37,13 +37,13 @@ def test_of_many_gaps_a_sample_is_sorted_but_the_greatest_is_found(number: int, 
     assert gaps.p99_ns == pytest.approx(number * 0.99, rel=0.01)
 
 
-def test_no_more_is_sorted_than_that_even_where_it_does_not_divide() -> None:
+def test_the_sample_is_never_larger_than_the_limit() -> None:
     gaps_ns = array("q", range(MOST_SORTED + 1))
     assert len(gaps_ns[:: ceil(len(gaps_ns) / MOST_SORTED)]) <= MOST_SORTED
     assert token_gaps(array("q")) is None
 
 
-def test_steps_are_those_from_the_first_to_the_last(make_record) -> None:
+def test_steps_range_from_the_first_to_the_last(make_record) -> None:
     account = EngineAccount(first_step=7, num_steps=4, model_ns=440_000_001, num_step_sequences=10, num_step_tokens=50)
     record = make_record(account=account)
     between_ns = record.times.last_token - record.times.scheduled - 440_000_001
@@ -57,5 +57,5 @@ def test_the_time_between_steps_is_unknown_without_a_last_token(make_record) -> 
     assert steps_of(make_record(6, account=account)).between_ns is None
 
 
-def test_a_request_that_was_in_no_step_has_none(make_record) -> None:
+def test_a_request_that_was_in_no_step_has_no_steps(make_record) -> None:
     assert steps_of(make_record(4)) is None

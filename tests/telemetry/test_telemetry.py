@@ -1,4 +1,4 @@
-"""The assembly: one record reaches spans, histograms and ring, and they tell the same; OTLP over a real socket."""
+"""All of telemetry together: spans, histograms and recent requests agree, with OTLP over a real socket."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_spans_histograms_and_ring_agree(traced: Telemetry, collector: Collector
     assert len(traced.recent.list()) == 4
 
 
-def test_a_request_finds_the_steps_that_came_before_its_record(collector, snapshot, make_record, monkeypatch) -> None:
-    """The telemetry thread takes steps in when it takes a record, and not only once a second."""
+def test_a_request_links_to_the_steps_before_its_record(collector, snapshot, make_record, monkeypatch) -> None:
+    """The telemetry thread reads the engine's steps before each record, and not only once a second."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     steps = [StepRecord(StepKind.DECODE, 0, 5, 0, 1, 1, number=number) for number in range(4)]
@@ -92,14 +92,14 @@ def test_exported_spans_are_counted(traced: Telemetry, make_record) -> None:
     assert b'oaiserve_spans_total{result="exported"} 9.0' in traced.render(None)[0]
 
 
-def test_a_limit_that_is_none_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_span_limit_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
     with pytest.raises(StartupError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
         Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
 
 
-def test_without_the_variables_there_are_no_spans(snapshot, make_record) -> None:
+def test_spans_are_off_without_the_variables(snapshot, make_record) -> None:
     telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4, environ={})
     telemetry.record(make_record())
     assert telemetry.flush(5)
@@ -109,7 +109,7 @@ def test_without_the_variables_there_are_no_spans(snapshot, make_record) -> None
     assert telemetry.close(5)
 
 
-def test_metrics_are_sent_where_traces_are(traced: Telemetry, collector: Collector, make_record) -> None:
+def test_metrics_are_sent_to_the_endpoint_of_traces(traced: Telemetry, collector: Collector, make_record) -> None:
     traced.record(make_record())
     assert traced.close(5)
     sent = collector.last_metrics()
@@ -126,13 +126,13 @@ def test_a_collector_for_traces_alone_gets_no_metrics(collector: Collector, snap
     assert collector.paths == ["/v1/traces"]
 
 
-def test_an_interval_that_is_none_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_export_interval_stops_the_start(snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "often")
     with pytest.raises(StartupError, match="OTEL_METRIC_EXPORT_INTERVAL is 'often'"):
         Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4)
 
 
-def test_steps_and_what_the_event_loop_tells_show_without_a_request(snapshot) -> None:
+def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     steps = [StepRecord(StepKind.DECODE, 0, 5_000_000, 0, 3, 3)]
     telemetry = Telemetry(
         snapshot=lambda: snapshot,

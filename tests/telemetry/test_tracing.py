@@ -1,4 +1,4 @@
-"""Spans made from records: same ids, same integers, and they tile."""
+"""Spans have the ids and integers of the record, and are contiguous."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Export = Callable[..., list[ReadableSpan]]
 
 @pytest.fixture
 def export() -> Export:
-    """The spans of a record, in the order server, inner, phases."""
+    """Return a function that exports a record and returns its spans in the order server, operation, phases."""
 
     def spans_of(record: RequestRecord, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
         exporter = InMemorySpanExporter()
@@ -56,7 +56,7 @@ def test_spans_carry_the_records_integers(export: Export, make_record) -> None:
 
 
 @pytest.mark.parametrize("num_stamps", range(1, 8))
-def test_phase_spans_tile_the_request_wherever_it_ended(num_stamps: int, export: Export, make_record) -> None:
+def test_phase_spans_are_contiguous_wherever_the_request_ended(num_stamps: int, export: Export, make_record) -> None:
     server, inner, *phases = export(make_record(num_stamps, outcome=Outcome.CANCELLED, http_status=None))
     assert [span.name for span in phases] == list(PHASES[:num_stamps])
     assert all(left.end_time == right.start_time for left, right in pairwise(phases))
@@ -88,7 +88,7 @@ def test_the_clients_trace_is_continued(export: Export, make_record) -> None:
     assert server.context.trace_state.get("vendor") == "1"
 
 
-def test_a_client_that_does_not_sample_is_respected(export: Export, make_record) -> None:
+def test_a_request_whose_client_does_not_sample_is_not_exported(export: Export, make_record) -> None:
     trace = TraceContext(trace_id=1, span_id=2, parent_span_id=3, parent_sampled=False)
     assert export(make_record(trace=trace), ParentBased(ALWAYS_ON)) == []
 
@@ -103,7 +103,7 @@ def test_the_standard_variable_chooses_the_sampler(make_record, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"OTEL_TRACES_SAMPLER": "sometimes"}, "OTEL_TRACES_SAMPLER must be one of always_on, .* but is sometimes"),
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "few"}, "between 0 and 1 but is few"),
@@ -112,14 +112,14 @@ def test_the_standard_variable_chooses_the_sampler(make_record, monkeypatch: pyt
         ({"OTEL_SPAN_EVENT_COUNT_LIMIT": "many"}, "OTEL_SPAN_EVENT_COUNT_LIMIT"),
     ],
 )
-def test_a_variable_that_makes_no_sense_is_refused(variables: dict[str, str], said: str, monkeypatch) -> None:
+def test_an_invalid_variable_is_refused(variables: dict[str, str], message: str, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Tracing(InMemorySpanExporter(), epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
 
 
-def test_a_request_that_was_not_sampled_leaves_no_id_for_the_next(make_record) -> None:
+def test_an_unsampled_request_does_not_affect_the_ids_of_the_next(make_record) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(
         exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None, sampler=ParentBased(ALWAYS_ON)
@@ -162,7 +162,7 @@ def test_the_operation_span_follows_the_genai_conventions(export: Export, make_r
     assert attributes["oaiserve.request.min_p"] == 0.1
 
 
-def test_the_prompt_is_in_its_span_only_where_the_record_has_it(export: Export, make_record) -> None:
+def test_the_operation_span_has_the_prompt_only_if_the_record_has_it(export: Export, make_record) -> None:
     text = '[{"role":"user","parts":[{"type":"text","content":"Hi"}]}]'
     server, inner, *phases = export(make_record(prompt_text=text))
     assert inner.attributes["gen_ai.input.messages"] == text
@@ -170,7 +170,7 @@ def test_the_prompt_is_in_its_span_only_where_the_record_has_it(export: Export, 
     assert "gen_ai.input.messages" not in export(make_record())[1].attributes
 
 
-def test_the_address_is_told_where_it_is_known(export: Export, make_record) -> None:
+def test_spans_have_the_server_address_if_it_is_known(export: Export, make_record) -> None:
     known = export(make_record(server_address="10.0.0.7", server_port=8000, http_scheme="https"))[:2]
     assert [(span.attributes["server.address"], span.attributes["server.port"]) for span in known] == [
         ("10.0.0.7", 8000)
@@ -179,7 +179,7 @@ def test_the_address_is_told_where_it_is_known(export: Export, make_record) -> N
     assert not any("server.address" in span.attributes for span in export(make_record()))
 
 
-def test_the_queue_says_what_it_waited_for_and_the_operation_its_steps(export: Export, make_record, account) -> None:
+def test_the_queue_span_has_wait_reasons_and_the_operation_span_steps(export: Export, make_record, account) -> None:
     record = make_record(account=account)
     _, inner, *phases = export(record)
     (queue,) = (span for span in phases if span.name == "queue")
@@ -193,7 +193,7 @@ def test_the_queue_says_what_it_waited_for_and_the_operation_its_steps(export: E
     assert (inner.attributes[names.NUM_PREEMPTIONS], inner.attributes[names.STALLED_NS]) == (1, 50_000_000)
 
 
-def test_what_happened_in_the_engine_is_on_the_span_of_its_phase(export: Export, make_record, account) -> None:
+def test_events_are_on_the_span_of_the_phase_they_happened_in(export: Export, make_record, account) -> None:
     _, _, *phases = export(make_record(account=account))
     happened = {span.name: [(event.name, dict(event.attributes)) for event in span.events] for span in phases}
     p = "oaiserve.event."
@@ -252,7 +252,7 @@ def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
     }
 
 
-def test_a_device_without_a_clock_tells_nothing() -> None:
+def test_a_step_on_a_device_without_a_clock_has_no_device_times() -> None:
     (span,) = traced_steps(step_of(0))
     assert not {names.STEP_DEVICE_BUSY_NS, names.STEP_DEVICE_GAP_NS} & span.attributes.keys()
 
@@ -274,7 +274,7 @@ def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
     for number in range(8):
         tracing.record_step(step_of(number))
     tracing.record(make_record(account=EngineAccount(first_step=3, num_steps=4)))
-    tracing.record(make_record(1))  # it was in no step
+    tracing.record(make_record(1))  # this request was in no step
     assert tracing.close(5)
     spans = exporter.get_finished_spans()
     numbers = {span.context.span_id: span.attributes[names.STEP_NUMBER] for span in spans if span.name == "engine step"}
@@ -283,13 +283,15 @@ def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
     assert not any(span.links for span in spans if span.name != "chat demo")
 
 
-def test_of_events_that_were_dropped_the_number_is_told(export: Export, make_record, account) -> None:
+def test_dropped_events_are_counted_and_chunks_then_have_no_total(export: Export, make_record, account) -> None:
     account.num_events_dropped = 3
     _, inner, *phases = export(make_record(account=account))
     assert inner.attributes[names.EVENTS_DROPPED] == 3
     chunks = [event for span in phases for event in span.events if event.name == "prefill_chunk"]
     assert [event.attributes["oaiserve.event.number"] for event in chunks] == [1, 2]
-    assert not any("oaiserve.event.total" in event.attributes for event in chunks)  # nobody knows
+    assert not any(
+        "oaiserve.event.total" in event.attributes for event in chunks
+    )  # a dropped event may have been a chunk
 
 
 def test_an_aborted_request_keeps_its_events_in_the_phase_it_was_in(export: Export, make_record, account) -> None:
@@ -297,7 +299,9 @@ def test_an_aborted_request_keeps_its_events_in_the_phase_it_was_in(export: Expo
     assert [len(span.events) for span in phases] == [0, 0, 0, 7]
 
 
-def test_the_sdks_limits_hold(export: Export, make_record, account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limits_of_the_sdk_are_applied(
+    export: Export, make_record, account, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "3")
     monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "2")
     monkeypatch.setenv("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "1")
@@ -312,8 +316,8 @@ def test_the_sdks_limits_hold(export: Export, make_record, account, monkeypatch:
     assert all(len(value) <= 4 for span in spans for value in span.attributes.values() if isinstance(value, str))
 
 
-def test_everything_survives_the_wire(export: Export, make_record, account) -> None:
-    """Through the real encoder of OTLP."""
+def test_spans_are_equal_after_encoding_and_decoding(export: Export, make_record, account) -> None:
+    """The spans are encoded by the real encoder of OTLP."""
     trace = TraceContext(trace_id=0xABC, span_id=0xDEF, parent_span_id=0x123, parent_sampled=True, tracestate="v=1")
     record = make_record(account=account, trace=trace, outcome=Outcome.FAILED, http_status=500, error_type="Odd")
     spans = export(record)
@@ -352,7 +356,7 @@ def test_the_service_is_oaiserve_unless_named(variable, name, export: Export, ma
 
 
 @pytest.mark.parametrize("result", list(SpanExportResult))
-def test_spans_are_counted_by_what_became_of_them(result: SpanExportResult, make_record) -> None:
+def test_spans_are_counted_by_result(result: SpanExportResult, make_record) -> None:
     class Exporter(InMemorySpanExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             return result
@@ -365,7 +369,7 @@ def test_spans_are_counted_by_what_became_of_them(result: SpanExportResult, make
     assert counts == {"ended": 9, "exported" if result is SpanExportResult.SUCCESS else "failed": 9}
 
 
-def test_close_keeps_its_limit_when_the_collector_hangs(make_record) -> None:
+def test_close_keeps_its_timeout_when_the_collector_hangs(make_record) -> None:
     class Hanging(SpanExporter):
         def __init__(self) -> None:
             self.release = Event()
@@ -408,12 +412,12 @@ def test_either_endpoint_or_the_exporter_variable_turns_otlp_on(environ: dict[st
     assert type(exporter).__name__ == "OTLPSpanExporter"
 
 
-def test_console_writes_to_the_terminal() -> None:
+def test_the_console_exporter_can_be_chosen() -> None:
     assert isinstance(exporter_from_environment({"OTEL_TRACES_EXPORTER": "console"}), ConsoleSpanExporter)
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         (
             {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
@@ -427,6 +431,6 @@ def test_console_writes_to_the_terminal() -> None:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "must start with http://"),
     ],
 )
-def test_what_we_cannot_export_stops_the_start(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(StartupError, match=said):
+def test_an_unsupported_exporter_stops_the_start(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
         exporter_from_environment(environ)
