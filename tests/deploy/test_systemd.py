@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
-from oaiserve.cli import ENV_OF_OTHERS
+from oaiserve.cli import VARIABLES_WITHOUT_FLAG
 from oaiserve.config import ServerOptions
 from oaiserve.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY
@@ -33,7 +33,7 @@ def test_the_unit_gives_a_shutdown_enough_time() -> None:
 
 def test_the_environment_has_only_settings_of_the_server() -> None:
     variables = {pair.split("=")[0] for line in SETTINGS["Environment"] for pair in line.split()}
-    settings = {name for name in variables if name.startswith("OAISERVE_")} - ENV_OF_OTHERS
+    settings = {name for name in variables if name.startswith("OAISERVE_")} - VARIABLES_WITHOUT_FLAG
     assert {name.removeprefix("OAISERVE_").lower() for name in settings} <= set(ServerOptions.__dataclass_fields__)
     assert "MODEL" in variables
     assert SETTINGS["ExecStart"][0].endswith("oaiserve serve ${MODEL}")
