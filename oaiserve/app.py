@@ -36,10 +36,7 @@ TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector th
 
 
 def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = None) -> Starlette:
-    """Return the application around a loaded engine, which the application starts and stops.
-
-    Raises StartupError if the OTEL_* variables are wrong.
-    """
+    """Return the application, which starts and stops the engine. Raises StartupError for wrong OTEL_* variables."""
     model_name = config.server.served_model_name or config.model
     if telemetry is None:
         telemetry = Telemetry(
@@ -139,10 +136,7 @@ def routes(config: Config) -> list[Route]:
 
 
 def middleware(config: Config) -> list[Middleware]:
-    """Return the middleware, outermost first.
-
-    `Errors` is inside the middleware for headers and CORS, so that web pages can read an error, too.
-    """
+    """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too."""
     server = config.server
     chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
     if server.cors_origin:

@@ -187,10 +187,7 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bind a socket, so that a busy port is reported before the model loads.
-
-    Clients cannot connect until it listens.
-    """
+    """Bind a socket before the model loads, so that a busy port is reported early. It does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

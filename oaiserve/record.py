@@ -125,8 +125,6 @@ class RequestRecord:
 
 
 class StepKind(StrEnum):
-    """Whether the sequences of a step prefilled or decoded."""
-
     PREFILL = "prefill"  # no sequence decoded
     DECODE = "decode"  # all sequences decoded
     MIXED = "mixed"
@@ -161,13 +159,8 @@ class StepRecord(NamedTuple):
 
 
 class Recording(Protocol):
-    """A profiler's recording of steps."""
-
     def save(self, path: Path) -> None:
-        """Write the recording as a trace for Chrome and Perfetto, compressed if the name ends in .gz.
-
-        Any thread may call it. It may take seconds.
-        """
+        """Write a trace for Chrome and Perfetto, compressed if the name ends in .gz. Takes seconds, on any thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The location of a model's weights, in the form that transformers expects."""
-
     location: str  # a folder or a hub id
     gguf_file: str | None  # the file's name within the folder
     is_local: bool

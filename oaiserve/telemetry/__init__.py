@@ -109,10 +109,7 @@ class Telemetry:
         self._metrics.observe_event_loop_lag(seconds)
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
-        """Return the page for /metrics and its content type.
-
-        Call it in a worker thread, because it takes milliseconds.
-        """
+        """Return the page for /metrics and its content type. Takes milliseconds, so call it in a worker thread."""
         return self._metrics.render(accept)
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -120,10 +117,7 @@ class Telemetry:
         return self._recorder.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
-        """Process the queued records and make the last exports, for about `timeout_seconds` at most.
-
-        Returns False if data may be lost. Blocks.
-        """
+        """Process the queued records and make the last exports within the timeout. Return False if data may be lost."""
         deadline_ns = monotonic_ns() + int(timeout_seconds * 1e9)
 
         def remaining_seconds() -> float:
