@@ -68,8 +68,9 @@ class AttentionOptions(Structure):
     _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
 
 
-_POINTER, _INDEX, _DECODER, _ATTENTION = c_void_p, c_long, c_void_p, c_void_p
-# What each function takes, and what it returns.
+_POINTER, _DECODER, _ATTENTION = c_void_p, c_void_p, c_void_p
+_INDEX = c_long  # of a part of the decoder; as a result, -1 if there is no memory for the part
+# The types of each function's arguments and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
     "free_pool": ((_POINTER,), None),
@@ -80,15 +81,15 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_weights": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, _POINTER, _POINTER, c_long, c_long, c_long, c_long), _INDEX),
-    "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), None),
-    "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), None),
-    "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float), None),
-    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, c_bool, c_float), None),
-    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), None),
-    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), None),
-    "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), None),
-    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), None),
-    "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), None),
+    "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
+    "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
+    "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float), _INDEX),
+    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, c_bool, c_float), _INDEX),
+    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), _INDEX),
+    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), _INDEX),
+    "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
     "durations": ((_DECODER, _POINTER), None),
     "step": ((_DECODER, _POINTER, POINTER(StepInput)), c_int),
     "attention": ((c_int, _POINTER), _ATTENTION),
@@ -99,15 +100,26 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 
 class Library:
-    """Its functions by their names without the prefix. A call releases the GIL."""
+    """The functions of the native code, as methods without the prefix `oaiserve_`. A call releases the GIL.
+
+    The functions that add a part to a decoder raise MemoryError. The others return null or -1, which the caller checks.
+    """
 
     def __init__(self, dtype: torch.dtype, quantize: Quantize = "none") -> None:
-        """Compiles it where need be. Raises BuildError."""
+        """Load the library, compiling it first if it is not on disk. Raises BuildError."""
         loaded = build.load(dtype, quantize)
         for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes, function.restype = arguments, result
+            if result is _INDEX:
+                function.errcheck = _raise_if_negative
             setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the functions are set above
         raise AttributeError(name)
+
+
+def _raise_if_negative(index: int, function: Any, _: object) -> int:
+    if index < 0:
+        raise MemoryError(f"{function.__name__} found no memory for a part of the decoder.")
+    return index

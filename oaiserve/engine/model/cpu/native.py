@@ -37,8 +37,8 @@ class NativeDecoder:
         self._operations: list[str] = []  # their kinds, in order
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
-        if self._pool is None:
-            raise MemoryError(f"The system gives no {num_threads} threads.")
+        if self._handle is None or self._pool is None:
+            raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
         self._build(decoder)
 
     def __del__(self) -> None:
@@ -185,22 +185,15 @@ class NativeDecoder:
             biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
             bias = torch.cat(biases).contiguous()
         n, k = weight.shape
-        index: int = self._library.add_weights(
-            self._handle, weight.data_ptr(), n, k, None if bias is None else bias.data_ptr()
-        )
-        if index < 0:
-            raise MemoryError(f"No memory for weights of {n} x {k}.")
-        return index
+        bias_pointer = None if bias is None else bias.data_ptr()
+        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def _gated_weights(self, gate: Matrix, up: Matrix) -> int:
         if gate.bias is not None or up.bias is not None:
             raise NotKnown("its gated MLP has biases")
         n, k = gate.weight.shape
         both = [matrix.weight.contiguous() for matrix in (gate, up)]
-        index: int = self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)
-        if index < 0:
-            raise MemoryError(f"No memory for weights of {2 * n} x {k}.")
-        return index
+        return self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)  # type: ignore[no-any-return]
 
     def _normalize(self, norm: Norm) -> Normalize:
         bias = None if norm.bias is None else self._keep(norm.bias)

@@ -16,21 +16,19 @@ class Checked : public Work {
   Checked(int threads, const std::vector<long>& items) : threads_(threads) {
     for (long count : items) begun_.emplace_back(size_t(count));
   }
-  long phases() const override { return long(begun_.size()); }
-  long items(long phase) const override { return long(begun_[size_t(phase)].size()); }
-  void run(long phase, long item, int thread) override {
+  long phases() const noexcept override { return long(begun_.size()); }
+  long items(long phase) const noexcept override { return long(begun_[size_t(phase)].size()); }
+  void run(long phase, long item) noexcept override {
     if (phase != current_) return complain("an item of another phase runs");
     if (item < 0 || item >= items(phase)) return complain("there is no such item");
-    if (thread < 0 || thread >= threads_ || is_busy_[thread].exchange(true)) return complain("a thread is in two places");
     auto& begun = begun_[size_t(phase)];
     if (begun[size_t(item)]++) complain("an item runs twice");
     if (items(phase) == threads_)
       for (auto& other : begun)
         while (other == 0) std::this_thread::yield();
-    is_busy_[thread] = false;
     done_++;
   }
-  void ended(long phase) override {
+  void ended(long phase) noexcept override {
     if (phase != current_) return complain("another phase ends");
     if (done_ != items(phase)) complain("a phase ends before all its items are done");
     done_ = 0;
@@ -47,7 +45,6 @@ class Checked : public Work {
   int threads_;
   std::vector<std::vector<std::atomic<int>>> begun_;
   std::atomic<long> current_{0}, done_{0};
-  std::atomic<bool> is_busy_[8] = {};
   std::atomic<const char*> complaint_{nullptr};
 };
 

@@ -39,8 +39,8 @@ class Prepare : public Operation {
           Normalize key_norm)
       : qkv_(qkv), queries_(queries), cache_(cache), heads_(heads), rotary_(rotary), query_norm_(query_norm),
         key_norm_(key_norm) {}
-  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, qkv_.stride()); }
-  void run(const StepInput& step, int, long item) override {
+  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, qkv_.stride()); }
+  void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, qkv_.stride());
     for (long row = rows.first; row < rows.last; row++) {
       float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
@@ -104,8 +104,8 @@ class Attend : public Operation {
  public:
   Attend(Buffer<T>& queries, Buffer<T>& out, PagedCache<T>& cache, SharedPlan& shared, AttentionOptions options)
       : queries_(queries), out_(out), cache_(cache), shared_(shared), options_(options) {}
-  long items(const StepInput&, int) const override { return long(shared_.plan.items.size()); }
-  void run(const StepInput&, int, long item) override {
+  long items(const StepInput&, int) const noexcept override { return long(shared_.plan.items.size()); }
+  void run(const StepInput&, int, long item) noexcept override {
     attend_item(shared_.plan, item, options_, cache_, queries_.row(0), queries_.stride(), out_.row(0), out_.stride());
   }
 

@@ -1,13 +1,14 @@
-// The C interface of the library: build a decoder operation by operation, then run steps on it; or attention alone, layer
-// by layer. library.py is its twin.
+// The C interface of the library, which library.py declares for Python. A caller either builds a decoder operation by
+// operation and runs steps on it, or computes attention alone, layer by layer.
 //
-// Compiled for one element type, bf16 or float: that of activations between operations, of keys and values, and of
-// weights unless these have eight bits. Sums and the hidden state are float32. Nothing throws across the interface: what
-// can fail returns null or a negative number.
+// The library is compiled for one element type, bf16 or float. Activations between operations, keys and values have this
+// type, and so have weights unless they are quantized to eight bits. Sums and the hidden state are float32.
+//
+// No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
+// again.
 
 #include <chrono>
 #include <deque>
-#include <new>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -25,27 +26,31 @@ using Weights = Int8Linear<Element>;
 using Weights = Linear<Element>;
 #endif
 
+// A decoder owns its operations, the weights of its linear layers, and the buffers between operations. Embeddings,
+// weights of norms, rotary tables and the KV cache are the caller's, who keeps them alive as long as the decoder.
 class Decoder : public Work {
  public:
+  // Deques, because operations refer to these parts, which therefore must not move when another one is added.
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
   std::deque<Weights> weights;
   std::deque<PagedCache<Element>> caches;
   std::deque<SharedPlan> plans;
   std::vector<std::unique_ptr<Operation>> operations;
-  std::vector<int64_t> durations_ns;  // of each operation, over all steps so far
+  std::vector<int64_t> durations_ns;  // of each operation, summed over all steps so far
 
-  // Memory for weights, which lives as long as the decoder: side by side in large pieces, so that it can have huge pages.
+  // Returns memory for weights, which lives as long as the decoder. Throws std::bad_alloc. The arrays lie side by side
+  // in large pieces, so that the system can back them with huge pages.
   template <class E>
   E* allocate(size_t count) {
     size_t bytes = (count * sizeof(E) + 63) / 64 * 64;
     if (bytes > left_) {
-      left_ = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-      next_ = static_cast<char*>(std::aligned_alloc(HUGE_PAGE_BYTES, left_));
-      if (!next_) throw std::bad_alloc();
-      owned_.emplace_back(next_, std::free);
+      size_t size = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+      owned_.push_back(make_aligned<char, HUGE_PAGE_BYTES>(size));
+      next_ = owned_.back().get();
+      left_ = size;
 #if defined(__linux__)
-      madvise(next_, left_, MADV_HUGEPAGE);  // where the system has none, small ones do
+      madvise(next_, left_, MADV_HUGEPAGE);  // its result does not matter: without huge pages, reading is only slower
 #endif
     }
     E* data = reinterpret_cast<E*>(next_);
@@ -54,17 +59,14 @@ class Decoder : public Work {
     return data;
   }
 
-  template <class Op, class... Arguments>
-  void add(Arguments&&... arguments) {
-    operations.push_back(std::make_unique<Op>(std::forward<Arguments>(arguments)...));
-  }
-
+  // Returns the plan that attention of these sizes shares, which is made anew in each step.
   SharedPlan& plan(long heads, long kv_heads, long value_dim, long window) {
     for (SharedPlan& plan : plans)
       if (plan.serves(heads, kv_heads, value_dim, window)) return plan;
     return plans.emplace_back(heads, kv_heads, value_dim, window);
   }
 
+  // Runs all operations on a step. Throws std::bad_alloc before the first of them; the next step may then be another.
   void run(Pool& pool, const StepInput& step) {
     for (auto& buffer : floats) buffer.reserve(step.num_tokens);
     for (auto& buffer : elements) buffer.reserve(step.num_tokens);
@@ -78,12 +80,10 @@ class Decoder : public Work {
     pool.run(*this);
   }
 
-  long phases() const override { return long(items_.size()); }
-  long items(long phase) const override { return items_[size_t(phase)]; }
-  void run(long phase, long item, int) override {
-    operations[size_t(phase)]->run(*step_, threads_, item);
-  }
-  void ended(long phase) override {
+  long phases() const noexcept override { return long(items_.size()); }
+  long items(long phase) const noexcept override { return items_[size_t(phase)]; }
+  void run(long phase, long item) noexcept override { operations[size_t(phase)]->run(*step_, threads_, item); }
+  void ended(long phase) noexcept override {
     int64_t now = now_ns();
     durations_ns[size_t(phase)] += now - last_end_ns_;
     last_end_ns_ = now;
@@ -91,22 +91,49 @@ class Decoder : public Work {
 
  private:
   static int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    using namespace std::chrono;
+    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
   }
 
   static constexpr size_t HUGE_PAGE_BYTES = 2 << 20, PIECE_BYTES = 32 << 20;
-  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
-  char* next_ = nullptr;
+  std::vector<AlignedArray<char, HUGE_PAGE_BYTES>> owned_;
+  char* next_ = nullptr;  // the unused rest of the last piece, and its size in bytes
   size_t left_ = 0;
-  std::vector<long> items_;
+  std::vector<long> items_;  // of each operation, in the step that runs
   const StepInput* step_ = nullptr;
   int64_t last_end_ns_ = 0;
   int threads_ = 1;
 };
 
-template <class Columns>
-long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) {
+// Returns what `body` returns, or `failure` if it throws.
+template <class Result, class Body>
+Result guarded(Result failure, Body&& body) noexcept {
   try {
+    return body();
+  } catch (...) {
+    return failure;
+  }
+}
+
+// Adds `part` at the end and returns its index, or -1 if there is no memory.
+template <class Parts>
+long add_part(Parts& parts, typename Parts::value_type part) noexcept {
+  return guarded(-1L, [&] {
+    parts.push_back(std::move(part));
+    return long(parts.size()) - 1;
+  });
+}
+
+template <class Op, class... Arguments>
+long add_operation(Decoder& decoder, Arguments&&... arguments) noexcept {
+  return guarded(-1L, [&] {
+    return add_part(decoder.operations, std::make_unique<Op>(std::forward<Arguments>(arguments)...));
+  });
+}
+
+template <class Columns>
+long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
+  return guarded(-1L, [&] {
     float* own_bias = bias ? decoder.allocate<float>(size_t(n)) : nullptr;
     if (bias) std::copy(bias, bias + n, own_bias);
 #if defined(INT8_WEIGHTS)
@@ -116,153 +143,153 @@ long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const
     Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
     pack_columns(columns, n, k, panels);
 #endif
-    decoder.weights.push_back({n, k, panels, own_bias});
-    return long(decoder.weights.size()) - 1;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+    return add_part(decoder.weights, {n, k, panels, own_bias});
+  });
 }
 
 }  // namespace oaiserve
 
 using namespace oaiserve;
 
-// All else is hidden: the linker would share what several libraries of one process define, though each is compiled for
-// its own numbers and instructions.
+// Only these functions are visible. If others were, the linker would use the definitions of one library in all
+// libraries of the process, though each is compiled for its own element type and instructions.
 #pragma GCC visibility push(default)
 extern "C" {
 
+// Starts the threads of a pool. Null: no memory, or the system gives no more threads.
 Pool* oaiserve_pool(int threads) {
-  try {
-    return new Pool(threads);
-  } catch (...) {
-    return nullptr;  // the system gave no threads
-  }
+  return guarded<Pool*>(nullptr, [&] { return new Pool(threads); });
 }
 
+// Joins the threads. `pool` may be null.
 void oaiserve_free_pool(Pool* pool) { delete pool; }
 
-Decoder* oaiserve_decoder() { return new (std::nothrow) Decoder; }
+// Null: no memory.
+Decoder* oaiserve_decoder() {
+  return guarded<Decoder*>(nullptr, [] { return new Decoder; });
+}
 
+// `decoder` may be null.
 void oaiserve_free_decoder(Decoder* decoder) { delete decoder; }
 
-long oaiserve_add_floats(Decoder* decoder, long width) {
-  decoder->floats.emplace_back(width);
-  return long(decoder->floats.size()) - 1;
-}
+// Each of the following functions adds one part to a decoder. It returns the index of the part among those of its kind,
+// by which the other functions refer to it, or -1 if there is no memory. Not while a step runs.
 
-long oaiserve_add_elements(Decoder* decoder, long width) {
-  decoder->elements.emplace_back(width);
-  return long(decoder->elements.size()) - 1;
-}
+// A buffer float32[tokens][width].
+long oaiserve_add_floats(Decoder* decoder, long width) { return add_part(decoder->floats, Buffer<float>(width)); }
 
-// Copies `weight` [n, k] into panels; `bias` [n] or null is copied, too. -1: no memory.
+// A buffer Element[tokens][width].
+long oaiserve_add_elements(Decoder* decoder, long width) { return add_part(decoder->elements, Buffer<Element>(width)); }
+
+// Weights of a linear layer. Copies `weight` [n, k] and `bias` [n], which may be null.
 long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
   return add_weights(*decoder, columns_of(weight, n, k), n, k, bias);
 }
 
-// `gate` and `up`, both [n, k]. -1: no memory.
+// Weights of a gated linear layer. Copies `gate` and `up`, both [n, k].
 long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k) {
   return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, nullptr);
 }
 
+// The KV cache of a layer, with the layout of PagedCache. The caller owns `keys` and `values`.
 long oaiserve_add_cache(Decoder* decoder, Element* keys, Element* values, long kv_heads, long key_dim, long value_dim,
                         long block_size) {
-  decoder->caches.push_back({keys, values, kv_heads, key_dim, value_dim, block_size});
-  return long(decoder->caches.size()) - 1;
+  return add_part(decoder->caches, {keys, values, kv_heads, key_dim, value_dim, block_size});
 }
 
-void oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
+// The remaining parts are operations, which run in the order in which they are added. operations.h and attend.h say
+// what they compute.
+
+long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
-  decoder->add<Embed<Element>>(decoder->floats[out], table, position_table, width, scale);
+  return add_operation<Embed<Element>>(*decoder, decoder->floats[out], table, position_table, width, scale);
 }
 
-void oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool of_logits_rows) {
-  decoder->add<Norm<Element>>(decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
+long oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool of_logits_rows) {
+  return add_operation<Norm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
 }
 
-void oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale) {
-  decoder->add<AddNorm>(decoder->floats[x], decoder->floats[hidden], normalize, scale);
+long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normalize, float scale) {
+  return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale);
 }
 
-void oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
-  decoder->add<Project<Element, Weights>>(decoder->elements[x], decoder->floats[out], decoder->weights[weights],
-                                                  adds, scale);
+long oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
+  return add_operation<Project<Element, Weights>>(*decoder, decoder->elements[x], decoder->floats[out],
+                                                  decoder->weights[weights], adds, scale);
 }
 
-void oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activation activation) {
-  decoder->add<Activate<Element, Weights>>(decoder->elements[x], decoder->elements[out],
+long oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+  return add_operation<Activate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
                                                    decoder->weights[weights], activation);
 }
 
-void oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
-  decoder->add<Gate<Element, Weights>>(decoder->elements[x], decoder->elements[out], decoder->weights[weights],
-                                               activation);
+long oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+  return add_operation<Gate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
+                                               decoder->weights[weights], activation);
 }
 
-void oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
+long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
                       Normalize query_norm, Normalize key_norm) {
-  decoder->add<Prepare<Element>>(decoder->floats[qkv], decoder->elements[queries], decoder->caches[cache], heads, rotary,
-                                 query_norm, key_norm);
+  return add_operation<Prepare<Element>>(*decoder, decoder->floats[qkv], decoder->elements[queries],
+                                         decoder->caches[cache], heads, rotary, query_norm, key_norm);
 }
 
-void oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
+long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
                      float softcap) {
-  PagedCache<Element>& paged = decoder->caches[cache];
-  SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
-  AttentionOptions options{heads, scaling, window, softcap};
-  decoder->add<Attend<Element>>(decoder->elements[queries], decoder->elements[out], paged, plan, options);
+  return guarded(-1L, [&] {
+    PagedCache<Element>& paged = decoder->caches[cache];
+    SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
+    AttentionOptions options{heads, scaling, window, softcap};
+    return add_operation<Attend<Element>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,
+                                          options);
+  });
 }
 
-void oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
-  decoder->add<Logits<Element, Weights>>(decoder->elements[x], decoder->weights[weights], scale, softcap);
+long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
+  return add_operation<Logits<Element, Weights>>(*decoder, decoder->elements[x], decoder->weights[weights], scale,
+                                                 softcap);
 }
 
-// 0, or -1: no memory for a step of so many tokens.
+// Runs a step on the threads of `pool`, one of which is the caller's. Returns 0, or -1 if there is no memory for so many
+// tokens; then nothing has been computed. Only one step of a decoder, and only one of a pool, may run at a time.
 int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
-  try {
+  return guarded(-1, [&] {
     decoder->run(*pool, *step);
     return 0;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  });
 }
 
-// Copies the nanoseconds that each operation took, over all steps so far, in the order in which they were added.
+// Copies how many nanoseconds each operation took, summed over all steps so far, in the order of the operations.
+// `durations_ns` has room for all of them.
 void oaiserve_durations(const Decoder* decoder, int64_t* durations_ns) {
   std::copy(decoder->durations_ns.begin(), decoder->durations_ns.end(), durations_ns);
 }
 
-// On the threads of `team`; null: on its own.
+// Returns attention that runs on the threads of `team`, or on threads of its own if `team` is null. Null: no memory, or
+// the system gives no more threads.
 PagedAttention<Element>* oaiserve_attention(int threads, Team team) {
-  try {
-    return new PagedAttention<Element>(threads, team);
-  } catch (...) {
-    return nullptr;  // the system gave no threads
-  }
+  return guarded<PagedAttention<Element>*>(nullptr, [&] { return new PagedAttention<Element>(threads, team); });
 }
 
+// `attention` may be null.
 void oaiserve_free_attention(PagedAttention<Element>* attention) { delete attention; }
 
-// Only the slots, sequences and block tables of the step are read. 0, or -1: no memory for it.
+// Begins a step, whose layers are computed afterwards. Only its slots, sequences and block tables are read; they must
+// stay until its last layer. Returns 0, or -1 if there is no memory; then no layer may follow.
 int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput* step) {
-  try {
+  return guarded(-1, [&] {
     attention->begin(*step);
     return 0;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  });
 }
 
-// 0, or -1: no memory.
+// Computes one layer, as PagedAttention::run does. Returns 0, or -1 if there is no memory; then nothing is written.
 int oaiserve_attention_layer(PagedAttention<Element>* attention, PagedCache<Element> cache, AttentionOptions options,
                              const Element* query, const Element* key, const Element* value, Element* out) {
-  try {
+  return guarded(-1, [&] {
     attention->run(cache, options, query, key, value, out);
     return 0;
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  });
 }
 
 }  // extern "C"

@@ -24,8 +24,8 @@ struct RowRange {
 class Operation {
  public:
   virtual ~Operation() = default;
-  virtual long items(const StepInput& step, int threads) const = 0;
-  virtual void run(const StepInput& step, int threads, long item) = 0;
+  virtual long items(const StepInput& step, int threads) const noexcept = 0;
+  virtual void run(const StepInput& step, int threads, long item) noexcept = 0;
 };
 
 // hidden = table[token] * scale (+ position_table[position])
@@ -34,8 +34,8 @@ class Embed : public Operation {
  public:
   Embed(Buffer<float>& out, const T* table, const T* position_table, long width, float scale)
       : out_(out), table_(table), position_table_(position_table), width_(width), scale_(scale) {}
-  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, width_); }
-  void run(const StepInput& step, int, long item) override {
+  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
+  void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, width_);
     for (long row = rows.first; row < rows.last; row++) {
       const T* from = table_ + step.token_ids[row] * width_;
@@ -92,8 +92,8 @@ class Norm : public Operation {
  public:
   Norm(Buffer<float>& x, Buffer<T>& out, Normalize normalize, bool of_logits_rows)
       : x_(x), out_(out), normalize_(normalize), of_logits_rows_(of_logits_rows) {}
-  long items(const StepInput& step, int) const override { return row_items(rows(step), normalize_.width); }
-  void run(const StepInput& step, int, long item) override {
+  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), normalize_.width); }
+  void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), normalize_.width);
     for (long row = range.first; row < range.last; row++)
       normalize_(x_.row(of_logits_rows_ ? step.logits_rows[row] : row), out_.row(row));
@@ -112,8 +112,8 @@ class AddNorm : public Operation {
  public:
   AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale)
       : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale) {}
-  long items(const StepInput& step, int) const override { return row_items(step.num_tokens, normalize_.width); }
-  void run(const StepInput& step, int, long item) override {
+  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, normalize_.width); }
+  void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, normalize_.width);
     for (long row = rows.first; row < rows.last; row++) {
       float *x = x_.row(row), *hidden = hidden_.row(row);
@@ -134,10 +134,10 @@ class Project : public Operation {
  public:
   Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, bool adds, float scale)
       : x_(x), out_(out), weights_(weights), adds_(adds), scale_(scale) {}
-  long items(const StepInput& step, int threads) const override {
+  long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item) override {
+  void run(const StepInput& step, int threads, long item) noexcept override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
                   float* out = out_.row(row) + column;
@@ -159,10 +159,10 @@ class Activate : public Operation {
  public:
   Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
       : x_(x), out_(out), weights_(weights), activation_(activation) {}
-  long items(const StepInput& step, int threads) const override {
+  long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item) override {
+  void run(const StepInput& step, int threads, long item) noexcept override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
                   store(out_.row(row) + column, activate(activation_, values));
@@ -181,10 +181,10 @@ class Gate : public Operation {
  public:
   Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
       : x_(x), out_(out), weights_(weights), activation_(activation) {}
-  long items(const StepInput& step, int threads) const override {
+  long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
-  void run(const StepInput& step, int threads, long item) override {
+  void run(const StepInput& step, int threads, long item) noexcept override {
     gated_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                [this](long row, long column, f32x16 gate, f32x16 up) {
                  store(out_.row(row) + column, activate(activation_, gate) * up);
@@ -203,10 +203,10 @@ class Logits : public Operation {
  public:
   Logits(Buffer<T>& x, const Weights& weights, float scale, float softcap)
       : x_(x), weights_(weights), scale_(scale), softcap_(softcap) {}
-  long items(const StepInput& step, int threads) const override {
+  long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_logits, threads);
   }
-  void run(const StepInput& step, int threads, long item) override {
+  void run(const StepInput& step, int threads, long item) noexcept override {
     long vocab = weights_.n;
     linear_item(weights_, x_.row(0), x_.stride(), step.num_logits, threads, item,
                 [&](long row, long column, f32x16 values) {

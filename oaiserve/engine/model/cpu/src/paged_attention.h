@@ -1,7 +1,8 @@
-// Attention alone, layer by layer, for a model whose other operations run elsewhere.
+// Attention alone, layer by layer, for a model whose other operations run in other code.
 #pragma once
 
 #include <deque>
+#include <utility>
 
 #include "attend.h"
 #include "pool.h"
@@ -11,17 +12,21 @@ namespace oaiserve {
 template <class T>
 class PagedAttention : public Work {
  public:
-  // As Pool.
+  // Throws as Pool does.
   PagedAttention(int threads, Team team) : pool_(threads, team) {}
 
-  // The layers that follow are of this step; what it points to must stay until the last of them.
+  // Begins a step, whose layers `run` computes afterwards. The arrays that `step` points to must stay until the last of
+  // them. Throws std::bad_alloc; then no layer may run before a step has begun.
   void begin(const StepInput& step) {
     step_ = step;
     for (SharedPlan& plan : plans_) plan.make(step_, pool_.threads());
   }
 
-  // Writes the step's keys and values into the layer's cache, then lets its tokens attend: query T[tokens][heads][key_dim],
-  // key T[tokens][kv_heads][key_dim], value T[tokens][kv_heads][value_dim] -> out T[tokens][heads][value_dim].
+  // Writes the keys and values of the step into the cache of one layer, then computes its attention. Throws
+  // std::bad_alloc before it has written anything.
+  //
+  // query T[tokens][heads][key_dim], key T[tokens][kv_heads][key_dim], value T[tokens][kv_heads][value_dim],
+  // out T[tokens][heads][value_dim].
   void run(const PagedCache<T>& cache, const AttentionOptions& options, const T* query, const T* key, const T* value,
            T* out) {
     cache_ = cache, options_ = options, query_ = query, key_ = key, value_ = value, out_ = out;
@@ -29,16 +34,16 @@ class PagedAttention : public Work {
     pool_.run(*this);
   }
 
-  long phases() const override { return 2; }
-  long items(long phase) const override {
+  long phases() const noexcept override { return 2; }
+  long items(long phase) const noexcept override {
     return phase == WRITE ? row_items(step_.num_tokens, written_width()) : long(shared_->plan.items.size());
   }
-  void run(long phase, long item, int) override {
+  void run(long phase, long item) noexcept override {
     if (phase == WRITE) return write(RowRange(item, step_.num_tokens, written_width()));
     attend_item(shared_->plan, item, options_, cache_, query_, options_.heads * cache_.key_dim, out_,
                 options_.heads * cache_.value_dim);
   }
-  void ended(long) override {}
+  void ended(long) noexcept override {}
 
  private:
   static constexpr long WRITE = 0;
@@ -57,15 +62,16 @@ class PagedAttention : public Work {
   SharedPlan& plan() {
     for (SharedPlan& plan : plans_)
       if (plan.serves(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window)) return plan;
-    plans_.emplace_back(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window).make(step_, pool_.threads());
-    return plans_.back();
+    SharedPlan made(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window);
+    made.make(step_, pool_.threads());  // before it is kept: if this throws, no layer finds a plan that is half made
+    return plans_.emplace_back(std::move(made));
   }
 
   Pool pool_;
   StepInput step_{};
-  std::deque<SharedPlan> plans_;  // of all layers that have been seen
+  std::deque<SharedPlan> plans_;  // for all layers that have run so far
 
-  // The layer under way.
+  // The layer that runs.
   PagedCache<T> cache_{};
   AttentionOptions options_{};
   SharedPlan* shared_ = nullptr;

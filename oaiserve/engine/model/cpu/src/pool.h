@@ -1,8 +1,8 @@
-// Threads that work through the phases of a step together.
+// A pool of threads that work through the phases of a step together.
 //
-// A phase is a number of items, handed out one by one; it is over when all its items are done, and only then the next one
-// starts. No thread is waited for because it has not come: one that the system has put aside between two items holds up
-// nobody, and the others do its share. That is what keeps a step fast on cores that are also used by somebody else.
+// A phase is a number of items, which the threads take one by one. The next phase starts when all items of the phase
+// are done. It does not wait for a thread that has no item: if the system suspends a thread between two items, the
+// other threads do its share. So a step stays fast on cores that other programs use too.
 #pragma once
 
 #include <atomic>
@@ -15,25 +15,29 @@
 
 namespace oaiserve {
 
+// What the threads of a pool compute. All functions are called on these threads, where an exception would end the
+// process. So they must not allocate: whatever a step needs is allocated before Pool::run.
 class Work {
  public:
   virtual ~Work() = default;
-  virtual long phases() const = 0;
-  virtual long items(long phase) const = 0;  // may be 0; less than 2^24
-  virtual void run(long phase, long item, int thread) = 0;
-  virtual void ended(long phase) = 0;  // once, before any item of the next phase
+  virtual long phases() const noexcept = 0;
+  virtual long items(long phase) const noexcept = 0;  // may be 0; less than 2^24
+  virtual void run(long phase, long item) noexcept = 0;
+  virtual void ended(long phase) noexcept = 0;  // called once for each phase, before any item of the next phase
 };
 
-// Calls function(data) on so many threads at once, the caller among them, as GOMP_parallel does (flags: 0).
+// Calls function(data) on `threads` threads at once, one of which is the caller's. GOMP_parallel of OpenMP is such a
+// function; its `flags` are 0.
 using Team = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
 class Pool {
  public:
-  // Without a team, the pool has threads of its own. Throws std::system_error where the system gives no more.
+  // Without a team, the pool starts threads of its own. Throws std::system_error if the system refuses one, and
+  // std::bad_alloc.
   explicit Pool(int threads, Team team = nullptr) : threads_(threads), team_(team) {
     if (team) return;
     try {
-      for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this, thread] { serve(thread); });
+      for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this] { serve(); });
     } catch (...) {
       stop();
       throw;
@@ -44,27 +48,28 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // Returns when all phases are done. The caller is one of the threads. For one caller at a time.
-  void run(Work& work) {
+  // Runs all phases of `work`, and returns when they are done. The calling thread is one of the threads. Only one
+  // thread may call it at a time.
+  void run(Work& work) noexcept {
     work_ = &work;
     uint64_t generation = (state_.load(std::memory_order_relaxed) >> GENERATION) + 1;
     state_.store(generation << GENERATION | IDLE, std::memory_order_relaxed);
-    start_next(generation, -1, 0);
+    start_next(generation, -1);
     if (is_over(state_.load(std::memory_order_acquire))) return;
     if (team_) {
-      joined_ = 0;
-      team_([](void* self) { static_cast<Pool*>(self)->join(); }, this, unsigned(threads_), 0);
+      team_([](void* self) { static_cast<Pool*>(self)->take_part(); }, this, unsigned(threads_), 0);
     } else {
       wake();
-      take_part(0);
+      take_part();
     }
   }
 
  private:
-  // One word says it all, so that no thread can take an item of a phase that is over: the step, its phase, the items left.
+  // The state is one word, so that no thread can take an item of a phase that is over. From the highest bits to the
+  // lowest, it has the number of the run, the phase, and how many items are left to take.
   static constexpr int GENERATION = 40, PHASE = 24;
   static constexpr uint64_t LEFT = (1ull << PHASE) - 1;
-  static constexpr uint64_t IDLE = ((1ull << (GENERATION - PHASE)) - 1) << PHASE;  // as a phase: there is nothing to do
+  static constexpr uint64_t IDLE = ((1ull << (GENERATION - PHASE)) - 1) << PHASE;  // the phase of a run that is over
 
   void stop() {
     stopping_ = true;
@@ -79,43 +84,44 @@ class Pool {
     epoch_.notify_all();
   }
 
-  void serve(int thread) {
+  // The life of a thread of the pool's own.
+  void serve() noexcept {
     for (;;) {
       uint32_t seen = epoch_.load(std::memory_order_acquire);
       if (stopping_) return;
-      take_part(thread);
+      take_part();
       epoch_.wait(seen, std::memory_order_acquire);
     }
   }
 
-  void join() { take_part(joined_++); }
-
-  void take_part(int thread) {
+  // Takes and runs items until the run is over.
+  void take_part() noexcept {
     int spins = 0;
     uint64_t state = state_.load(std::memory_order_acquire);
     while (!is_over(state)) {
-      if ((state & LEFT) == 0) {  // the last items of the phase are being worked on
+      if ((state & LEFT) == 0) {  // other threads work on the last items of the phase
         pause(++spins);
         state = state_.load(std::memory_order_acquire);
       } else if (state_.compare_exchange_weak(state, state - 1, std::memory_order_acq_rel)) {
         spins = 0;
         long phase = long((state >> PHASE) & (IDLE >> PHASE));
         long items = items_.load(std::memory_order_relaxed);
-        work_->run(phase, items - long(state & LEFT), thread);
-        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) start_next(state >> GENERATION, phase, thread);
+        work_->run(phase, items - long(state & LEFT));
+        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) start_next(state >> GENERATION, phase);
         state = state_.load(std::memory_order_acquire);
       }
     }
   }
 
-  // By the thread that finished the last item. Phases of one item it does at once: waking the others costs more.
-  void start_next(uint64_t generation, long phase, int thread) {
+  // Ends `phase` (-1: none) and starts the next phase that has several items. It is called by the thread that finished
+  // the last item. That thread runs the phases of one item itself, because waking other threads would cost more.
+  void start_next(uint64_t generation, long phase) {
     long phases = work_->phases(), items = 0;
     if (phase >= 0) work_->ended(phase);
     for (phase++; phase < phases; phase++) {
       items = work_->items(phase);
       if (items > 1) break;
-      if (items == 1) work_->run(phase, 0, thread);
+      if (items == 1) work_->run(phase, 0);
       work_->ended(phase);
     }
     done_.store(0, std::memory_order_relaxed);
@@ -126,7 +132,7 @@ class Pool {
 
   static void pause(int spins) {
 #if defined(__linux__)
-    if (spins % 1024 == 0) {  // some ten microseconds: somebody else may need this core to get done
+    if (spins % 1024 == 0) {  // after about ten microseconds: the thread that has the last item may need this core
       sched_yield();
       return;
     }
@@ -137,13 +143,12 @@ class Pool {
   }
 
   alignas(64) std::atomic<uint64_t> state_{IDLE};
-  alignas(64) std::atomic<long> done_{0};
-  alignas(64) std::atomic<long> items_{0};
+  alignas(64) std::atomic<long> done_{0};   // items of the phase that are done
+  alignas(64) std::atomic<long> items_{0};  // items of the phase
   Work* work_ = nullptr;
   int threads_;
   Team team_;
-  std::atomic<int> joined_{0};  // of the team
-  std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint32_t> epoch_{0};  // grows when the pool's own threads have to wake up
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };

@@ -1,8 +1,8 @@
 // A step: what it computes on, and the buffers between its operations.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -21,6 +21,19 @@ struct StepInput {
   float* logits;                // [num_logits][vocab]
 };
 
+template <size_t ALIGNMENT>
+struct AlignedDelete {
+  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(ALIGNMENT)); }
+};
+template <class E, size_t ALIGNMENT>
+using AlignedArray = std::unique_ptr<E, AlignedDelete<ALIGNMENT>>;
+
+// Returns uninitialized memory for `count` elements. Throws std::bad_alloc.
+template <class E, size_t ALIGNMENT>
+AlignedArray<E, ALIGNMENT> make_aligned(size_t count) {
+  return AlignedArray<E, ALIGNMENT>(static_cast<E*>(::operator new(count * sizeof(E), std::align_val_t(ALIGNMENT))));
+}
+
 // [rows][width], grows with the longest step so far; rows begin at cache lines.
 template <class E>
 class Buffer {
@@ -31,20 +44,15 @@ class Buffer {
   }
   void reserve(long rows) {
     if (rows <= rows_) return;
-    rows_ = 0;
-    data_.reset(static_cast<E*>(std::aligned_alloc(64, size_t(rows) * width_ * sizeof(E))));
-    if (!data_) throw std::bad_alloc();
+    data_ = make_aligned<E, 64>(size_t(rows * width_));
     rows_ = rows;
   }
   E* row(long i) { return data_.get() + i * width_; }
   long stride() const { return width_; }
 
  private:
-  struct Free {
-    void operator()(E* p) const { std::free(p); }
-  };
   long width_, rows_ = 0;
-  std::unique_ptr<E, Free> data_;
+  AlignedArray<E, 64> data_;
 };
 
 }  // namespace oaiserve

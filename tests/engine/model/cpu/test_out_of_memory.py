@@ -1,0 +1,153 @@
+"""Each allocation of the native code fails once. The call raises MemoryError, and computes the right result when it is
+repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu import attention, build
+from oaiserve.engine.model.cpu.attention import NativeAttention
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.load import KVShape
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, native
+
+pytestmark = pytest.mark.compiler
+T = TypeVar("T")
+FailAllocation = Callable[[int], None]
+NUM_BLOCKS = 96
+# Two layers that differ in their window, so that each has a plan of its own; with biases.
+MODEL = config(
+    "qwen2",
+    num_hidden_layers=2,
+    max_position_embeddings=1024,
+    use_sliding_window=True,
+    sliding_window=20,
+    layer_types=["sliding_attention", "full_attention"],
+)
+SHAPE = KVShape(2, 32, 16)
+
+
+@pytest.fixture(scope="module")
+def fail_allocation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailAllocation]:
+    """Use a library that has the function of failing_new.h, and return this function."""
+    hook = Path(__file__).with_name("failing_new.h")
+    flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OAISERVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(build, "FLAGS", [*flags, "-include", str(hook), "-Wl,-Bsymbolic"])
+        library = build.load(torch.float32)
+        patch.setattr(build, "load", lambda *_: library)
+        yield library.fail_allocation
+
+
+def results_with_failures(
+    fail_allocation: FailAllocation, prepare: Callable[[], list[Callable[[], T]]]
+) -> Iterator[list[T]]:
+    """Prepare some calls and make them while the n-th allocation fails, for each n. Yield their results.
+
+    A call that raises MemoryError is repeated. The last results are those of calls in which nothing failed.
+    """
+    for n in count(1):
+        calls = prepare()
+        results, failures = [], 0
+        fail_allocation(n)
+        for call in calls:
+            try:
+                results.append(call())
+            except MemoryError:
+                failures += 1
+                results.append(call())
+        fail_allocation(0)
+        yield results
+        if not failures:
+            return
+        assert failures == 1
+
+
+def batch(*lengths: tuple[int, int]) -> Batch:
+    """Return a batch of sequences, each given by how many of its tokens were computed before and are computed now."""
+    step, blocks = Step(), iter(range(NUM_BLOCKS))
+    for num_before, num_now in lengths:
+        ids = [(7 * i + 3) % 97 for i in range(num_before + num_now)]
+        sequence = Sequence("", 0, ids, SamplingParams(), max_len=1024)
+        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
+        step.chunks.append(Chunk(sequence, num_before, num_now))
+    return build_batch(step, BLOCK_SIZE, torch.device("cpu"))
+
+
+BATCHES = [batch((0, 20), (0, 3)), batch((20, 1), (3, 1), (0, 700), (0, 130))]
+
+
+def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0)
+
+
+def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> None:
+    loaded = load(MODEL)
+    built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded)]))
+    assert len(built) > 60, "`native` has compared each of them with transformers' code"
+
+
+@torch.inference_mode()
+def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
+    loaded = load(MODEL)
+
+    def steps() -> list[Callable[[], Tensor]]:
+        decoder = native(loaded, num_blocks=NUM_BLOCKS)
+        return [lambda step=step: decoder.forward(step).clone() for step in BATCHES]  # type: ignore[misc]
+
+    expected = [step() for step in steps()]
+    found = list(results_with_failures(fail_allocation, steps))
+    assert len(found) > 30
+    for logits in found:
+        assert_equal(logits, expected)
+
+
+def native_attention() -> NativeAttention:
+    shapes = dict.fromkeys(range(3), SHAPE)
+    sizes = {"num_threads": 2, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    return NativeAttention(Library(torch.float32), shapes, torch.float32, **sizes)
+
+
+def test_starting_the_threads_of_attention_can_be_repeated(
+    fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "openmp", lambda: None)
+    assert len(list(results_with_failures(fail_allocation, lambda: [native_attention]))) > 3
+
+
+def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = [
+        [torch.randn(len(step.slots), heads, dim, generator=generator) for heads, dim in ((4, 32), (2, 32), (2, 16))]
+        for step in BATCHES
+    ]
+
+    def layers() -> list[Callable[[], Tensor]]:
+        native = native_attention()
+        return [
+            partial(
+                native.attend, *tensors, native.caches[layer], step, scaling=0.2, sliding_window=window, softcap=2.0
+            )
+            for step, tensors in zip(BATCHES, inputs, strict=True)
+            for layer, window in ((0, None), (1, 20), (2, None))
+        ]
+
+    expected = [layer() for layer in layers()]
+    found = list(results_with_failures(fail_allocation, layers))
+    assert len(found) > 20
+    for outputs in found:
+        assert_equal(outputs, expected)
