@@ -89,8 +89,7 @@ class SharedPlan {
     return heads == heads_ && kv_heads == kv_heads_ && value_dim == value_dim_ && window == window_;
   }
   void make(const StepInput& step, int threads) {
-    AttentionBatch batch{step.num_sequences, step.query_start, step.seq_lens, step.block_tables, step.table_width};
-    make_plan(plan, batch, {heads_, 1.0f, window_, 0.0f}, kv_heads_, value_dim_, threads);
+    make_plan(plan, step, heads_, kv_heads_, value_dim_, window_, threads);
   }
 
   AttentionPlan plan;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "packs.h"
+#include "step.h"
 
 namespace oaiserve {
 
@@ -57,15 +58,6 @@ void write_value(const PagedCache<T>& cache, long slot, long kv_head, const T* v
   for (long d = 0; d < cache.value_dim; d++) pack[d * P + lane] = value[d];
 }
 
-// A step's sequences. The queries of sequence b are query_start[b] .. query_start[b + 1] - 1, and its last tokens.
-struct AttentionBatch {
-  long sequences;
-  const int32_t* query_start;   // [sequences + 1]
-  const int32_t* seq_lens;      // [sequences], tokens in the cache, this step's included
-  const int32_t* block_tables;  // [sequences][table_width]
-  long table_width;
-};
-
 struct AttentionOptions {
   long heads;
   float scaling;
@@ -93,7 +85,7 @@ struct AttentionItem {
 
 // What is worked out once per step for all layers of the same options and dims. Keeps its memory from step to step.
 struct AttentionPlan {
-  AttentionBatch batch;
+  StepInput step;
   long group;  // heads per key-value head
   long value_dim;
   std::vector<AttentionUnit> tiles;  // units of key-value head 0, before any is split
@@ -109,8 +101,8 @@ struct AttentionPlan {
 
 inline long divide_up(long a, long b) { return (a + b - 1) / b; }
 
-inline long first_visible_key(long position, const AttentionOptions& options) {
-  return options.window > 0 ? std::max(0L, position - options.window + 1) : 0L;
+inline long first_visible_key(long position, long window) {
+  return window > 0 ? std::max(0L, position - window + 1) : 0L;
 }
 
 inline long unit_panels(const AttentionUnit& unit) { return divide_up(unit.end_key - unit.first_key, PANEL_KEYS); }
@@ -121,10 +113,10 @@ inline long panel_cost(const AttentionUnit& unit) { return 8 + unit.rows; }
 inline long unit_cost(const AttentionUnit& unit) { return (unit_panels(unit) + 1) * panel_cost(unit); }
 
 // Divides the step's work into items, long ones first and short ones last, so that all threads end at the same time.
-inline void make_plan(AttentionPlan& plan, const AttentionBatch& batch, const AttentionOptions& options, long kv_heads,
-                      long value_dim, int threads) {
-  plan.batch = batch;
-  plan.group = options.heads / kv_heads;
+inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, long kv_heads, long value_dim,
+                      long window, int threads) {
+  plan.step = step;
+  plan.group = heads / kv_heads;
   plan.value_dim = value_dim;
   plan.tiles.clear();
   plan.units.clear();
@@ -132,18 +124,18 @@ inline void make_plan(AttentionPlan& plan, const AttentionBatch& batch, const At
   plan.splits.clear();
 
   // The more rows, the fewer times keys are read; but with few units for each thread, there is little to share out.
-  long all_rows = batch.query_start[batch.sequences] * options.heads;
+  long all_rows = step.query_start[step.num_sequences] * heads;
   long most_rows = std::min(std::max(all_rows / (8 * threads), 4L * REGISTER_ROWS), UNIT_ROWS);
   long remaining = 0;
-  for (long b = 0; b < batch.sequences; b++) {
-    long queries = batch.query_start[b + 1] - batch.query_start[b];
+  for (long b = 0; b < step.num_sequences; b++) {
+    long queries = step.query_start[b + 1] - step.query_start[b];
     long rows = queries * plan.group;
     if (rows == 0) continue;
     long tile = divide_up(divide_up(rows, divide_up(rows, most_rows)), REGISTER_ROWS) * REGISTER_ROWS;
     for (long row = 0; row < rows; row += tile) {
-      long count = std::min(tile, rows - row), position = batch.seq_lens[b] - queries + row / plan.group;
-      long from = first_visible_key(position, options) / PANEL_KEYS * PANEL_KEYS;
-      long end = batch.seq_lens[b] - queries + (row + count - 1) / plan.group + 1;
+      long count = std::min(tile, rows - row), position = step.seq_lens[b] - queries + row / plan.group;
+      long from = first_visible_key(position, window) / PANEL_KEYS * PANEL_KEYS;
+      long end = step.seq_lens[b] - queries + (row + count - 1) / plan.group + 1;
       plan.tiles.push_back({int32_t(b), 0, int32_t(row), int32_t(count), int32_t(from), int32_t(end), -1, 0});
       remaining += unit_cost(plan.tiles.back()) * kv_heads;
     }
@@ -417,11 +409,11 @@ struct KeyChunk {
   const T* keys[CHUNK_PANELS + REGISTER_PANELS];
   const T* values[CHUNK_PANELS + REGISTER_PANELS];
 
-  void find(const AttentionUnit* its_unit, long key, long most_keys, const AttentionBatch& batch,
+  void find(const AttentionUnit* its_unit, long key, long most_keys, const StepInput& step,
             const PagedCache<T>& cache) {
     unit = its_unit, first_key = key, end_key = std::min(key + most_keys, long(unit->end_key));
     panels = divide_up(end_key - key, PANEL_KEYS);
-    const int32_t* table = batch.block_tables + unit->sequence * batch.table_width;
+    const int32_t* table = step.block_tables + unit->sequence * step.table_width;
     long block = key / cache.block_size, offset = key % cache.block_size;
     for (long p = 0; p < panels; p++) {
       long token = (table[block] * cache.kv_heads + unit->kv_head) * cache.block_size + offset;
@@ -447,15 +439,15 @@ class ItemWalk {
     long most_keys = std::min(fitting, CHUNK_PANELS * PANEL_KEYS);
     const AttentionUnit *unit = &plan_.units[item.first_unit], *end = unit + (item.end_unit - item.first_unit);
     KeyChunk<T> chunks[2], *chunk = &chunks[0], *next = &chunks[1];
-    chunk->find(unit, unit->first_key, most_keys, plan_.batch, cache_);
+    chunk->find(unit, unit->first_key, most_keys, plan_.step, cache_);
     start(*unit);
     while (unit != end) {
       bool ends_unit = chunk->end_key == unit->end_key;
       next->panels = 0;
       if (!ends_unit)
-        next->find(unit, chunk->end_key, most_keys, plan_.batch, cache_);
+        next->find(unit, chunk->end_key, most_keys, plan_.step, cache_);
       else if (unit + 1 != end)
-        next->find(unit + 1, unit[1].first_key, most_keys, plan_.batch, cache_);
+        next->find(unit + 1, unit[1].first_key, most_keys, plan_.step, cache_);
       attend(*chunk, *next);
       std::swap(chunk, next);
       if (!ends_unit) continue;
@@ -466,8 +458,8 @@ class ItemWalk {
 
  private:
   void start(const AttentionUnit& unit) {
-    long start = plan_.batch.query_start[unit.sequence], end = plan_.batch.query_start[unit.sequence + 1];
-    long before = plan_.batch.seq_lens[unit.sequence] - (end - start);
+    long start = plan_.step.query_start[unit.sequence], end = plan_.step.query_start[unit.sequence + 1];
+    long before = plan_.step.seq_lens[unit.sequence] - (end - start);
     for (long r = 0; r < unit.rows; r++) {
       long row = unit.first_row + r, query = row / plan_.group;
       long head = unit.kv_head * plan_.group + row - query * plan_.group;
@@ -501,7 +493,7 @@ class ItemWalk {
     alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
     alignas(64) T weights[REGISTER_ROWS * SCORE_STRIDE];
     float factors[REGISTER_ROWS];
-    long begin = std::max(0L, first_visible_key(position_[row], options_) - chunk.first_key) / PANEL_KEYS;
+    long begin = std::max(0L, first_visible_key(position_[row], options_.window) - chunk.first_key) / PANEL_KEYS;
     long end = std::min(chunk.panels, divide_up(position_[row + count - 1] + 1 - chunk.first_key, PANEL_KEYS));
     if (begin >= end) return;
     for (long r = 0; r < count; r++) memcpy(queries + r * QUERY_STRIDE, queries_[row + r], sizeof(T) * cache_.key_dim);
@@ -515,7 +507,7 @@ class ItemWalk {
     for (long r = 0; r < count; r++) {
       float* row_scores = scores + r * SCORE_STRIDE;
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
-      long from = std::max(first_visible_key(position_[row + r], options_), first);
+      long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(position_[row + r] + 1, last);
       factors[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
                          softmax_[row + r]);

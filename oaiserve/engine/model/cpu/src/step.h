@@ -1,4 +1,4 @@
-// A step: what it computes on, and the buffers between its operations.
+// The input of a step, and the buffers between its operations.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,17 @@
 
 namespace oaiserve {
 
-// Same layout as StepInput in library.py.
+// The input of a step, and where its logits go. The caller owns all arrays. StepInput in library.py has the same
+// layout. The tokens of a sequence lie side by side; they are its last ones, and the others are in the cache already.
 struct StepInput {
   int64_t num_tokens, num_sequences, table_width, num_logits;
   const int32_t* token_ids;     // [num_tokens]
-  const int32_t* positions;     // [num_tokens]
-  const int32_t* slots;         // [num_tokens]
-  const int32_t* query_start;   // [num_sequences + 1]
-  const int32_t* seq_lens;      // [num_sequences]
+  const int32_t* positions;     // [num_tokens], of a token in its sequence
+  const int32_t* slots;         // [num_tokens], where the cache stores a token: block * block_size + offset
+  const int32_t* query_start;   // [num_sequences + 1], the first token of each sequence, and num_tokens
+  const int32_t* seq_lens;      // [num_sequences], tokens in the cache, those of this step included
   const int32_t* block_tables;  // [num_sequences][table_width]
-  const int32_t* logits_rows;   // [num_logits]
+  const int32_t* logits_rows;   // [num_logits], the tokens for which logits are computed
   float* logits;                // [num_logits][vocab]
 };
 
@@ -34,12 +35,13 @@ AlignedArray<E, ALIGNMENT> make_aligned(size_t count) {
   return AlignedArray<E, ALIGNMENT>(static_cast<E*>(::operator new(count * sizeof(E), std::align_val_t(ALIGNMENT))));
 }
 
-// [rows][width], grows with the longest step so far; rows begin at cache lines.
+// A matrix [rows][width] that grows with the longest step so far. Each row begins at a cache line.
 template <class E>
 class Buffer {
  public:
   explicit Buffer(long width) : width_((width + 31) / 32 * 32) {
-    // Rows that lie whole pages apart are in each other's way in the cache: 5 % of a matrix product from 64 rows on.
+    // Rows that are whole pages apart compete for the same lines of the cache, which costs a matrix product 5 % from
+    // 64 rows on.
     if (width_ * sizeof(E) % 4096 == 0) width_ += 32;
   }
   void reserve(long rows) {
