@@ -1,7 +1,7 @@
-"""Compiles the native step with the machine's own compiler, for the machine's own CPU. Once: the library stays on disk.
+"""The native code is compiled once with the machine's compiler, for the machine's CPU. The library stays on disk.
 
-Its name says what it was made of: the sources, the compiler, its flags and what the CPU can do. So a library is never
-used with other sources or on another kind of CPU, and servers that start together may build it side by side.
+The name of the library has a hash of the sources, the compiler, its flags and the features of the CPU. So a library is
+never used with other sources or on another kind of CPU, and several servers may build it at the same time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ FLAGS = [
 
 
 class BuildError(Exception):
-    """In one sentence: what is missing, or the compiler's first complaint."""
+    """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
 
 
 def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
-    """Where the library for `dtype` and quantized weights is, or would be. Raises BuildError where there is no
-    compiler, and for a dtype that has no native step."""
+    """Return the path of the library for a dtype and a quantization, whether or not the library has been built.
+
+    Raises BuildError if there is no compiler, or if the native code does not support the dtype.
+    """
     compiler = _compiler()
     if dtype not in ELEMENTS:
-        raise BuildError(f"the native step knows bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
+        raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
     digest = hashlib.sha256()
     for part in (_version(compiler), *compiler[1:], *_flags(dtype, quantize), _cpu_features()):
         digest.update(part.encode() + b"\0")
@@ -48,7 +50,10 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 
 
 def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
-    """The library for `dtype`, compiled unless it is there: some ten seconds on one core. Raises BuildError."""
+    """Compile the library unless it is on disk, and return its path. Compiling takes about ten seconds on one core.
+
+    Raises BuildError.
+    """
     path = library_path(dtype, quantize)
     if path.exists():
         return path
@@ -59,12 +64,12 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
             source = str(SOURCES / "decoder.cpp")
             compiler = _compiler()
             command = [*compiler, *_flags(dtype, quantize), source, "-o", str(made)]
-            # With low priority: the server answers from its slower path meanwhile, and needs the cores more.
+            # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
             priority = ["nice", "-n", "10"] if shutil.which("nice") else []
             run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
             if run.returncode != 0:
-                complaints = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
-                raise BuildError(f"{shlex.join(compiler)} failed: {(complaints or ['no message'])[0]}")
+                errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
+                raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
             made.replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
@@ -76,7 +81,7 @@ def _flags(dtype: torch.dtype, quantize: Quantize) -> list[str]:
 
 
 def _compiler() -> list[str]:
-    """The program and its first arguments, for CXX may be "ccache g++"."""
+    """Return the compiler's program and its first arguments: CXX may be "ccache g++", for example."""
     asked = shlex.split(os.environ.get("CXX", ""))
     for name, *arguments in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
         if found := shutil.which(name):
@@ -94,7 +99,7 @@ def _version(compiler: list[str]) -> str:
 
 
 def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What `-march=native` depends on."""
+    """Return a description of the CPU on which the result of `-march=native` depends."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -103,7 +108,7 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def load(dtype: torch.dtype, quantize: Quantize = "none") -> ctypes.CDLL:
-    """Raises BuildError."""
+    """Load the library, compiling it first if it is not on disk. Raises BuildError."""
     path = build(dtype, quantize)
     try:
         return ctypes.CDLL(str(path))

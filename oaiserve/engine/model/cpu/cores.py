@@ -1,4 +1,4 @@
-"""How many threads should compute."""
+"""The number of threads that compute on a CPU, if the user does not set it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _FEW_CORES = 4
 
 
 def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
-    """One for each core that this process may use, within its cgroup's quota; with 4 or more, one is left to the event
-    loop, the tokenizers and telemetry. Two threads of one core (SMT) share its arithmetic, so they count once.
+    """Return one thread for each core that this process may use, within the quota of its cgroup.
 
-    `cpus` are those that the process may run on, by default what the system says; `root` is where sys/ is mounted.
+    From 4 cores on, it is one thread less, which leaves a core to the event loop, the tokenizers and telemetry. The
+    hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
+    which the process may run; by default, the system is asked. `root` is the folder that has sys/.
     """
     if cpus is None:
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -31,7 +32,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """CPUs that the cgroup (v2) allows; None: no limit."""
+    """Return how many CPUs the cgroup (v2) allows the process to use, or None if it sets no limit."""
     try:
         limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,4 +1,4 @@
-"""The C interface of the native code, with its types: the twin of src/decoder.cpp."""
+"""The C interface of the native code, as src/decoder.cpp defines it: its functions and structures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from oaiserve.config import Quantize
 from oaiserve.engine.model.cpu import build
 
-# In the order of `enum class Activation`.
+# The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 class Normalize(Structure):
-    """A norm over `width` numbers. No weight: it changes nothing."""
+    """A norm over `width` numbers. Without a weight, it copies them."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -27,12 +27,14 @@ class Normalize(Structure):
 
 
 class Rotary(Structure):
-    """No cosines: positions do not enter."""
+    """A rotary position embedding of queries and keys. Without cosines, nothing is rotated."""
 
     _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("dim", c_long), ("interleaved", c_bool))
 
 
 class StepInput(Structure):
+    """The input of a step, and where its logits go; src/step.h has the types and shapes of its arrays."""
+
     _fields_ = (
         ("num_tokens", c_int64),
         ("num_sequences", c_int64),
@@ -50,7 +52,7 @@ class StepInput(Structure):
 
 
 class PagedCache(Structure):
-    """Of one layer."""
+    """The KV cache of one layer; src/attention.h describes the layout of its keys and values."""
 
     _fields_ = (
         ("keys", c_void_p),
@@ -63,7 +65,7 @@ class PagedCache(Structure):
 
 
 class AttentionOptions(Structure):
-    """No window, no softcap: 0."""
+    """How a layer attends. A window or softcap of 0 means that the layer has none."""
 
     _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
 

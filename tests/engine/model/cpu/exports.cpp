@@ -1,4 +1,4 @@
-// What the tests call directly, compiled as a library of its own.
+// Functions of the native code that tests call directly. They are compiled as a separate library.
 
 #include <random>
 
@@ -9,8 +9,8 @@ using namespace oaiserve;
 
 namespace {
 
-// Checks that each phase is over before the next one begins, and that each item is done once. In a phase with as many
-// items as there are threads, each item waits until all have begun: so all threads take part.
+// Checks that each phase ends before the next one begins, and that each item runs once. In a phase with as many items
+// as there are threads, each item waits until all have begun, so that every thread has to run one.
 class Checked : public Work {
  public:
   Checked(int threads, const std::vector<long>& items) : threads_(threads) {
@@ -19,36 +19,36 @@ class Checked : public Work {
   long phases() const noexcept override { return long(begun_.size()); }
   long items(long phase) const noexcept override { return long(begun_[size_t(phase)].size()); }
   void run(long phase, long item) noexcept override {
-    if (phase != current_) return complain("an item of another phase runs");
-    if (item < 0 || item >= items(phase)) return complain("there is no such item");
+    if (phase != current_) return fail("an item of another phase runs");
+    if (item < 0 || item >= items(phase)) return fail("there is no such item");
     auto& begun = begun_[size_t(phase)];
-    if (begun[size_t(item)]++) complain("an item runs twice");
+    if (begun[size_t(item)]++) fail("an item runs twice");
     if (items(phase) == threads_)
       for (auto& other : begun)
         while (other == 0) std::this_thread::yield();
     done_++;
   }
   void ended(long phase) noexcept override {
-    if (phase != current_) return complain("another phase ends");
-    if (done_ != items(phase)) complain("a phase ends before all its items are done");
+    if (phase != current_) return fail("another phase ends");
+    if (done_ != items(phase)) fail("a phase ends before all its items are done");
     done_ = 0;
     current_++;
   }
-  const char* complaint() {
-    if (current_ != phases()) complain("the run ends before its last phase");
-    return complaint_;
+  const char* error() {
+    if (current_ != phases()) fail("the run ends before its last phase");
+    return error_;
   }
 
  private:
-  void complain(const char* text) { complaint_ = text; }
+  void fail(const char* text) { error_ = text; }
 
   int threads_;
   std::vector<std::vector<std::atomic<int>>> begun_;
   std::atomic<long> current_{0}, done_{0};
-  std::atomic<const char*> complaint_{nullptr};
+  std::atomic<const char*> error_{nullptr};
 };
 
-// A team.
+// A team of new threads.
 void fresh_threads(void (*function)(void*), void* data, unsigned threads, unsigned) {
   std::vector<std::thread> others;
   for (unsigned i = 1; i < threads; i++) others.emplace_back(function, data);
@@ -61,7 +61,8 @@ void fresh_threads(void (*function)(void*), void* data, unsigned threads, unsign
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Runs of the same pool with all kinds of phases, on its own threads or on others. Null, or what was wrong.
+// Runs a pool many times with phases of different sizes, on its own threads or on those of a team. Returns null, or the
+// last error.
 const char* check_pool(int threads, int runs, bool has_team) {
   const long sizes[] = {0, 1, 1, 2, 3, threads, 40, 200};
   Pool pool(threads, has_team ? fresh_threads : nullptr);
@@ -71,7 +72,7 @@ const char* check_pool(int threads, int runs, bool has_team) {
     for (long& count : items) count = sizes[random() % std::size(sizes)];
     Checked work(threads, items);
     pool.run(work);
-    if (const char* complaint = work.complaint()) return complaint;
+    if (const char* error = work.error()) return error;
   }
   return nullptr;
 }

@@ -1,4 +1,4 @@
-"""Compiling: once, for what the library is made of, and never half. The compilers here are scripts."""
+"""The native code is compiled once for each set of inputs, and never left half written. The compilers are scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Compiler = Callable[[str], Path]
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """Makes the script a compiler; its last argument, `$out`, is the file to write. What it was called with is in
-    calls.txt, and the cache is empty."""
+    """Return a function that makes a script the compiler, and an empty cache for its libraries.
+
+    The last argument of the script, `$out`, is the file to write. calls.txt gets the arguments of each call.
+    """
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
 
     def write(script: str) -> Path:
@@ -44,7 +46,7 @@ def test_a_library_is_compiled_once_for_each_dtype(compiler: Compiler) -> None:
     other = build.build(torch.bfloat16)
     calls = (folder / "calls.txt").read_text().splitlines()
     assert [("-DELEMENT=float" in call, "-DELEMENT=bf16" in call) for call in calls] == [(True, False), (False, True)]
-    assert sorted(path.parent.iterdir()) == sorted([path, other]), "nothing else is left"
+    assert sorted(path.parent.iterdir()) == sorted([path, other]), "no other files are left"
 
 
 def test_the_compiler_may_have_arguments(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +57,13 @@ def test_the_compiler_may_have_arguments(compiler: Compiler, monkeypatch: pytest
     assert (folder / "calls.txt").read_text().startswith("--first with space ")
 
 
-def test_another_dtype_is_refused(compiler: Compiler) -> None:
+def test_an_unsupported_dtype_is_refused(compiler: Compiler) -> None:
     compiler("")
-    with pytest.raises(BuildError, match="the native step knows bfloat16 and float32, not float16"):
+    with pytest.raises(BuildError, match="the native step supports bfloat16 and float32, not float16"):
         build.library_path(torch.float16)
 
 
-def test_the_name_changes_with_all_that_the_library_is_made_of(
+def test_the_name_depends_on_sources_flags_cpu_and_compiler(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler("")
@@ -85,7 +87,7 @@ def test_the_name_changes_with_all_that_the_library_is_made_of(
     assert build.library_path(torch.float32) == names[-1]
 
 
-def test_a_cpu_is_what_it_can_do_not_how_fast_it_runs_now(tmp_path: Path) -> None:
+def test_the_name_depends_on_the_features_of_the_cpu_but_not_on_its_clock(tmp_path: Path) -> None:
     def features(mhz: int, flags: str) -> str:
         path = tmp_path / "cpuinfo"
         core = f"model name\t: A\nflags\t\t: {flags}\ncpu MHz\t\t: {mhz}\n\n"
@@ -97,7 +99,7 @@ def test_a_cpu_is_what_it_can_do_not_how_fast_it_runs_now(tmp_path: Path) -> Non
     assert build._cpu_features(tmp_path / "none") == torch.backends.cpu.get_cpu_capability()
 
 
-def test_two_that_build_at_once_both_get_a_whole_library(compiler: Compiler) -> None:
+def test_two_builds_at_once_both_get_a_complete_library(compiler: Compiler) -> None:
     # Each compiler waits until both have begun to write.
     folder = compiler('echo ma > "$out"; touch $0.$$; until [ $(ls $0.* | wc -l) = 2 ]; do :; done; echo de >> "$out"')
     with ThreadPoolExecutor(2) as pool:
@@ -108,7 +110,7 @@ def test_two_that_build_at_once_both_get_a_whole_library(compiler: Compiler) -> 
     assert len((folder / "calls.txt").read_text().splitlines()) == 2
 
 
-def test_what_the_compiler_complains_about_is_told_and_nothing_is_left(compiler: Compiler) -> None:
+def test_the_first_error_of_the_compiler_is_reported_and_no_file_is_left(compiler: Compiler) -> None:
     folder = compiler('echo half > "$out"; echo "In file a.h:\na.h:1: error: no such thing\nerror: too" >&2; exit 1')
     with pytest.raises(BuildError, match=r"fake-g\+\+ failed: a.h:1: error: no such thing$"):
         build.build(torch.float32)
@@ -118,7 +120,7 @@ def test_what_the_compiler_complains_about_is_told_and_nothing_is_left(compiler:
         build.build(torch.float32)
 
 
-def test_a_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "g++-99")
     with pytest.raises(BuildError, match=r"^the compiler g\+\+-99 that CXX names was not found$"):
         build.library_path(torch.float32)
@@ -128,7 +130,7 @@ def test_a_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest
         build.library_path(torch.float32)
 
 
-def test_what_is_no_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_cannot_run_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_program = tmp_path / "g++"
     no_program.write_bytes(b"\x7fELF?")
     no_program.chmod(0o755)
@@ -137,7 +139,9 @@ def test_what_is_no_compiler_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         build.library_path(torch.float32)
 
 
-def test_a_cache_that_cannot_be_written_is_named(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named_in_the_error(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = compiler('echo made > "$out"')
     (folder / "file").touch()
     monkeypatch.setenv("OAISERVE_CACHE", str(folder / "file"))
@@ -145,7 +149,7 @@ def test_a_cache_that_cannot_be_written_is_named(compiler: Compiler, monkeypatch
         build.build(torch.float32)
 
 
-def test_a_library_that_is_none_is_named(compiler: Compiler) -> None:
+def test_a_library_that_cannot_be_loaded_is_named_in_the_error(compiler: Compiler) -> None:
     compiler('echo made > "$out"')
     with pytest.raises(BuildError, match=r"float-[0-9a-f]{16}\.so cannot be loaded: "):
         build.load(torch.float32)

@@ -1,4 +1,4 @@
-"""Activations and norms against torch."""
+"""The native activations and norms compute what torch does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oaiserve.engine.model.cpu.library import ACTIVATIONS, Normalize
 
 pytestmark = pytest.mark.compiler
 NAN, INFINITY = math.nan, math.inf
-# Finely where functions bend, coarsely to where they overflow, and what is no number.
+# Dense where the functions bend, coarse up to where they overflow, and then special values.
 X = torch.cat(
     [
         torch.linspace(-12, 12, 4000),

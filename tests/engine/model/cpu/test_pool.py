@@ -1,4 +1,4 @@
-"""Phases run in order and each item once, whatever the threads do."""
+"""A pool of threads runs its phases in order, and each item once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_phases_run_in_order_and_each_item_once(
     assert exports.check_pool(threads, runs, has_team) is None
 
 
-def test_pools_come_and_go(exports: ctypes.CDLL) -> None:
+def test_pools_can_be_created_and_destroyed_many_times(exports: ctypes.CDLL) -> None:
     exports.check_pool.restype = ctypes.c_char_p
     assert [exports.check_pool(3, runs, False) for runs in [0, 1, 2] * 5] == [None] * 15

@@ -1,4 +1,4 @@
-"""Weights in 8 bits: exact where 8 bits can hold them, close where they cannot, refused where no code has them."""
+"""Quantized weights are exact if 8 bits can hold them, else close; they are refused without the native step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, lo
 
 pytestmark = pytest.mark.compiler
 STEP = 2.0**-9
-# Three groups of neighbours that share a scale, the last of another length, in the largest matrix.
+# The largest matrix has three groups of weights that share a scale, the last of another length.
 WIDE = config("llama", hidden_size=144, intermediate_size=272, num_attention_heads=9, num_key_value_heads=3)
 
 
 def in_eight_bits(loaded: LoadedModel) -> LoadedModel:
-    """Each row of each matrix as multiples of a power of two, the largest of them 127: quantizing changes nothing."""
+    """Make the weights multiples of a power of two, up to 127 times that in each group: quantizing keeps them all."""
     for module in loaded.model.modules():
         if isinstance(module, torch.nn.Linear):
             weight = (module.weight.data / STEP).round().clamp(-127, 127)
@@ -33,14 +33,14 @@ def in_eight_bits(loaded: LoadedModel) -> LoadedModel:
 
 
 def batch(num_tokens: int) -> Batch:
-    """A prompt, with the logits of its last token."""
+    """Return the batch of one prompt, for the logits of its last token."""
     sequence = Sequence("", 0, [(7 * i + 3) % 97 for i in range(num_tokens)], SamplingParams(), max_len=99)
     sequence.blocks = list(range(8))
     return build_batch(Step([Chunk(sequence, 0, num_tokens)]), BLOCK_SIZE, torch.device("cpu"))
 
 
 def difference(loaded: LoadedModel, num_tokens: int) -> float:
-    """Between the logits with and without quantized weights, as a part of these."""
+    """Return the difference that quantized weights make to the logits, relative to the logits."""
     sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 2}
     with torch.inference_mode():
         whole = native_decoder(loaded, **sizes).forward(batch(num_tokens)).clone()
@@ -48,20 +48,20 @@ def difference(loaded: LoadedModel, num_tokens: int) -> float:
         return float((quantized - whole).norm() / whole.norm())
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 24, 25, 90])  # few rows are multiplied in another way than many
+@pytest.mark.parametrize("num_tokens", [1, 5, 24, 25, 90])  # few rows take another code path than many
 @pytest.mark.parametrize("asked", [FAMILIES["llama"], FAMILIES["phi"], WIDE], ids=["llama", "phi", "wide"])
-def test_weights_that_eight_bits_hold_lose_nothing(asked: object, num_tokens: int) -> None:
+def test_weights_that_eight_bits_can_hold_are_exact(asked: object, num_tokens: int) -> None:
     assert difference(in_eight_bits(load(asked)), num_tokens) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_others_lose_little(dtype: torch.dtype) -> None:
+def test_other_weights_lose_little(dtype: torch.dtype) -> None:
     lost = difference(load(config("llama", initializer_range=0.1), dtype=dtype), 40)
     assert 1e-3 < lost < 0.05
 
 
 @pytest.mark.parametrize("problem", ["compiler", "block size"])
-def test_without_the_native_step_there_is_no_quantization(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_is_refused_without_the_native_step(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if problem == "compiler":
         monkeypatch.setenv("CXX", "no-such-compiler")
     block_size = 8 if problem == "block size" else BLOCK_SIZE

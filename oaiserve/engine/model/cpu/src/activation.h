@@ -1,17 +1,17 @@
-// The activation functions of transformers' ACT2FN that decoders use, sixteen values at a time, in float32.
+// The activation functions of transformers' ACT2FN that decoders use, for sixteen float32 values at a time.
 #pragma once
 
 #include "simd.h"
 
 namespace oaiserve {
 
-// Same order as ACTIVATIONS in library.py.
+// ACTIVATIONS in library.py has the same order.
 enum class Activation : int64_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
 inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (1.0f + exp(2.0f * x)); }
 
-// Abramowitz and Stegun 7.1.26: wrong by at most 1.5e-7.
+// Formula 7.1.26 of Abramowitz and Stegun, whose error is at most 1.5e-7.
 inline f32x16 erf(f32x16 x) {
   f32x16 magnitude = x < 0.0f ? -x : x;
   f32x16 t = 1.0f / (1.0f + 0.3275911f * magnitude);

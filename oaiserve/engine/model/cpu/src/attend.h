@@ -1,4 +1,4 @@
-// Attention as operations of a step: prepare queries, keys and values; attend.
+// The operations of attention in a step: one prepares queries, keys and values, and one attends.
 #pragma once
 
 #include "attention.h"
@@ -6,11 +6,11 @@
 
 namespace oaiserve {
 
-// How the positions enter queries and keys: pairs of numbers are turned by an angle that grows with the position.
+// A rotary position embedding rotates pairs of numbers in queries and keys by an angle that grows with the position.
 struct Rotary {
-  const float *cosines, *sines;  // [positions][dim / 2], null: not at all
-  long dim;                      // of each head, the first ones; the others stay as they are
-  bool interleaved;              // pairs are neighbours; otherwise number i goes with number i + dim / 2
+  const float *cosines, *sines;  // [positions][dim / 2]; null: nothing is rotated
+  long dim;                      // the first numbers of each head are rotated, and the others stay as they are
+  bool interleaved;              // pairs are neighbours; otherwise number i forms a pair with number i + dim / 2
 
   void operator()(float* head, long position) const {
     if (!cosines) return;
@@ -31,7 +31,8 @@ struct Rotary {
   }
 };
 
-// Queries, keys and values side by side -> turned queries; keys and values go into the cache.
+// Applies norms and rotary embedding to `qkv`, whose rows have queries, keys and values side by side. Writes the
+// queries to `queries`, and keys and values into the cache.
 template <class T>
 class Prepare : public Operation {
  public:
@@ -63,7 +64,7 @@ class Prepare : public Operation {
   }
 
  private:
-  // Each head for itself, or all as one: the norm's width tells.
+  // Normalizes each head, or all heads together, depending on the width of the norm.
   void norm(float* x, long heads, const Normalize& normalize) const {
     if (!normalize.weight) return;
     for (long i = 0; i < heads * cache_.key_dim; i += normalize.width) normalize(x + i, x + i);
@@ -80,7 +81,7 @@ class Prepare : public Operation {
   Normalize query_norm_, key_norm_;
 };
 
-// The division of a step's attention into items, which is the same in all layers that look equally far back.
+// The division of a step's attention into items, which all layers of the same heads and window share.
 class SharedPlan {
  public:
   SharedPlan(long heads, long kv_heads, long value_dim, long window)
@@ -88,6 +89,7 @@ class SharedPlan {
   bool serves(long heads, long kv_heads, long value_dim, long window) const {
     return heads == heads_ && kv_heads == kv_heads_ && value_dim == value_dim_ && window == window_;
   }
+  // Throws std::bad_alloc; then the plan cannot be used until it is made again.
   void make(const StepInput& step, int threads) {
     make_plan(plan, step, heads_, kv_heads_, value_dim_, window_, threads);
   }
@@ -98,6 +100,7 @@ class SharedPlan {
   long heads_, kv_heads_, value_dim_, window_;
 };
 
+// out = attention of the queries over the cache
 template <class T>
 class Attend : public Operation {
  public:

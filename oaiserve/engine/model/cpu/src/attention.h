@@ -1,9 +1,10 @@
-// Attention over the paged cache of keys and values, in place.
+// Attention that reads the paged KV cache in place.
 //
-// Sixteen keys lie side by side, so that one `dot` adds to sixteen scores; values lie so that one `dot` adds PACK
-// weighted values to sixteen outputs. Both are panels of a packed matrix. So decode steps and prompts go the same way:
-// a few rows (queries times the heads that share a key-value head) times a few panels, with the sums in registers.
-// A unit of work walks along its keys chunk by chunk and keeps each row's maximum and sum, as an online softmax does.
+// Sixteen keys are stored side by side, so that one `dot` adds to sixteen scores. Values are stored so that one `dot`
+// adds PACK weighted values to sixteen outputs. Both are panels of a packed matrix. So decode and prefill run the same
+// code: it multiplies a few rows (queries times the heads that share a key-value head) with a few panels, and has the
+// sums in registers. A unit of work goes through its keys chunk by chunk, and keeps the maximum and the sum of each
+// row, as an online softmax does.
 #pragma once
 
 #include <algorithm>
@@ -16,25 +17,26 @@
 
 namespace oaiserve {
 
-constexpr long PANEL_KEYS = LANES;  // keys side by side
+constexpr long PANEL_KEYS = LANES;  // keys that are stored side by side
 constexpr long MAX_HEAD_DIM = 256;
-// Multiplied at once: their sums fill the registers.
+// The rows and panels that are multiplied at once, so that their sums fill the registers.
 #if defined(__AVX512F__)
 constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;
 #else
 constexpr int REGISTER_ROWS = 4, REGISTER_PANELS = 1;
 #endif
 constexpr int PANEL_VECTORS = LANES / WIDTH;
-constexpr long UNIT_ROWS = 96;              // rows that go along the keys together
-constexpr long CHUNK_PANELS = 64;           // the most that a chunk has
-constexpr long CHUNK_NUMBERS = 128 * 1024;  // in its keys and values: they stay in L2 while all rows pass
-// The rows of scores and queries lie apart by no power of two, or they would be in each other's way in the cache.
+constexpr long UNIT_ROWS = 96;              // the most rows of a unit, which read the keys together
+constexpr long CHUNK_PANELS = 64;           // the most panels of keys in a chunk
+constexpr long CHUNK_NUMBERS = 128 * 1024;  // the most numbers in a chunk's keys and values, so that they stay in L2
+// The strides of scores and queries are no powers of two, because such rows would compete for the same cache lines.
 constexpr long SCORE_STRIDE = (CHUNK_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
 constexpr float NEVER = -1e30f;  // the score of a key that a row does not see
 
-// One layer's cache. P = PACK<T>. Keys T[num_blocks][kv_heads][block_size/16][key_dim/P][16][P], values
-// T[num_blocks][kv_heads][block_size/P][value_dim][P]. block_size and both dims are multiples of 16, no dim is
-// over 256. Where no token is, there may be anything, NaN too.
+// The KV cache of one layer. The caller owns `keys` and `values`. With P = PACK<T>, keys are
+// T[num_blocks][kv_heads][block_size/16][key_dim/P][16][P], and values are
+// T[num_blocks][kv_heads][block_size/P][value_dim][P]. block_size and both dims are multiples of 16, and no dim is over
+// 256. Slots without a token may hold anything, even NaN.
 template <class T>
 struct PagedCache {
   T* keys;
@@ -42,7 +44,8 @@ struct PagedCache {
   long kv_heads, key_dim, value_dim, block_size;
 };
 
-// slot = block * block_size + offset. Different slots may be written by different threads at the same time.
+// Writes the key of a token into its slot, which is block * block_size + offset. Different threads may write different
+// slots at the same time. write_value writes the value.
 template <class T>
 void write_key(const PagedCache<T>& cache, long slot, long kv_head, const T* key) {
   constexpr long P = PACK<T>;
@@ -61,41 +64,45 @@ void write_value(const PagedCache<T>& cache, long slot, long kv_head, const T* v
 struct AttentionOptions {
   long heads;
   float scaling;
-  long window;    // a query sees this many tokens, itself included; 0: all up to itself
-  float softcap;  // scores = softcap * tanh(scores * scaling / softcap); 0: scores * scaling
+  long window;    // how many tokens a query sees, including its own; 0: all tokens up to its own
+  float softcap;  // scores are softcap * tanh(scores * scaling / softcap); 0: scores * scaling
 };
 
-// Rows of one sequence and key-value head over a range of keys. Row r is query r / group, head r % group of the group.
+// A unit of work: some rows of one sequence and key-value head, over a range of keys. Row r is the query of token
+// r / group, and head r % group of the group.
 struct AttentionUnit {
   int32_t sequence, kv_head;
   int32_t first_row, rows;
   int32_t first_key, end_key;  // first_key is a multiple of 16
-  int32_t split, part;         // split: index into AttentionPlan::splits; -1: the unit has all keys of its rows
+  int32_t split, part;         // split is an index into AttentionPlan::splits; -1: the unit has all keys of its rows
 };
 
-// Rows whose keys are divided among several units. Each leaves its part in `partials`, and the last to end merges them.
+// Rows whose keys are divided among several units. Each unit writes its part of the result to `partials`, and the unit
+// that ends last merges the parts.
 struct AttentionSplit {
   int32_t parts, unfinished;
-  size_t offset;  // into partials: [parts][part_size(rows)]
+  size_t offset;  // index into `partials`, where the split has [parts][part_size(rows)]
 };
 
+// An item of the pool: the units first_unit .. end_unit - 1.
 struct AttentionItem {
   int32_t first_unit, end_unit;
 };
 
-// What is worked out once per step for all layers of the same options and dims. Keeps its memory from step to step.
+// The division of a step's attention into items. It is computed once per step for all layers of the same sizes, and
+// keeps its memory from step to step.
 struct AttentionPlan {
   StepInput step;
   long group;  // heads per key-value head
   long value_dim;
-  std::vector<AttentionUnit> tiles;  // units of key-value head 0, before any is split
+  std::vector<AttentionUnit> tiles;  // the units of key-value head 0, before they are split
   std::vector<AttentionUnit> units;
   std::vector<AttentionItem> items;
   std::vector<AttentionSplit> splits;
   std::vector<float> partials;
 
-  // A part has its rows' sums of weighted values [rows][value_dim], maxima [rows] and sums of weights [rows], and is a
-  // number of whole cache lines.
+  // The size of a part, rounded up to whole cache lines. A part has, for each of its rows, the sums of weighted values
+  // [rows][value_dim], the maxima [rows] and the sums of weights [rows].
   long part_size(long rows) const { return (rows * (value_dim + 2) + LANES - 1) / LANES * LANES; }
 };
 
@@ -107,12 +114,13 @@ inline long first_visible_key(long position, long window) {
 
 inline long unit_panels(const AttentionUnit& unit) { return divide_up(unit.end_key - unit.first_key, PANEL_KEYS); }
 
-// What a panel of keys and values costs, in the time that it takes for each row: 13 ns with 64 numbers in a head. To
-// read it from memory takes about as long as 8 rows.
+// The cost of a panel of keys and values. The unit is the time for one row, which is 13 ns with 64 numbers in a head.
+// Reading the panel from memory takes about as long as 8 rows.
 inline long panel_cost(const AttentionUnit& unit) { return 8 + unit.rows; }
 inline long unit_cost(const AttentionUnit& unit) { return (unit_panels(unit) + 1) * panel_cost(unit); }
 
-// Divides the step's work into items, long ones first and short ones last, so that all threads end at the same time.
+// Divides the attention of a step into items, long ones first and short ones last, so that all threads end at the same
+// time. It is called before the threads of the pool begin, because it allocates. Throws std::bad_alloc.
 inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, long kv_heads, long value_dim,
                       long window, int threads) {
   plan.step = step;
@@ -123,7 +131,8 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
   plan.items.clear();
   plan.splits.clear();
 
-  // The more rows, the fewer times keys are read; but with few units for each thread, there is little to share out.
+  // Units with more rows read the keys fewer times. But if each thread has only few units, the work cannot be shared
+  // evenly.
   long all_rows = step.query_start[step.num_sequences] * heads;
   long most_rows = std::min(std::max(all_rows / (8 * threads), 4L * REGISTER_ROWS), UNIT_ROWS);
   long remaining = 0;
@@ -146,8 +155,8 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
     return a.sequence != b.sequence ? a.sequence < b.sequence : a.first_row < b.first_row;
   });
 
-  // Each item is a share of what remains, so they grow shorter towards the end; but less than about 5 us are not worth
-  // handing out. Where an item would be much longer than its share, the unit is split.
+  // Each item is a share of the remaining work, so that items get shorter towards the end. An item of less than about
+  // 5 us is not worth its cost. If a unit would make an item much longer than its share, the unit is split.
   constexpr long MIN_PART_PANELS = 4;
   long least = std::min(24 * 1024 / value_dim, divide_up(remaining, threads));
   long wanted = threads == 1 ? remaining : std::max(least, remaining / (2 * threads));
@@ -198,7 +207,8 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
   if (plan.partials.size() < partials) plan.partials.resize(partials);
 }
 
-// 2^x for x <= 0: to 1e-7 for float, to 8e-5 for what is rounded to bfloat16 anyway. NaN stays NaN.
+// Returns 2^x for x <= 0. The relative error is 1e-7 for float, and 8e-5 for results that are rounded to bfloat16. NaN
+// stays NaN.
 template <class T>
 f32x16 exp2_of_negative(f32x16 x) {
 #if defined(__AVX512DQ__)
@@ -228,7 +238,7 @@ f32x16 exp2_of_negative(f32x16 x) {
 #endif
 }
 
-// scores[r][16 c ..] = queries[r] . the keys of panel c. On the way, asks for the panels that are read `later`.
+// scores[r][16 c ..] = the dot products of queries[r] with the keys of panel c. Prefetches the panels `later`.
 template <class T, int R, int C>
 void score_panels(const T* queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
   constexpr int VECTORS = C * PANEL_VECTORS;
@@ -261,7 +271,8 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
-// 16 C columns of out[r] = out[r] * factors[r] + weights[r] . the values of `count` panels.
+// out[r] = out[r] * factors[r] + the sum of the values of `count` panels, weighted with weights[r]. It does so for the
+// 16 C columns from `column` on. Prefetches the panels `later`.
 template <class T, int R, int C>
 void add_columns(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
                  long value_dim, long column, float* out) {
@@ -316,7 +327,7 @@ void add_rows(const T* weights, const float* factors, const T* const* panels, co
     add_columns<T, R, 1>(weights, factors, panels, later, count, value_dim, column, out);
 }
 
-// Both products for R + 1 rows.
+// Tables of both products, for 1 to REGISTER_ROWS rows: entry R is for R + 1 rows.
 template <class T, class = std::make_integer_sequence<int, REGISTER_ROWS>>
 struct Products;
 template <class T, int... R>
@@ -333,14 +344,15 @@ inline void cap_scores(float* scores, long count, const AttentionOptions& option
   }
 }
 
-// A row's state between chunks: weights are 2^(scale * score - maximum), `sum` adds them up lane by lane.
+// The state of a row between chunks. The weight of a key is 2^(scale * score - maximum), and `sum` has the sum of the
+// weights in each lane.
 struct SoftmaxRow {
   f32x16 sum;
   float maximum;
 };
 
-// Turns one row's scores over `panels` panels, of which it sees the keys from .. to - 1, into weights. Returns the
-// factor for what was summed up under the old maximum.
+// Converts the scores of one row over `panels` panels into weights. The row sees the keys from .. to - 1 of these.
+// Returns the factor by which the sums of the previous chunks have to be multiplied, because the maximum has changed.
 template <class T>
 float weigh(float* scores, T* weights, long panels, long from, long to, float scale, SoftmaxRow& row) {
   if (from >= to) {
@@ -349,7 +361,7 @@ float weigh(float* scores, T* weights, long panels, long from, long to, float sc
   }
   std::fill(scores, scores + from, NEVER);
   std::fill(scores + to, scores + panels * PANEL_KEYS, NEVER);
-  f32x16 most = load(scores), other = most;  // two, so that no long chain forms
+  f32x16 most = load(scores), other = most;  // two maxima, so that two chains of instructions run side by side
   for (long p = 1; p + 1 < panels; p += 2) {
     most = max(most, load(scores + p * PANEL_KEYS));
     other = max(other, load(scores + (p + 1) * PANEL_KEYS));
@@ -367,7 +379,8 @@ float weigh(float* scores, T* weights, long panels, long from, long to, float sc
   return factor;
 }
 
-// A panel's first `count` values, and zeros for the rest: a weight of 0 does not help against NaN.
+// Copies the first `count` values of a panel, and writes zeros in place of the rest. The rest may be NaN, which a
+// weight of 0 does not remove from a sum.
 template <class T>
 void copy_values(const T* panel, long count, long value_dim, T* out) {
   constexpr long P = PACK<T>;
@@ -383,8 +396,8 @@ void write_row(const float* sums, float factor, long value_dim, T* out) {
   for (long d = 0; d < value_dim; d += LANES) store(out + d, load(sums + d) * factor);
 }
 
-// out = a row's sums of weighted values over all parts, each multiplied by what its maximum lies below the common one.
-// Returns the sum of the weights.
+// out = the sums of weighted values of a row over all parts, scaled to their common maximum. Returns the sum of the
+// weights.
 inline float merge_parts(const float* parts, long count, long part_size, long rows, long row, long value_dim,
                          float* out) {
   const float* maxima = parts + rows * value_dim + row;
@@ -401,7 +414,8 @@ inline float merge_parts(const float* parts, long count, long part_size, long ro
   return sum;
 }
 
-// A piece of a unit's keys, and where their panels lie. After them comes what is read next, to be asked for in time.
+// A range of a unit's keys, and where its panels of keys and values begin. Behind these, each array has the panels that
+// are read next, for prefetching.
 template <class T>
 struct KeyChunk {
   const AttentionUnit* unit;
@@ -425,7 +439,7 @@ struct KeyChunk {
   }
 };
 
-// One thread's way through an item. With what it calls, it takes about 200 KiB of its stack.
+// Computes one item on one thread. With the functions that it calls, it takes about 200 KiB of the thread's stack.
 template <class T>
 class ItemWalk {
  public:
@@ -482,12 +496,13 @@ class ItemWalk {
       chunk.values[chunk.panels - 1] = last_values;
     }
     long rows = chunk.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
-    long block_rows = divide_up(rows, blocks);  // 7 are better done as 4 and 3 than as 6 and 1
+    long block_rows = divide_up(rows, blocks);  // 7 rows are faster as 4 and 3 than as 6 and 1
     for (long block = 0; block * block_rows < rows; block++)
       attend_block(chunk, block * block_rows, std::min(block_rows, rows - block * block_rows));
   }
 
-  // `count` rows from `row` on, which fit into the registers, along those of the chunk's keys that any of them sees.
+  // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the chunk that any of these
+  // rows sees.
   void attend_block(const KeyChunk<T>& chunk, long row, long count) {
     alignas(64) T queries[REGISTER_ROWS * QUERY_STRIDE];
     alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
@@ -547,15 +562,16 @@ class ItemWalk {
   T* out_;
   long out_stride_;
 
-  // The unit under way, by row.
+  // The rows of the current unit.
   const T* queries_[UNIT_ROWS];
   T* targets_[UNIT_ROWS];
-  long position_[UNIT_ROWS];
+  long position_[UNIT_ROWS];  // of a row's token in its sequence
   SoftmaxRow softmax_[UNIT_ROWS];
-  alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];  // [rows][value_dim], of weighted values
+  alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
 };
 
-// query T[tokens][heads * key_dim], out T[tokens][heads * value_dim], with the strides of their rows.
+// Computes one item of a plan. query is T[tokens][heads * key_dim], out is T[tokens][heads * value_dim], and their rows
+// are query_stride and out_stride elements apart.
 template <class T>
 void attend_item(AttentionPlan& plan, long item, const AttentionOptions& options, const PagedCache<T>& cache,
                  const T* query, long query_stride, T* out, long out_stride) {

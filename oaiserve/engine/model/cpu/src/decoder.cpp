@@ -1,8 +1,8 @@
 // The C interface of the library, which library.py declares for Python. A caller either builds a decoder operation by
 // operation and runs steps on it, or computes attention alone, layer by layer.
 //
-// The library is compiled for one element type, bf16 or float. Activations between operations, keys and values have this
-// type, and so have weights unless they are quantized to eight bits. Sums and the hidden state are float32.
+// The library is compiled for one element type, bf16 or float. Activations between operations, keys and values have
+// this type, and so have weights unless they are quantized to eight bits. Sums and the hidden state are float32.
 //
 // No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
 // again.
@@ -250,8 +250,8 @@ long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float 
                                                  softcap);
 }
 
-// Runs a step on the threads of `pool`, one of which is the caller's. Returns 0, or -1 if there is no memory for so many
-// tokens; then nothing has been computed. Only one step of a decoder, and only one of a pool, may run at a time.
+// Runs a step on the threads of `pool`, one of which is the caller's. Returns 0, or -1 if there is no memory for so
+// many tokens; then nothing has been computed. Only one step of a decoder, and only one of a pool, may run at a time.
 int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
   return guarded(-1, [&] {
     decoder->run(*pool, *step);
@@ -274,8 +274,8 @@ PagedAttention<Element>* oaiserve_attention(int threads, Team team) {
 // `attention` may be null.
 void oaiserve_free_attention(PagedAttention<Element>* attention) { delete attention; }
 
-// Begins a step, whose layers are computed afterwards. Only its slots, sequences and block tables are read; they must
-// stay until its last layer. Returns 0, or -1 if there is no memory; then no layer may follow.
+// Begins a step, whose layers are computed afterwards. Only its slots, sequences and block tables are read; they
+// must stay until its last layer. Returns 0, or -1 if there is no memory; then no layer may follow.
 int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput* step) {
   return guarded(-1, [&] {
     attention->begin(*step);

@@ -1,7 +1,7 @@
 // Linear layers over packed weights: y = x W^T + bias, for one row or for thousands.
 //
-// Weights lie in panels of 32 columns, in the order in which they are read: for each step along k, 32 packs side by
-// side. So a panel is one stream of memory, and few rows of x are multiplied as fast as the memory gives the weights.
+// Weights are stored in panels of 32 columns, in the order in which they are read: for each step along k, 32 packs side
+// by side. So a panel is one stream of memory, and a product with few rows of x is as fast as memory can be read.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace oaiserve {
 
 constexpr int PANEL = 2 * LANES;  // columns
 
-// A tile's sums fill the registers.
+// The sums of a tile fill the registers.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 12, TILE_COLUMNS = 2 * WIDTH;
 #elif defined(__aarch64__)
@@ -21,15 +21,16 @@ constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4 * WIDTH;
 #else
 constexpr int TILE_ROWS = 6, TILE_COLUMNS = 2 * WIDTH;
 #endif
-constexpr long BLOCK_ROWS = 128;  // rows of an item at most: 16 KiB of sums
+constexpr long BLOCK_ROWS = 128;  // the most rows of an item, with 16 KiB of sums
 
-// A panel is multiplied in blocks along k. While the rows pass by one block the next is fetched, so the size of a
-// block is how far ahead memory is read. One tile reads it once. Several come back to it: it has to stay in L2, and as
-// each of them starts and ends once per block, it should not be small.
+// The size of a block, in bytes. A panel is multiplied in blocks along k. While all rows are multiplied with one block,
+// the next one is prefetched, so the size of a block is how far ahead memory is read. A single tile reads a block once.
+// Several tiles read it again and again, so it has to stay in L2. Such a block should not be small, because each tile
+// loads and stores its sums once per block.
 constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
 
-// W [n, k]. `panels` is T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes.
-// `bias` is [n] or null.
+// The weights W [n, k] of a linear layer, which the decoder owns. `panels` is
+// T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes. `bias` is [n] or null.
 template <class T>
 struct Linear {
   long n, k;
@@ -42,20 +43,21 @@ template <class T>
 long steps_of(long k) {
   return (k + PACK<T> - 1) / PACK<T>;
 }
-// Elements of T in one panel.
+// The number of elements in one panel.
 template <class T>
 long panel_size(long k) {
   return steps_of<T>(k) * PANEL * PACK<T>;
 }
 
-// Where the columns of a layer begin in a matrix [n, k], whose rows are `row_stride` elements apart. Null beyond n.
+// Returns a function from a column of a layer to where its weights begin in a matrix [n, k], whose rows are
+// `row_stride` elements apart. That function returns null from column n on.
 template <class T>
 auto columns_of(const T* weight, long n, long row_stride) {
   return [=](long column) { return column < n ? weight + column * row_stride : nullptr; };
 }
 
-// The same for gated_item: in each panel, 16 columns of `gate` and the same 16 of `up`, both [n, k]. Together they are
-// a layer of gated_columns(n) columns.
+// Returns the same kind of function for the two matrices of gated_item, `gate` and `up`, both [n, k]. Each panel has 16
+// columns of `gate` and the same 16 columns of `up`. Together they are a layer of gated_columns(n) columns.
 template <class T>
 auto columns_of_gated(const T* gate, const T* up, long n, long row_stride) {
   return [=](long column) {
@@ -65,6 +67,7 @@ auto columns_of_gated(const T* gate, const T* up, long n, long row_stride) {
 }
 inline long gated_columns(long n) { return (n + LANES - 1) / LANES * PANEL; }
 
+// Copies n columns of length k into panels, in the layout of Linear.
 template <class T, class Columns>
 void pack_columns(const Columns& columns, long n, long k, T* panels) {
   for (long first = 0; first < n; first += PANEL, panels += panel_size<T>(k))
@@ -75,7 +78,7 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
     }
 }
 
-// Where a tile gets its weights from: here from a panel, as they are.
+// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions.
 template <class T>
 struct PanelReader {
   using Element = T;
@@ -86,8 +89,8 @@ struct PanelReader {
   Vector finish(int, Vector sum) const { return sum; }
 };
 
-// sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. In every step, asks
-// for the cache lines at `ahead`, which moves on by `ahead_step` bytes.
+// sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. Each step prefetches
+// the cache lines at `ahead`, which advances by `ahead_step` bytes.
 template <class Reader, int ROWS>
 void tile(const typename Reader::Element* x, long x_stride, Reader reader, long steps, const float* start,
           long start_stride, float* sums, const char* ahead, long ahead_step) {
@@ -128,8 +131,8 @@ auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
 }
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
-// `start` are `start_stride` apart, 0 if all are one. The tiles share the work of asking for the `ahead_bytes` at
-// `ahead`.
+// `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch the
+// `ahead_bytes` at `ahead`.
 template <class T, class Reader>
 void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
                     long start_stride, float* sums, const void* ahead, long ahead_bytes) {
@@ -145,14 +148,14 @@ void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& 
     row += height;
     line += ahead_step * steps;
   }
-  if (k % PACK<T> != 0) {  // the last pack is not whole: x may end there, or go on with something else
+  if (k % PACK<T> != 0) {  // x has only a part of the last pack, and what follows in memory may be anything
     T last[BLOCK_ROWS * PACK<T>] = {};
     for (long r = 0; r < rows; r++) last[r * PACK<T>] = x[r * x_stride + k - 1];
     multiply_block(last, PACK<T>, rows, PACK<T>, reader.from(steps, 0), sums, PANEL, sums, ahead, 0);
   }
 }
 
-// What the sums of a panel's columns begin with: their bias, and zero beyond n.
+// The bias of a panel's columns, with which their sums start; 0 beyond n.
 struct PanelBias {
   alignas(64) float values[PANEL] = {};
   PanelBias(const float* bias, long n, long panel) {
@@ -160,7 +163,8 @@ struct PanelBias {
   }
 };
 
-// sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next`: the panel to read after.
+// sums [rows, PANEL] = x [rows, k] times a panel, plus bias; 1 <= rows <= BLOCK_ROWS. `next` is the panel that this
+// thread will read next, whose beginning is prefetched.
 template <class T>
 void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
   const T* weights = w.panels + panel * panel_size<T>(w.k);
@@ -180,24 +184,25 @@ void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, lo
   }
 }
 
-// How a layer is cut into items: the rows into blocks, the panels into groups. An item is one group for one block.
+// How a layer is cut into items: its rows into blocks, and its panels into groups. An item is the product of one
+// block and one group.
 struct Cut {
   unsigned blocks, groups;
 };
 
-// Cuts so that all threads end at about the same time. Fewer items cost less: to take one and to begin with its weights
-// takes time. More are shared out better when threads are not equally fast.
+// Cuts a layer so that all threads end at about the same time. Few items cost less, because taking an item and
+// beginning to read its weights takes time. Many items are shared better among threads that are not equally fast.
 inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
   if (rows == 0) return {0, 0};
   const auto ceil_div = [](unsigned a, unsigned b) { return (a + b - 1) / b; };
-  // Times are in what a row costs in one panel, about k / 8 ns. Fewer than 12 rows wait for the weights. An item costs
-  // 400 ns in addition.
+  // The unit of time is the time for one row and one panel, which is about k / 8 ns. Fewer than 12 rows take as long as
+  // 12, because they wait for the weights. An item costs 400 ns in addition.
   const unsigned item_time = 3200 / k;
   const auto panel_time = [&](unsigned blocks) { return std::max(ceil_div(rows, blocks), 12u); };
 
   const unsigned fewest = ceil_div(rows, BLOCK_ROWS);
   unsigned blocks = fewest;
-  if (fewest * panels < 8 * threads) {  // too few panels to go round: let several threads have the same, for other rows
+  if (fewest * panels < 8 * threads) {  // too few panels for all threads: several may read the same, for other rows
     const auto time = [&](unsigned n) { return ceil_div(n * panels, threads) * (panel_time(n) + item_time); };
     for (unsigned more = fewest + 1; more <= fewest + 3 && more * 12 <= rows; more++)
       if (time(more) < time(blocks)) blocks = more;
@@ -215,14 +220,15 @@ inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
   return best;
 }
 
-// Items of a layer for `rows` rows of x and this many threads.
+// Returns the number of items of a layer, for `rows` rows of x and so many threads.
 template <class Weights>
 long linear_items(const Weights& w, long rows, int threads) {
   const Cut c = cut(panels_of(w.n), w.k, rows, threads);
   return long(c.blocks) * c.groups;
 }
 
-// Calls store(row, column, left, right) for all of an item: columns column to column + 31 of a row.
+// Computes one item of a layer, and calls store(row, column, left, right) for each row and panel: `left` has the
+// columns column .. column + 15, and `right` the next 16. x is [rows, k], with rows `x_stride` elements apart.
 template <class Weights, class T, class Store>
 void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
@@ -231,7 +237,8 @@ void panel_item(const Weights& w, const T* x, long x_stride, long rows, int thre
   const long block = item / c.groups, group = item % c.groups;
   const long row = rows * block / c.blocks, end_row = rows * (block + 1) / c.blocks;
   const long first = panels * group / c.groups, end = panels * (group + 1) / c.groups;
-  const long likely_next = panels * ((group + threads) % c.groups) / c.groups;  // of this thread, after this item
+  // The panel with which this thread's next item is likely to begin.
+  const long likely_next = panels * ((group + threads) % c.groups) / c.groups;
   for (long panel = first; panel < end; panel++) {
     const long next = panel + 1 < end ? panel + 1 : likely_next;
     multiply_panel(w, x + row * x_stride, x_stride, end_row - row, panel, sums, next);
@@ -242,8 +249,8 @@ void panel_item(const Weights& w, const T* x, long x_stride, long rows, int thre
   }
 }
 
-// One item of y = x W^T + bias, x [rows, k]: calls store(row, column, values) with 16 columns of one row at a time. The
-// first of them is below n; those that are not are zero.
+// Computes one item of y = x W^T + bias, and calls store(row, column, values) with 16 columns of one row at a time. The
+// first of these is below n; values beyond n are zero.
 template <class Weights, class T, class Store>
 void linear_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   panel_item(w, x, x_stride, rows, threads, item, [&](long row, long column, f32x16 left, f32x16 right) {
@@ -252,7 +259,8 @@ void linear_item(const Weights& w, const T* x, long x_stride, long rows, int thr
   });
 }
 
-// The same for a layer of columns_of_gated: store(row, column, gate, up), columns as in the two matrices.
+// Computes one item of a layer of columns_of_gated, and calls store(row, column, gate, up) with 16 columns of both
+// matrices at a time.
 template <class Weights, class T, class Store>
 void gated_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   panel_item(w, x, x_stride, rows, threads, item,

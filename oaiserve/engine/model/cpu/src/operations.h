@@ -1,4 +1,6 @@
-// The operations that a decoder's step is made of. Each is a phase: some items for the threads to share.
+// The operations of a decoder's step. Each operation is a phase of the pool, whose items the threads share.
+//
+// Operations refer to buffers and weights, which the decoder owns. A buffer has room for a row of each token.
 #pragma once
 
 #include <vector>
@@ -9,7 +11,8 @@
 
 namespace oaiserve {
 
-constexpr long ITEM_VALUES = 16384;  // of an operation that goes through rows of numbers: some microseconds of work
+// The size of an item of an operation on rows, in values: some microseconds of work.
+constexpr long ITEM_VALUES = 16384;
 
 inline long rows_per_item(long width) { return width >= ITEM_VALUES ? 1 : ITEM_VALUES / width; }
 inline long row_items(long rows, long width) { return (rows + rows_per_item(width) - 1) / rows_per_item(width); }
@@ -18,9 +21,11 @@ inline long row_items(long rows, long width) { return (rows + rows_per_item(widt
 struct RowRange {
   long first, last;
   RowRange(long item, long rows, long width)
-      : first(item * rows_per_item(width)), last(first + rows_per_item(width) < rows ? first + rows_per_item(width) : rows) {}
+      : first(item * rows_per_item(width)), last(std::min(first + rows_per_item(width), rows)) {}
 };
 
+// `items` returns into how many items the operation is cut in a step, given the number of threads. `run` computes one
+// of them, on any thread of the pool.
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -55,7 +60,8 @@ class Embed : public Operation {
   float scale_;
 };
 
-// x / sqrt(mean(x^2) + epsilon) * weight; as LayerNorm: of x - mean(x), plus bias. Without weight: x as it is.
+// A norm of a vector: x / sqrt(mean(x^2) + epsilon) * weight. LayerNorm subtracts the mean from x first, and adds a
+// bias. Without weights, x is copied.
 struct Normalize {
   const float *weight, *bias;  // [width] or null
   long width;
@@ -87,6 +93,7 @@ struct Normalize {
   }
 };
 
+// out = norm(x): for all tokens, or only for those whose logits are computed.
 template <class T>
 class Norm : public Operation {
  public:
@@ -107,12 +114,14 @@ class Norm : public Operation {
   bool of_logits_rows_;
 };
 
-// hidden += norm(x) * scale: what some families do with the output of attention and MLP.
+// hidden += norm(x) * scale. Some families do this with the outputs of attention and MLP. x is overwritten.
 class AddNorm : public Operation {
  public:
   AddNorm(Buffer<float>& x, Buffer<float>& hidden, Normalize normalize, float scale)
       : x_(x), hidden_(hidden), normalize_(normalize), scale_(scale) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, normalize_.width); }
+  long items(const StepInput& step, int) const noexcept override {
+    return row_items(step.num_tokens, normalize_.width);
+  }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange rows(item, step.num_tokens, normalize_.width);
     for (long row = rows.first; row < rows.last; row++) {
@@ -128,7 +137,7 @@ class AddNorm : public Operation {
   float scale_;
 };
 
-// out = x Wt + bias, or out += (x Wt + bias) * scale
+// out = x W^T + bias, or out += (x W^T + bias) * scale
 template <class T, class Weights>
 class Project : public Operation {
  public:
@@ -153,7 +162,7 @@ class Project : public Operation {
   float scale_;
 };
 
-// out = activation(x Wt + bias)
+// out = activation(x W^T + bias)
 template <class T, class Weights>
 class Activate : public Operation {
  public:
@@ -175,7 +184,7 @@ class Activate : public Operation {
   Activation activation_;
 };
 
-// out = activation(x Gt) * (x Ut), with both matrices in one.
+// out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated).
 template <class T, class Weights>
 class Gate : public Operation {
  public:
@@ -197,7 +206,7 @@ class Gate : public Operation {
   Activation activation_;
 };
 
-// logits = x Wt * scale, squashed to (-softcap, softcap) where there is one.
+// logits = (x W^T + bias) * scale, and then softcap * tanh(logits / softcap) unless softcap is 0.
 template <class T, class Weights>
 class Logits : public Operation {
  public:

@@ -1,18 +1,19 @@
-// Sums of products in registers: what the inner loops of matrix products and of attention are made of.
+// Dot products in registers, of which the inner loops of matrix products and of attention consist.
 #pragma once
 
 #include "simd.h"
 
 namespace oaiserve {
 
-// A dot product takes this many neighbours at once: pairs of bfloat16, single floats.
+// The number of neighbouring elements that a dot product multiplies at once: two of bfloat16, one of float. These form
+// a pack.
 template <class T>
 constexpr int PACK = 1;
 template <>
 constexpr int PACK<bf16> = 2;
 
-// Floats in a register. GCC keeps wider vectors, like those of simd.h where there is no AVX-512, in memory: outside of
-// inner loops this does not matter much.
+// The number of floats in a register. GCC keeps wider vectors in memory, such as those of simd.h on a CPU without
+// AVX-512. That costs little outside of inner loops.
 #if defined(__AVX512F__)
 constexpr int WIDTH = 16;
 #elif defined(__AVX__)
@@ -31,7 +32,7 @@ V load_vector(const E* p) {
   return v;
 }
 
-// WIDTH packs: of as many columns, or one of x in all lanes.
+// WIDTH packs in registers: either one pack of each of WIDTH columns, or the same pack in all lanes (`splat`).
 template <class T>
 struct Packs;
 
@@ -60,7 +61,7 @@ inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) {
 #else
 template <>
 struct Packs<bf16> {
-  Vector first, second;  // of each pair
+  Vector first, second;  // elements of each pair
   static Packs load(const bf16* p) {
     const VectorBits pairs = load_vector<VectorBits>(p);
     return {(Vector)(pairs << 16), (Vector)(pairs & 0xffff0000u)};

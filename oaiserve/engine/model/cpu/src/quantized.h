@@ -1,7 +1,9 @@
-// Linear layers over weights of eight bits: half the memory to read, and half the time where reading takes the time.
+// Linear layers over weights of eight bits. They take half the memory of bfloat16, and half the time where reading the
+// weights takes most of it.
 //
-// About 128 neighbours along k share a scale. For few rows of x, weights become elements of its type in registers, and
-// the sums get the scale. For many, a block of weights is written out once, with the scale, and gemm.h does the rest.
+// About 128 neighbours along k form a group, which shares a scale. For few rows of x, weights are converted to the type
+// of x in registers, and sums are multiplied by the scale. For many rows, a block of weights is converted once and
+// multiplied by its scales, and then gemm.h multiplies it with x.
 #pragma once
 
 #include <cmath>
@@ -10,12 +12,13 @@
 
 namespace oaiserve {
 
-constexpr long FUSED_ROWS = 2 * TILE_ROWS;  // up to here it is cheaper to do it in registers, even once per tile
-constexpr long GROUP = 128;                 // neighbours that share a scale, at most
-constexpr long INT8_AHEAD = 12 << 10;       // how far ahead memory is read, in bytes: a group would not be enough
+constexpr long FUSED_ROWS = 2 * TILE_ROWS;  // up to so many rows, converting in registers is faster, even for each tile
+constexpr long GROUP = 128;                 // the most neighbours that share a scale
+constexpr long INT8_AHEAD = 12 << 10;       // how far ahead memory is read, in bytes; one group would not be enough
 
-// W [n, k] for x of type T. A panel of 32 columns is groups_of(k) groups of nearly as many steps, each of them
-// bf16[32] scales and int8[steps][32][PACK] weights. Zero beyond n and k, aligned to 64 bytes. `bias` is [n] or null.
+// The quantized weights W [n, k] of a linear layer, for x of type T. The decoder owns them. A panel has 32 columns and
+// consists of groups_of(k) groups with nearly the same number of steps. A group is bf16[32] scales and
+// int8[steps][32][PACK] weights, zero beyond n and k. Panels are aligned to 64 bytes. `bias` is [n] or null.
 template <class T>
 struct Int8Linear {
   long n, k;
@@ -25,17 +28,17 @@ struct Int8Linear {
 
 inline long groups_of(long k) { return (k + GROUP - 1) / GROUP; }
 template <class T>
-long int8_group_begin(long k, long group) {  // in steps
+long int8_group_begin(long k, long group) {  // the first step of a group
   return steps_of<T>(k) * group / groups_of(k);
 }
-// Bytes of one panel.
+// The size of one panel in bytes.
 template <class T>
 long int8_panel_size(long k) {
   return groups_of(k) * PANEL * long(sizeof(bf16)) + panel_size<T>(k);
 }
 
-// As pack_columns of gemm.h. A weight is off by at most half of 1/127 of its group's largest; the largest by a little
-// more, because scales are rounded.
+// Quantizes n columns of length k into panels, in the layout of Int8Linear. The error of a weight is at most 1/254 of
+// the largest weight of its group, and a little more for the largest ones, because scales are rounded.
 template <class T, class Columns>
 void quantize_columns(const Columns& columns, long n, long k, int8_t* panels) {
   for (long first = 0; first < n; first += PANEL)
@@ -62,11 +65,11 @@ void quantize_columns(const Columns& columns, long n, long k, int8_t* panels) {
     }
 }
 
-// Weights as floats.
+// Loads weights and converts them to floats.
 template <class V>
 V load_int8(const int8_t* p) {
 #if defined(__AVX512F__)
-  // Without a mask it is the same, but makes GCC 12 warn of its own header.
+  // The mask selects all lanes. The intrinsic without a mask does the same, but makes GCC 12 warn of its own header.
   const __m512i integers = _mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
   return __builtin_convertvector((i32x16)integers, V);
 #else
@@ -76,6 +79,7 @@ V load_int8(const int8_t* p) {
 #endif
 }
 
+// Loads WIDTH packs of weights and converts them to the type of the second argument, whose value does not matter.
 inline Packs<float> packs_of(const int8_t* p, float) { return {load_int8<Vector>(p)}; }
 inline Packs<bf16> packs_of(const int8_t* p, bf16) {
 #if defined(__AVX512BF16__)
@@ -89,7 +93,8 @@ inline Packs<bf16> packs_of(const int8_t* p, bf16) {
 #endif
 }
 
-// Gives the weights of a group without their scales, so that even bfloat16 holds them exactly.
+// Reads the weights of a group, as PanelReader does for a panel. It multiplies the sums by the scales, not the weights,
+// because bfloat16 holds the weights exactly only without scales.
 template <class T>
 struct Int8Reader {
   using Element = T;
@@ -107,12 +112,12 @@ struct Int8Reader {
   }
 };
 
-// The weights of a group times their scales, in the order of gemm.h's panels.
+// out = the weights of a group times their scales, in the order of the panels of gemm.h.
 template <class T>
 void expand(const int8_t* weights, const bf16* scales, long steps, T* out) {
   constexpr int VECTORS = PANEL * PACK<T> / LANES;
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  f32x16 scale[VECTORS];  // of each weight in a step: that of its column
+  f32x16 scale[VECTORS];  // for each weight of a step, the scale of its column
   for (int v = 0; v < VECTORS; v++)
     scale[v] = __builtin_shuffle(load(scales + v / PACK<T> * LANES), (lanes + v % PACK<T> * LANES) / PACK<T>);
   for (long step = 0; step < steps; step++)
@@ -120,7 +125,7 @@ void expand(const int8_t* weights, const bf16* scales, long steps, T* out) {
     for (int v = 0; v < VECTORS; v++, weights += LANES, out += LANES) store(out, load_int8<f32x16>(weights) * scale[v]);
 }
 
-// As multiply_panel of gemm.h.
+// Multiplies as multiply_panel of gemm.h does.
 template <class T>
 void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
   constexpr long SCALES = PANEL * sizeof(bf16);
@@ -131,7 +136,7 @@ void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
-  // Adds what x has to do with the groups [first, last), whose weights `reader` gives.
+  // Adds the product of x and the groups [first, last), whose weights come from `reader`.
   const auto add = [&](long first, long last, const auto& reader, const int8_t* ahead, long ahead_bytes) {
     const long from = int8_group_begin<T>(w.k, first) * PACK<T>;
     const long to = std::min(int8_group_begin<T>(w.k, last) * PACK<T>, w.k);

@@ -1,4 +1,5 @@
-// Sixteen lanes, on any CPU: GCC's vector extensions, and intrinsics where they say more than the compiler can see.
+// Vectors of sixteen lanes on any CPU. They use GCC's vector extensions, and intrinsics where the compiler does not
+// find the best instruction by itself.
 #pragma once
 
 #include <cmath>
@@ -78,9 +79,10 @@ inline float max(f32x16 v) {
 #endif
 }
 
-// e^x to about 1e-7 relative: 2^round(t) times a polynomial in the rest, t = x log2(e). 0 below -87, infinity from 88.4 on.
+// Returns e^x with a relative error of about 1e-7, as 2^round(t) times a polynomial in the rest, where t = x log2(e).
+// The result is 0 below -87.3, infinity from 88.4 on, and NaN for NaN.
 inline f32x16 exp(f32x16 x) {
-  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
   f32x16 clamped = min(max(x, splat(-87.3f)), splat(88.8f));
   f32x16 whole = (clamped * 1.44269504f + magic) - magic;
   f32x16 rest = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
