@@ -163,7 +163,7 @@ class NativeDecoder:
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
 
-    def _operation(self, name: str, add: Callable[..., None], *arguments: Any) -> None:
+    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> None:
         add(self._handle, *arguments)
         self._operations.append(name)
 
