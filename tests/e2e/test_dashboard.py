@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -404,6 +405,28 @@ def test_the_clock_s_axis_is_true_but_for_long_rests(server: LiveServer, open_pa
         check_ticks(spans, ticks)
 
     check()
+
+
+def test_a_bar_ends_where_its_request_ends_also_before_a_rest(server: LiveServer, open_page: OpenPage) -> None:
+    """Milliseconds since 1970 have few digits left for fractions, so sums of phases must not be rounded one by one."""
+    page = open_page(server)
+    ask = """async (requests) => {
+      const { Axis } = await import("/dashboard/static/axis.js");
+      const { phaseSpans } = await import("/dashboard/static/show.js");
+      const ends = (start, phases) => start + phases.reduce((sum, [, ns]) => sum + ns, 0) * 1e-6;
+      return requests.map(([start, phases]) => {
+        const axis = new Axis([[start, ends(start, phases)], [start + 1e6, start + 2e6]], () => "");
+        return axis.share(phaseSpans(start, phases).at(-1)[2]);
+      });
+    }"""
+    draw = random.Random(4)
+    requests = [
+        (1.78e12 + draw.random() * 1e9, [("phase", draw.randrange(10**8)) for _ in range(7)]) for _ in range(500)
+    ]
+    shares = page.evaluate(ask, requests)
+    durations = [sum(ns for _, ns in phases) * 1e-6 for _, phases in requests]
+    expected = [duration / ((duration + 1e6) * 1.05) for duration in durations]
+    assert shares == pytest.approx(expected, abs=1e-6)
 
 
 def reference_axis(spans: list[tuple[int, int]]) -> dict[int, float]:

@@ -50,6 +50,13 @@ export function fillBar(bar, phases, fullNs) {
   });
 }
 
+// Names with their start and end in ms, from pairs of a name and nanoseconds. Nanoseconds are added up before they become
+// ms: the sum of rounded numbers could lie after the end of the request, and thus behind the cut that follows it.
+export function phaseSpans(startMs, phases) {
+  let ns = 0;
+  return phases.map(([name, phaseNs]) => [name, startMs + ns * 1e-6, startMs + (ns += phaseNs) * 1e-6]);
+}
+
 // `phases`: names, each with its start and end in ms. What is not on the axis is left out.
 export function placeBar(track, phases, axis) {
   const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);

@@ -5,7 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { showDetail } from "./detail.js";
-import { clock, duration, element, PHASES, placeBar, words } from "./show.js";
+import { clock, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
 
 const MS = 1e-6; // from nanoseconds
 const receivedMs = (entry) => entry.received_unix_ns * MS;
@@ -63,11 +63,9 @@ export class Waterfall {
     for (const entry of entries) {
       const key = `${entry.request_id} ${entry.received_unix_ns}`;
       const row = this.rows.get(key) ?? makeRow(entry);
-      const parts = [];
-      let ms = start(entry);
-      for (const [name, ns] of entry.phases) parts.push([name, ms, (ms += ns * MS)]);
+      const parts = phaseSpans(start(entry), entry.phases);
       placeBar(row.querySelector(".track"), parts, axis);
-      row.mark = [axis.share(start(entry)), axis.share(ms)];
+      row.mark = [axis.share(start(entry)), axis.share(start(entry) + entry.duration_ns * MS)];
       shown.set(key, row);
     }
     this.#arrange(shown);
