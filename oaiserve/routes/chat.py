@@ -1,73 +1,36 @@
-"""/v1/chat/completions: messages, limits and shapes of the chat route."""
+"""/v1/chat/completions: its messages, its own parameters, and the shape of its answer."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import ChatPrompt, PromptDone, Request, TokenChunk, Usage
+from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, TokenLogprob, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
-from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, Wanted, integer, invalid
-from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
-from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.routes.shapes import (
-    ChunkFrame,
-    Head,
-    Timings,
-    chat_logprobs,
-    encode,
-    prompt_logprobs_object,
-    usage_object,
-)
+from oaiserve.routes.prepare import OwnParams, prepare
+from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, integer, invalid
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.shapes import ChoicesShape, chat_logprobs, prompt_logprobs_object
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
 async def chat_completions(http: HTTPRequest) -> Answer:
-    serving = serving_of(http)
-    exchange: Exchange = http.state.exchange
-    content = await read_body(http, serving)
-    return await off_loop_if_large(content, lambda: _answer(content, serving, exchange))
-
-
-def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
-    body = protocol.parse(_decoder, content, serving.unknown_names)
-    exchange.is_streaming = bool(body.stream)
-    serving.check_model(body.model)
-
-    num_logprobs = _num_logprobs(body)
-    num_prompt_logprobs = protocol.prompt_logprobs(body)
-    params = protocol.sampling_params(
-        body,
-        serving.engine.default_params,
-        max_tokens=_max_tokens(body),
-        logprobs=num_logprobs,
-        prompt_logprobs=num_prompt_logprobs,
+    return await prepare(
+        http,
+        _decoder,
+        id_prefix="chatcmpl-",
+        own_params=lambda body: OwnParams(protocol.max_tokens(body, least=1), _num_logprobs(body)),
+        prompts=lambda body: (build_prompt(body, body.messages),),
+        shape=lambda body, head, wanted: ChatShape(
+            "chat.completion.chunk" if body.stream else "chat.completion", head, wanted
+        ),
     )
-    exchange.params = protocol.recorded_params(body, params)
-    prompt = build_prompt(body, body.messages)
-    exchange.prompt_text = protocol.traced_prompts((prompt,), serving.trace_prompt_characters)
-    response_id = exchange.response_id = f"chatcmpl-{exchange.unique_id}"
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head = Head(response_id, kind, int(time.time()), serving.model_name, serving.fingerprint)
-    shape = ChatShape(head, protocol.wanted(body, params, num_logprobs, num_prompt_logprobs))
-    request = Request(
-        response_id,
-        (prompt,),
-        params,
-        priority=protocol.priority(body),
-        cache_salt=protocol.cache_salt(body),
-        stream_interval=protocol.stream_interval(body, serving.stream_interval),
-        times=exchange.times,
-        account=exchange.account,
-    )
-    return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
@@ -77,13 +40,6 @@ def _num_logprobs(body: ChatBody) -> int | None:
     if num_top:
         raise invalid("top_logprobs", "is only allowed with 'logprobs': true")
     return None
-
-
-def _max_tokens(body: ChatBody) -> int | None:
-    """None: the rest of the context."""
-    older = integer(body, "max_tokens", 1, protocol.MAX_INT32)
-    newer = integer(body, "max_completion_tokens", 1, protocol.MAX_INT32)
-    return older if newer is None else newer
 
 
 def build_prompt(body: ChatBody | TokenizeBody, messages: Sequence[Message]) -> ChatPrompt:
@@ -148,68 +104,67 @@ def _invalid_message(where: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid '{where}': {reason}.", param="messages")
 
 
-class ChatShape:
-    """Choices of /v1/chat/completions, streamed or whole."""
+class ChatMessage(msgspec.Struct):
+    """The message of a whole answer, or what a chunk adds to it. A field that is UNSET is left out."""
 
-    def __init__(self, head: Head, wanted: Wanted) -> None:
-        self._head = head
-        self._wanted = wanted
-        self._frame = ChunkFrame(head, wanted)
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: str | UnsetType | None = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """A choice. It has a `message` in a whole answer and a `delta` in a chunk."""
+
+    index: int
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatMessage | UnsetType = UNSET
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatShape(ChoicesShape):
+    """Renders the answers of /v1/chat/completions."""
 
     def prompt(self, event: PromptDone) -> bytes:
-        """The role, once per choice and in the order of the choices: the SDK adds up what it gets."""
-        self._frame.usage.prompt_tokens += len(event.token_ids)
-        parts = []
-        for index in range(self._wanted.n):
-            ids = self._wanted.with_token_ids and index == 0
-            top_level = b',"prompt_token_ids":' + encode(list(event.token_ids)) if ids else b""
-            choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            parts.append(self._frame.chunk(choice % index, top_level))
-        return b"".join(parts)
+        """Render the role of each choice, once and in the order of the choices, because the SDK concatenates what it
+        gets."""
+        self._usage.prompt_tokens += len(event.token_ids)
+        choices = [ChatChoice(index, delta=ChatMessage("assistant", "")) for index in range(self._wanted.n)]
+        if not self._wanted.with_token_ids:
+            return b"".join(map(self._event, choices))
+        first = self._chunk_event(choices[:1], prompt_token_ids=list(event.token_ids))
+        return first + b"".join(map(self._event, choices[1:]))
 
-    def delta(self, chunk: TokenChunk) -> bytes:
-        self._frame.usage.completion_tokens += len(chunk.token_ids)
-        event = b""
-        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
-            ids = b',"token_ids":' + encode(chunk.token_ids) if self._wanted.with_token_ids else b""
-            logprobs = encode(self._logprobs(chunk)) if chunk.logprobs else b"null"
-            choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}'
-            event = self._frame.chunk(choice % (chunk.index, encode(chunk.text), logprobs, ids))
-        if chunk.finish_reason is not None:
-            # A chunk of its own: clients drop the text of a chunk that has a finish reason.
-            choice = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'
-            end = (chunk.index, encode(chunk.finish_reason), encode(chunk.stop_reason))
-            event += self._frame.chunk(choice % end)
-        return event
+    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> bytes:
+        (prompt,), wanted = prompts, self._wanted
+        more: dict[str, Any] = {}
+        if wanted.num_prompt_logprobs is not None:
+            more["prompt_logprobs"] = prompt_logprobs_object(prompt.logprobs or [], wanted.num_prompt_logprobs)
+        if wanted.with_token_ids:
+            more["prompt_token_ids"] = list(prompt.token_ids)
+        return self._encode_whole([self._whole_choice(chunk) for chunk in choices], usage, **more)
 
-    def closing(self, usage: Usage, timings: Timings) -> bytes:
-        return self._frame.closing(usage, timings)
-
-    def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]:
-        answer = self._head.fields() | {
-            "choices": [self._choice(chunk) for chunk in choices],
-            "usage": usage_object(usage),
-        }
-        if self._wanted.num_prompt_logprobs is not None:
-            tokens = prompts[0].logprobs or []
-            answer["prompt_logprobs"] = prompt_logprobs_object(tokens, self._wanted.num_prompt_logprobs)
+    def _whole_choice(self, chunk: TokenChunk) -> ChatChoice:
+        message, logprobs = ChatMessage("assistant", chunk.text, None), self._logprobs(chunk.logprobs or [])
+        choice = ChatChoice(chunk.index, message, UNSET, logprobs, chunk.finish_reason, chunk.stop_reason)
         if self._wanted.with_token_ids:
-            answer["prompt_token_ids"] = list(prompts[0].token_ids)
-        return answer
-
-    def _choice(self, chunk: TokenChunk) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": chunk.index,
-            "message": {"role": "assistant", "content": chunk.text, "refusal": None},
-            "logprobs": self._logprobs(chunk),
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop_reason,
-        }
-        if self._wanted.with_token_ids:
-            choice["token_ids"] = chunk.token_ids
+            choice.token_ids = chunk.token_ids
         return choice
 
-    def _logprobs(self, chunk: TokenChunk) -> dict[str, Any] | None:
+    def _text_choice(self, chunk: TokenChunk) -> ChatChoice:
+        choice = ChatChoice(chunk.index, UNSET, ChatMessage(UNSET, chunk.text))
+        if chunk.logprobs:
+            choice.logprobs = self._logprobs(chunk.logprobs)
+        if self._wanted.with_token_ids:
+            choice.token_ids = chunk.token_ids
+        return choice
+
+    def _end_choice(self, chunk: TokenChunk) -> ChatChoice:
+        return ChatChoice(chunk.index, UNSET, ChatMessage(), None, chunk.finish_reason, chunk.stop_reason)
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if self._wanted.num_logprobs is None:
             return None
-        return chat_logprobs(chunk.logprobs or [], self._wanted.num_logprobs, self._wanted.as_token_ids)
+        return chat_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids)

@@ -1,83 +1,45 @@
-"""/v1/completions: prompt forms, limits and shapes of the text route."""
+"""/v1/completions: its forms of a prompt, its own parameters, and the shape of its answer."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Prompt, PromptDone, Request, TextPrompt, TokenChunk, TokenPrompt, Usage
+from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenLogprob, TokenPrompt, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
-from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
-from oaiserve.routes.respond import Answer, off_loop_if_large, read_body
-from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.routes.shapes import (
-    ChunkFrame,
-    Head,
-    Timings,
-    completion_logprobs,
-    encode,
-    prompt_logprobs_object,
-    usage_object,
-)
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.shapes import ChoicesShape, Head, completion_logprobs, prompt_logprobs_object
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 async def completions(http: HTTPRequest) -> Answer:
-    serving = serving_of(http)
-    exchange: Exchange = http.state.exchange
-    content = await read_body(http, serving)
-    return await off_loop_if_large(content, lambda: _answer(content, serving, exchange))
-
-
-def _answer(content: bytes, serving: Serving, exchange: Exchange) -> Answer:
-    body = protocol.parse(_decoder, content, serving.unknown_names)
-    exchange.is_streaming = bool(body.stream)
-    serving.check_model(body.model)
-
-    num_logprobs = _num_logprobs(body)
-    asked_prompt_logprobs = protocol.prompt_logprobs(body)
-    # With echo, the prompt's logprobs are part of the same lists as the answer's.
-    echoed = num_logprobs if body.echo else None
-    params = protocol.sampling_params(
-        body,
-        serving.engine.default_params,
-        max_tokens=_max_tokens(body),
-        logprobs=num_logprobs,
-        prompt_logprobs=max((k for k in (echoed, asked_prompt_logprobs) if k is not None), default=None),
+    return await prepare(
+        http,
+        _decoder,
+        id_prefix="cmpl-",
+        own_params=_own_params,
+        prompts=build_prompts,
+        shape=lambda body, head, wanted: CompletionShape(head, wanted, echo=bool(body.echo)),
     )
-    exchange.params = protocol.recorded_params(body, params)
-    best_of = _best_of(body, params.n)
-    prompts = build_prompts(body)
-    if len(prompts) * best_of > protocol.MAX_CHOICES_PER_REQUEST:
-        limit, name = protocol.MAX_CHOICES_PER_REQUEST, "n" if best_of == params.n else "best_of"
-        raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {best_of}")
-    exchange.prompt_text = protocol.traced_prompts(prompts, serving.trace_prompt_characters)
-    response_id = exchange.response_id = f"cmpl-{exchange.unique_id}"
-    head = Head(response_id, "text_completion", int(time.time()), serving.model_name, serving.fingerprint)
-    wanted = protocol.wanted(body, params, num_logprobs, asked_prompt_logprobs)
-    shape = CompletionShape(head, wanted, echo=bool(body.echo), best_of=best_of)
-    if best_of > params.n:
-        exchange.params["best_of"] = best_of
-        params = replace(params, n=best_of, logprobs=num_logprobs or 0)  # which are what they are judged by
-    request = Request(
-        response_id,
-        prompts,
-        params,
+
+
+def _own_params(body: CompletionBody) -> OwnParams:
+    max_tokens = protocol.max_tokens(body, least=0)
+    return OwnParams(
+        max_tokens=16 if max_tokens is None else max_tokens,
+        num_logprobs=_num_logprobs(body),
+        best_of=_best_of(body),
         echo=bool(body.echo),
-        priority=protocol.priority(body),
-        cache_salt=protocol.cache_salt(body),
-        stream_interval=protocol.stream_interval(body, serving.stream_interval),
-        times=exchange.times,
-        account=exchange.account,
     )
-    return Answer(serving, exchange, request, shape, stream=bool(body.stream))
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:
@@ -86,24 +48,16 @@ def _num_logprobs(body: CompletionBody) -> int | None:
     return integer(body, "logprobs", 0, protocol.MAX_LOGPROBS)
 
 
-def _best_of(body: CompletionBody, n: int) -> int:
-    """Candidates per prompt, of which the client gets n."""
+def _best_of(body: CompletionBody) -> int | None:
+    n = integer(body, "n", 1, protocol.MAX_CHOICES) or 1
     best_of = integer(body, "best_of", 0, protocol.MAX_BEST_OF)
-    if best_of in (None, 1):  # 1 is OpenAI's default, whatever n is
-        return n
+    if best_of in (None, 1):  # OpenAI's default is 1, whatever n is
+        return None
     if best_of < n:
         raise invalid("best_of", f"must be >= n ({n}), got {best_of}")
     if best_of > n and body.stream:
         raise invalid("best_of", f"must be equal to n ({n}) with 'stream': true, got {best_of}")
     return best_of
-
-
-def _max_tokens(body: CompletionBody) -> int:
-    max_tokens = integer(body, "max_tokens", 0, protocol.MAX_INT32)
-    newer = integer(body, "max_completion_tokens", 0, protocol.MAX_INT32)
-    if newer is not None:
-        return newer
-    return 16 if max_tokens is None else max_tokens
 
 
 def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
@@ -136,90 +90,87 @@ def _token_prompt(ids: list[Any]) -> TokenPrompt:
     return TokenPrompt(ids)
 
 
-class CompletionShape:
-    """Choices of /v1/completions, streamed or whole. Choice `i` belongs to prompt `i // n`."""
+class CompletionChoice(msgspec.Struct):
+    """A choice of a whole answer or of a chunk. A field that is UNSET is left out."""
 
-    def __init__(self, head: Head, wanted: Wanted, *, echo: bool, best_of: int) -> None:
-        """The engine makes `best_of` choices per prompt: `wanted.n` for a stream, or more."""
-        self._head = head
-        self._wanted = wanted
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: Sequence[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionShape(ChoicesShape):
+    """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`."""
+
+    def __init__(self, head: Head, wanted: Wanted, *, echo: bool) -> None:
+        super().__init__("text_completion", head, wanted)
         self._echo = echo
-        self._best_of = best_of
-        self._frame = ChunkFrame(head, wanted)
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens whose logprobs were sent
 
     def prompt(self, event: PromptDone) -> bytes:
-        """The first chunk of each choice, where there is something to say about the prompt."""
-        self._frame.usage.prompt_tokens += len(event.token_ids)
+        """Render the first chunk of each choice, if the client wants to see the prompt."""
+        self._usage.prompt_tokens += len(event.token_ids)
         if not (self._echo or self._wanted.with_token_ids):
             return b""
-        text = encode(event.text or "" if self._echo else "")
-        ids = b',"prompt_token_ids":' + encode(list(event.token_ids)) if self._wanted.with_token_ids else b""
-        parts = []
+        events = []
         for index in range(event.prompt_index * self._wanted.n, (event.prompt_index + 1) * self._wanted.n):
-            logprobs = self._logprobs(index, event.logprobs if self._echo else None)
-            parts.append(self._delta(index, text, logprobs, ids))
-        return b"".join(parts)
+            choice = CompletionChoice(index, (event.text or "") if self._echo else "")
+            if self._echo:
+                choice.logprobs = self._next_logprobs(index, event.logprobs)
+            if self._wanted.with_token_ids:
+                choice.prompt_token_ids = list(event.token_ids)
+            events.append(self._event(choice))
+        return b"".join(events)
 
-    def delta(self, chunk: TokenChunk) -> bytes:
-        self._frame.usage.completion_tokens += len(chunk.token_ids)
-        event = b""
-        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
-            ids = b',"token_ids":' + encode(chunk.token_ids) if self._wanted.with_token_ids else b""
-            event = self._delta(chunk.index, encode(chunk.text), self._logprobs(chunk.index, chunk.logprobs), ids)
-        if chunk.finish_reason is not None:
-            # A chunk of its own: clients drop the text of a chunk that has a finish reason.
-            end = (chunk.index, encode(chunk.finish_reason), encode(chunk.stop_reason))
-            choice = b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}' % end
-            event += self._frame.chunk(choice)
-        return event
+    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> bytes:
+        """Render the whole answer. With best_of there are more candidates in `choices` than the client gets."""
+        best_of, n = len(choices) // len(prompts), self._wanted.n
+        if best_of > n:
+            choices = best_choices(choices, best_of, n)
+        return self._encode_whole([self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices], usage)
 
-    def closing(self, usage: Usage, timings: Timings) -> bytes:
-        return self._frame.closing(usage, timings)
-
-    def whole(self, prompts: list[PromptDone], choices: list[TokenChunk], usage: Usage) -> dict[str, Any]:
-        if self._best_of > self._wanted.n:
-            choices = best_choices(choices, self._best_of, self._wanted.n)
-        rendered = [self._choice(prompts[chunk.index // self._wanted.n], chunk) for chunk in choices]
-        return self._head.fields() | {"choices": rendered, "usage": usage_object(usage)}
-
-    def _choice(self, prompt: PromptDone, chunk: TokenChunk) -> dict[str, Any]:
-        echoed = (prompt.text or "") if self._echo else ""
-        logprobs = None
-        if self._wanted.num_logprobs is not None:
-            tokens = [*((prompt.logprobs or []) if self._echo else []), *(chunk.logprobs or [])]
-            logprobs = completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids)
-        choice: dict[str, Any] = {
-            "index": chunk.index,
-            "text": echoed + chunk.text,
-            "logprobs": logprobs,
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop_reason,
-        }
-        if self._wanted.num_prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs_object(prompt.logprobs or [], self._wanted.num_prompt_logprobs)
-        if self._wanted.with_token_ids:
-            choice["prompt_token_ids"] = list(prompt.token_ids)
-            choice["token_ids"] = chunk.token_ids
+    def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> CompletionChoice:
+        echoed, logprobs, wanted = "", chunk.logprobs or [], self._wanted
+        if self._echo:
+            echoed, logprobs = prompt.text or "", [*(prompt.logprobs or []), *logprobs]
+        choice = CompletionChoice(chunk.index, echoed + chunk.text, None, chunk.finish_reason, chunk.stop_reason)
+        if wanted.num_logprobs is not None:
+            choice.logprobs = completion_logprobs(logprobs, wanted.num_logprobs, wanted.as_token_ids)
+        if wanted.num_prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs_object(prompt.logprobs or [], wanted.num_prompt_logprobs)
+        if wanted.with_token_ids:
+            choice.prompt_token_ids, choice.token_ids = list(prompt.token_ids), chunk.token_ids
         return choice
 
-    def _delta(self, index: int, text: bytes, logprobs: bytes, more: bytes) -> bytes:
-        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b}' % (index, text, logprobs, more)
-        return self._frame.chunk(choice)
+    def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:
+        choice = CompletionChoice(chunk.index, chunk.text)
+        if chunk.logprobs is not None:
+            choice.logprobs = self._next_logprobs(chunk.index, chunk.logprobs)
+        if self._wanted.with_token_ids:
+            choice.token_ids = chunk.token_ids
+        return choice
 
-    def _logprobs(self, index: int, tokens: list[Any] | None) -> bytes:
+    def _end_choice(self, chunk: TokenChunk) -> CompletionChoice:
+        return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
+
+    def _next_logprobs(self, index: int, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
+        """Return the log-probabilities of the tokens, which follow those that were sent of this choice."""
         if tokens is None or self._wanted.num_logprobs is None:
-            return b"null"
+            return None
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + sum(len(token.token) for token in tokens)
-        return encode(completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset))
+        return completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset)
 
 
-def best_choices(candidates: list[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
-    """The n best of each prompt's `best_of` candidates, best first, with the indices of the answer.
+def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
+    """Return the n best of each prompt's `best_of` candidates, best first, with the indices of the answer.
 
-    Judged by mean log-probability per generated token, as OpenAI does
-    (https://platform.openai.com/docs/api-reference/completions/create). Of equal ones the first.
+    Candidates are ranked by mean log-probability per generated token, as OpenAI does
+    (https://platform.openai.com/docs/api-reference/completions/create). Of equal candidates the first wins.
     """
     best: list[TokenChunk] = []
     for start in range(0, len(candidates), best_of):
@@ -229,4 +180,4 @@ def best_choices(candidates: list[TokenChunk], best_of: int, n: int) -> list[Tok
 
 def _mean_logprob(chunk: TokenChunk) -> float:
     logprobs = [token.logprob for token in chunk.logprobs or []]
-    return sum(logprobs) / len(logprobs) if logprobs else 0.0  # no tokens were asked for
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0  # with max_tokens 0 there are none

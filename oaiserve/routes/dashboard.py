@@ -1,7 +1,7 @@
 """/dashboard: the live page, its files, and its feed. The page holds no data, and the feed no text of requests.
 
-The page is open even with an API key, as a browser cannot send one for it: it asks its user for the key, and sends that
-with everything else that it loads. All addresses in it are relative, so that a proxy may put it under a prefix.
+The page needs no API key, because a browser cannot send one when it opens a page. The page asks its user for the key
+and sends it with everything else that it loads. Its addresses are relative, so a proxy may serve it under a prefix.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound
+from oaiserve.routes import sse
 from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
 
-MOST_REQUESTS = 30  # in the waterfall
-LAST_SAMPLES = 4  # in a message
+MOST_REQUESTS = 30  # rows of the waterfall
+LAST_SAMPLES = 4  # samples in an update
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -31,7 +32,7 @@ _MEDIA_TYPES = {
     ".txt": "text/plain",
 }
 _HEADERS = {
-    "cache-control": "no-cache",  # ask whether it is still the same, which the etag answers
+    "cache-control": "no-cache",  # a browser may keep a file, but asks with its etag whether it has changed
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -39,8 +40,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-_FEED_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_FEED_MEDIA_TYPE = "text/event-stream"
+_FEED_HEADERS = {**sse.HEADERS, "cache-control": "no-store"}
 
 
 class File(NamedTuple):
@@ -51,7 +51,7 @@ class File(NamedTuple):
 
 @cache
 def page_files() -> Mapping[str, File]:
-    """All files of the page, by name."""
+    """Return the files of the page by name, read once."""
     found = {}
     for path in files("oaiserve.routes").joinpath("static").iterdir():
         suffix = path.name[path.name.rindex(".") :]
@@ -61,15 +61,15 @@ def page_files() -> Mapping[str, File]:
 
 
 async def page(request: Request) -> Response:
-    path = request.scope["raw_path"]  # as it was asked for; TidyPath has taken off what follows the name
+    path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
     num_slashes = len(path) - len(path.rstrip(b"/"))
-    if num_slashes:  # its addresses would mean something else there
+    if num_slashes:  # the relative addresses in the page would resolve to something else
         return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
     return await _file(request, "index.html")
 
 
 async def page_file(request: Request) -> Response:
-    """Raises NotFound."""
+    """Answer with a file of the page. Raises NotFound."""
     return await _file(request, request.path_params["name"])
 
 
@@ -84,18 +84,18 @@ async def _file(request: Request, name: str) -> Response:
 
 
 async def feed(request: Request) -> Response:
-    """Server-sent events: `hello` once, with the last minutes; then `update` about once a second, with what is new.
+    """Stream the event `hello` once, with the last minutes, and then `update` about once a second, with what is new.
     Raises Overloaded."""
-    if request.method == "HEAD":  # it would wait for the end of something that has none
-        return Response(headers=_FEED_HEADERS, media_type=_FEED_MEDIA_TYPE)
+    if request.method == "HEAD":  # it would never end
+        return Response(headers=_FEED_HEADERS)
     return _FeedResponse(serving_of(request))
 
 
 class _FeedResponse(StreamingResponse):
-    """Has a place among the viewers for as long as it lasts, however it ends."""
+    """A response that holds a place among the viewers until it ends."""
 
     def __init__(self, serving: Serving) -> None:
-        super().__init__(_events(serving), headers=_FEED_HEADERS, media_type=_FEED_MEDIA_TYPE)
+        super().__init__(_events(serving), headers=_FEED_HEADERS)
         self._feed = serving.feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,30 +105,30 @@ class _FeedResponse(StreamingResponse):
 
 async def _events(serving: Serving) -> AsyncIterator[bytes]:
     yield await run_in_threadpool(_hello, serving)
-    while serving.engine.is_ready:  # a server that goes down need not wait for viewers
+    while serving.engine.is_ready:  # a server that shuts down does not wait for viewers
         yield await serving.feed.next()
 
 
 def _hello(serving: Serving) -> bytes:
-    return _event(
-        "hello",
-        {
-            "model": serving.model_name,
-            "version": serving.version,
-            "boundaries_seconds": serving.live.boundaries_seconds,
-            "samples": serving.live.after(0),
-            "requests": _recent_rows(serving.recent),
-        },
-    )
+    data = {
+        "model": serving.model_name,
+        "version": serving.version,
+        "boundaries_seconds": serving.live.boundaries_seconds,
+        "samples": serving.live.after(0),
+        "requests": _recent_rows(serving.recent),
+    }
+    return sse.event(msgspec.json.encode(data), "hello")
 
 
 def update(live: LiveSamples, recent: RecentRequests) -> bytes:
-    """The message for all viewers. It has the last few samples, in case one was missed; viewers drop what they have."""
-    return _event("update", {"samples": live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(recent)})
+    """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
+    that they have."""
+    data = {"samples": live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(recent)}
+    return sse.event(msgspec.json.encode(data), "update")
 
 
 def _recent_rows(recent: RecentRequests) -> list[dict[str, Any]]:
-    """Of each of the last requests what its line in the waterfall needs; newest first."""
+    """Return what the waterfall shows of each of the last requests, newest first."""
     entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
     return [
         {
@@ -149,7 +149,3 @@ _ROW_FIELDS = (
     "received_unix_ns",
     "duration_ns",
 )
-
-
-def _event(name: str, data: object) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

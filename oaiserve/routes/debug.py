@@ -1,5 +1,7 @@
-"""/debug/requests: the accounts of the last requests that ended, for people. /debug/profile: what the engine does, step
-by step. No prompt or answer text."""
+"""/debug/requests, the accounts of the last requests that ended, and /debug/profile, a trace of the next engine steps.
+
+Neither holds text of prompts or answers.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from oaiserve.times import PHASES
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2  # between two looks at whether a profile is still wanted
+POLL_SECONDS = 0.2  # how often a profile checks that its client is still connected
 MOST_STEPS, MOST_SECONDS = 1000, 600
 
 
 async def recent_requests(request: Request) -> Response:
-    """Newest first. The query may hold `slowest` (a phase: the longest in it first), `outcome`, `id` (how the request
-    ids begin) and `limit`. Raises InvalidRequest."""
+    """Answer with the last requests, newest first. The query may have `slowest` (the phase by which they are sorted
+    instead, longest first), `outcome`, `id` (the beginning of the request id) and `limit`. Raises InvalidRequest."""
     query = request.query_params
     _check_names(query, "slowest", "outcome", "id", "limit")
     slowest = _one_of("slowest", query.get("slowest"), PHASES)
@@ -44,8 +46,8 @@ async def recent_requests(request: Request) -> Response:
 
 
 async def recent_request(request: Request) -> Response:
-    """By the id of the header x-request-id. Text for those who prefer it, or say `format=text`. Raises NotFound for
-    one that is not among the last."""
+    """Answer with the request that has this id in its header x-request-id: as text if the client prefers text or sends
+    `format=text`, or else as JSON. Raises NotFound if the request is not among the last."""
     _check_names(request.query_params, "format")
     asked = _one_of("format", request.query_params.get("format"), ("json", "text"))
     as_text = asked == "text" if asked is not None else prefers_text(request.headers.get("accept", ""))
@@ -57,9 +59,12 @@ async def recent_request(request: Request) -> Response:
 
 
 async def profile(request: Request) -> Response:
-    """The trace of the next `steps` steps of the engine, or of as many as come within `seconds`; it is kept in
-    --profile-dir, too. Raises NotFound without one, Conflict while another one is made, RequestTimeout where no step
-    came, Unavailable where the server ends before."""
+    """Answer with a trace of the engine's next `steps` steps, or of as many as come within `seconds`, and save it in
+    --profile-dir.
+
+    Raises NotFound without --profile-dir, Conflict while another profile is made, RequestTimeout if no step came, and
+    Unavailable if the server shuts down before.
+    """
     serving, query = serving_of(request), request.query_params
     if serving.profile_dir is None:
         raise NotFound("Profiles are made only where the server was started with --profile-dir FOLDER.")
@@ -75,7 +80,7 @@ async def profile(request: Request) -> Response:
             if has_left or not engine.is_ready:
                 engine.end_profile(asked)
     finally:
-        if not made.done():  # the server cuts off what still runs
+        if not made.done():  # the server shuts down and cancels this request
             made.cancel()
             engine.end_profile(asked)
     got = made.result()
@@ -95,7 +100,7 @@ async def profile(request: Request) -> Response:
 
 
 async def closed(request: Request) -> Response:
-    """In the place of these routes and of the live page where they are not served. Raises NotFound."""
+    """Raise NotFound with the reason why this server has neither these routes nor the live page."""
     raise NotFound(
         f"{request.url.path} shows other people's requests, so it is there only with an --api-key, or where --host is "
         "this machine alone, as in 127.0.0.1."
@@ -125,12 +130,12 @@ def _integer(name: str, value: str | None, most: int | None = None) -> int | Non
 
 
 def prefers_text(accept: str) -> bool:
-    """Whether an Accept header asks for text/plain rather than for JSON."""
+    """Return whether an Accept header prefers text/plain to JSON."""
     return _quality(accept, "text/plain") > _quality(accept, "application/json")
 
 
 def _quality(accept: str, media_type: str) -> float:
-    """That of the most specific range that covers the type; 0: none does."""
+    """Return the quality of the most specific range that covers the media type, or 0 if none does."""
     qualities: dict[str, float] = {}
     for item in accept.lower().split(","):
         media_range, *parameters = (part.strip() for part in item.split(";"))
@@ -138,6 +143,6 @@ def _quality(accept: str, media_type: str) -> float:
         try:
             qualities[media_range] = float(given[0]) if given else 1.0
         except ValueError:
-            continue  # a range with a broken quality is none
+            continue  # a range with a malformed quality is ignored
     ranges = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
     return next((qualities[media_range] for media_range in ranges if media_range in qualities), 0.0)

@@ -1,6 +1,6 @@
-"""The account of one request to a generation route: made before its first byte is read, recorded once, at its end.
+"""Keeps the account of one request to a generation route, from before its first byte is read until its one record.
 
-Knows neither the shapes of the API nor who reads the record.
+This file knows neither the shapes of the API nor what reads the record. It is where routes read a request's stamps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oaiserve.trace import TraceContext
 
 @dataclass(slots=True)
 class Exchange:
-    """What is known so far. The route fills in what it learns; `Accounting` turns it into the record."""
+    """The facts about one request so far. The route fills them in, and `Accounting` turns them into the record."""
 
     request_id: str  # as in the header x-request-id; the client may have chosen it
     unique_id: str  # our own
@@ -33,25 +33,26 @@ class Exchange:
     times: RequestTimes = field(default_factory=RequestTimes)
     account: EngineAccount = field(default_factory=EngineAccount)
     http_status: int | None = None
-    error: APIError | None = None  # what the client was told
-    client_left: bool = False  # before it had its whole answer
+    error: APIError | None = None  # as reported to the client, where it could be
+    client_left: bool = False  # before it had the whole answer
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
-    prompt_text: str | None = None  # only where the operator wants it in traces
+    prompt_text: str | None = None  # only if the operator wants it in traces
 
     def server_timing(self) -> str:
-        """The phases that are over, for the header `server-timing`, in milliseconds."""
+        """Return the value of the header `server-timing`: the phases that are over, in milliseconds."""
         return ", ".join(f"{phase};dur={phase_ns / 1e6:.3f}" for phase, phase_ns in self._phases_ns().items())
 
     def error_body(self, error: APIError) -> dict[str, Any]:
-        """The same object that the middleware would answer with, for an event in a stream."""
+        """Return the error as JSON for an event in a stream, the same as in the body of an HTTP error."""
         return error.body(request_id=self.request_id, trace_id=self.trace.trace_id_hex)
 
     def timings(self, usage: Usage) -> dict[str, Any]:
-        """For the last chunk of a stream, once the engine's account is complete: the integers of the record."""
+        """Return the timings for the end of a stream: the same integers as in the record. The engine's account is
+        complete by then."""
         return {
             "phases_ns": self._phases_ns(),
             "time_to_first_token_ns": self.times.time_to_first_token_ns,
@@ -62,7 +63,7 @@ class Exchange:
         }
 
     def _phases_ns(self) -> dict[str, int]:
-        """The phases that are over, of the same stamps as the record."""
+        """Return the phases that are over, computed from the same stamps as those of the record."""
         stamps = [getattr(self.times, stamp) for stamp in STAMPS]
         phases_ns = {}
         for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
@@ -82,9 +83,9 @@ class Exchange:
 
 
 class Accounting:
-    """Around a generation route: exactly one record per request that reached it, however it ended.
+    """ASGI middleware around a generation route, which makes exactly one record per request, however the request ends.
 
-    It renders the errors of its route itself, so that `responded` comes after the answer also then.
+    It renders the errors of its route itself, so that an error, too, is sent before `responded` is stamped.
     """
 
     def __init__(self, app: ASGIApp, *, operation: str, http_route: str) -> None:
@@ -124,12 +125,12 @@ class Accounting:
         if exchange.stream is None:
             self._record(scope, exchange, None)
         else:
-            # The engine stamps until its terminal event, so a request that was aborted just now ends with that event.
+            # The engine stamps until its terminal event, so a request that is being aborted ends with that event.
             exchange.stream.on_end(lambda event: self._record(scope, exchange, event))
 
     def _record(self, scope: Scope, exchange: Exchange, terminal: Event | None) -> None:
         times = exchange.times.ended()
-        if times.received is None:  # answered or cancelled before the body began
+        if times.received is None:  # it was answered or cancelled before its body began
             times.received = times.responded
         usage = terminal.usage if isinstance(terminal, Finished | Failed | Aborted) else Usage(0, 0, 0)
         serving = serving_of(Request(scope))

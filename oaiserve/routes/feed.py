@@ -1,4 +1,4 @@
-"""One stream for any number of viewers: a message is made once, off the event loop, and only while somebody watches."""
+"""Sends one stream of messages to many viewers. A message is made once for all, and only while there are viewers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from oaiserve.errors import Overloaded
 
 INTERVAL_SECONDS = 1.0
-# They are written to in one go, which holds up everything else on the event loop for about 0.1 ms each.
+# A message is written to all viewers at once, which occupies the event loop for about 0.1 ms each.
 MOST_VIEWERS = 64
 RETRY_AFTER_SECONDS = 10
 
 
 class Feed:
-    """`render()` makes a message; it may block. All methods belong to the event loop."""
+    """Hands each message that `render` makes to all viewers that wait. `render` may block: it runs in a worker thread.
+    All methods must be called on the event loop."""
 
     def __init__(
         self,
@@ -29,17 +30,17 @@ class Feed:
         self._interval_seconds = interval_seconds
         self._most_viewers = most_viewers
         self._num_viewers = 0
-        self._is_awaited = False  # since the last message
+        self._is_awaited = False  # whether a viewer has asked since the last message
         self._producer: asyncio.Task[None] | None = None
         self._next: asyncio.Future[bytes] | None = None
 
     @contextmanager
     def viewer(self) -> Iterator[None]:
-        """A place among the viewers. Raises Overloaded where all are taken."""
+        """Hold a place among the viewers while the context lasts. Raises Overloaded if all places are taken."""
         if self._num_viewers >= self._most_viewers:
             raise Overloaded(
                 f"{self._num_viewers} viewers follow the dashboard already, and this server takes no more. "
-                "Please close a page that nobody looks at, or try again later.",
+                "Please close a page that is not needed, or try again later.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._num_viewers += 1
@@ -49,7 +50,7 @@ class Feed:
             self._num_viewers -= 1
 
     async def next(self) -> bytes:
-        """The next message that is made; what was made while nobody asked is not kept. Raises what `render` raised."""
+        """Return the next message that is made from now on. Raises what `render` raised."""
         if self._producer is None or self._producer.done():
             self._next = asyncio.get_running_loop().create_future()
             self._producer = asyncio.create_task(self._produce())
@@ -64,7 +65,7 @@ class Feed:
                 await self._producer
 
     async def _produce(self) -> None:
-        """Ends when nobody has asked for an interval, and when `render` fails."""
+        """Make messages until no viewer has asked for one during an interval, or `render` fails."""
         while True:
             await asyncio.sleep(self._interval_seconds)
             if not self._is_awaited:

@@ -1,4 +1,4 @@
-"""The operator's routes: is it alive, may it get requests, which version, which numbers."""
+"""The operator's routes: /health, /ready, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oaiserve.routes.serving import serving_of
 
 
 async def health(request: Request) -> Response:
-    """200 while the process can still serve; 503 once it must be restarted."""
+    """Answer 200 while the process can serve, and 503 once it must be restarted."""
     failure = serving_of(request).engine.failure
     if failure is not None:
         raise Unavailable(f"The engine has stopped ({type(failure).__name__}). Please restart the server.")
@@ -20,7 +20,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when requests are welcome; 503 while the model loads, while the server drains, and after a failure."""
+    """Answer 200 while the server takes requests, and 503 while it loads or drains and after a failure."""
     await health(request)
     if not serving_of(request).engine.is_ready:
         raise Unavailable("The server is not ready for requests.")

@@ -1,6 +1,6 @@
-"""What every request passes, outermost first: its headers, single slashes, CORS (starlette's), errors, the API key.
+"""ASGI middleware that every request passes, outermost first: headers, slashes, CORS (starlette's), errors, API keys.
 
-Pure ASGI. Knows nothing of models or of the engine.
+This file knows nothing of models or of the engine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class RequestHeaders:
-    """Names the request, and puts its id, its trace and the time it took so far on the response.
+    """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
-    `scope["state"]` gets `request_id` (the client's own where it is sane), `unique_id` (always ours), `trace`, and
-    `send`: the chunks of a stream go straight to the server, as no layer between looks at them and each costs time.
+    `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`, and
+    `send`, through which the chunks of a stream go straight to the server: the layers between would only cost time.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -70,7 +70,7 @@ class RequestHeaders:
 
 
 class TidyPath:
-    """Reads /v1//models and /v1/models/ as /v1/models: base URLs with a slash at their end are common."""
+    """Treats /v1//models and /v1/models/ as /v1/models, because base URLs often end with a slash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -82,7 +82,7 @@ class TidyPath:
 
 
 class Errors:
-    """Answers what the app raises with OpenAI's error object: the outermost handler."""
+    """Answers exceptions of the app with OpenAI's error object. This is the outermost handler of errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -100,7 +100,7 @@ class Errors:
         try:
             await self.app(scope, receive, watched_send)
         except ClientDisconnect:
-            pass  # nobody is there to be answered
+            pass  # there is no client left to answer
         except (Exception, asyncio.CancelledError) as error:
             if is_started:
                 raise  # the server can only close the connection
@@ -108,7 +108,7 @@ class Errors:
 
 
 def as_api_error(error: BaseException, scope: Scope) -> APIError:
-    """What the client is told. An exception that nobody foresaw is logged here, and nothing of it is shown."""
+    """Return the error that the client gets. An unexpected exception is logged, and its text is not shown."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, asyncio.CancelledError):  # the server cancels what still runs when the drain time is over
@@ -129,30 +129,32 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 
 
 async def render_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own 404 and 405, which are plain text by default."""
+    """Answer the exceptions of starlette, such as its 404 and 405, with OpenAI's error object instead of plain text."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
+    api_error: APIError
     if error.status_code == 405:
-        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path}."), request.scope)
+        api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
     elif error.status_code == 404:
         hint = "" if path.startswith("/v1/") else " The API is under /v1, as in /v1/chat/completions."
-        not_found = NotFound(f"There is no {request.method} {path} on this server.{hint}")
-        response = error_response(not_found, request.scope)
+        api_error = NotFound(f"There is no {request.method} {path} on this server.{hint}")
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code
-        response = error_response(api_error, request.scope)
+    response = error_response(api_error, request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser has no key yet when it loads a page
+_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser sends no key when it loads a page
 
 
 class APIKeys:
-    """Asks for `Authorization: Bearer KEY` everywhere but on the operator's routes, and there too with `guard_all`.
-    The page of the dashboard, which holds no data, is always open."""
+    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
+
+    The page of the dashboard holds no data and is always open.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], guard_all: bool) -> None:
         self.app = app
@@ -165,7 +167,7 @@ class APIKeys:
         await self.app(scope, receive, send)
 
     def _is_open(self, method: str, path: str) -> bool:
-        # OPTIONS passes: browsers ask without credentials whether they may ask.
+        # A browser sends its preflight request, OPTIONS, without credentials.
         return method == "OPTIONS" or path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
 
     def _check(self, authorization: str) -> None:
@@ -173,7 +175,7 @@ class APIKeys:
         if scheme.lower() != "bearer" or not given.strip():
             raise Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
         key = given.strip().encode("latin-1")  # as it was on the wire
-        # All of them, so that the time does not tell which one it was.
+        # All keys are compared, so that the time does not reveal which one matched.
         matches = [hmac.compare_digest(key, known) for known in self._keys]
         if not any(matches):
             raise Unauthorized("The API key is not known to this server.")

@@ -1,4 +1,4 @@
-"""/v1/models: the one model that is served. And the routes for what this server does not do."""
+"""/v1/models, which lists the one model that is served, and /v1/embeddings, which is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def retrieve_model(request: Request) -> Response:
-    """Names may hold slashes, plain or as %2F. Raises ModelNotFound."""
+    """Answer with the model of that name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
     serving.check_model(request.path_params["model_id"])
     return json_response(_model(serving))

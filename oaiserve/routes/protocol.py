@@ -1,7 +1,7 @@
-"""What clients may send: one struct per route over a shared base, checked and turned into `SamplingParams`.
+"""Checks the bodies that clients send, one struct per route over a shared base, and makes `SamplingParams` of them.
 
-JSON null means "as if omitted", and 2.0 is fine where an integer is asked for. Knows no HTTP and no engine but its
-request types. Every refusal is an `InvalidRequest` that names the parameter.
+JSON null means the same as a parameter that is left out, and 2.0 is accepted as an integer. Every refusal is an
+`InvalidRequest` that names the parameter. This file knows nothing of HTTP, and only the request types of the engine.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 Integer = int | float  # JSON libraries of some languages write every number as a float
 
 MAX_CHOICES = 128  # OpenAI's limit for n
-MAX_BEST_OF = 20  # OpenAI's, too
+MAX_BEST_OF = 20  # OpenAI's limit
 MAX_CHOICES_PER_REQUEST = 2048  # prompts times n, or times best_of
 MAX_LOGPROBS = 20
 MAX_STRINGS = 128  # in stop, and in bad_words
-MAX_CHARACTERS = 4096  # of all these strings together: the engine thread looks for them
+MAX_CHARACTERS = 4096  # of all these strings together, because the engine thread searches the text for them
 MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """What both generation routes take; None is "not given"."""
+    """The parameters that all generation routes accept. None means that the client did not set it."""
 
     model: str | None = None
     n: Integer | None = None
@@ -111,7 +111,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[Integer]
 
 
-# Known names that this server cannot honour and that would change the answer, and the values that ask for nothing.
+# Parameters that would change the answer and that this server does not support, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
@@ -137,7 +137,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# Known names that mean nothing here, so that leaving them out changes no answer.
+# Parameters of OpenAI or vLLM that have no meaning for this server: ignoring them changes no answer.
 IGNORED = frozenset(
     {
         "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
@@ -149,7 +149,7 @@ IGNORED = frozenset(
 
 
 class UnknownNames:
-    """Tells the log once about each parameter name that nobody knows; bounded, since clients choose the names."""
+    """Logs each unknown parameter name once. The number of names is bounded, because clients choose them."""
 
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
@@ -168,7 +168,7 @@ _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse(decoder: msgspec.json.Decoder[Body], body: bytes, unknown: UnknownNames) -> Body:
-    """The checked types of a JSON body. Ranges are for the route to check."""
+    """Decode a JSON body and check its types. The route checks the ranges. Raises InvalidRequest."""
     try:
         parsed = decoder.decode(body)
         given = _names_decoder.decode(body)
@@ -208,7 +208,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def _invalid_type(text: str) -> InvalidRequest:
-    """msgspec's ``Expected `float | null`, got `str` - at `$.temperature` `` in our words."""
+    """Turn msgspec's message, such as ``Expected `float | null`, got `str` - at `$.temperature` ``, into an error."""
     path = match[1] if (match := _PATH.search(text)) else ""
     if missing := _MISSING.search(text):
         where = f" in '{path}'" if path else ""
@@ -233,7 +233,7 @@ def _top(path: str) -> str | None:
 
 
 def show(value: object) -> str:
-    """A client's value for a message; bounded, since clients choose its length."""
+    """Return a client's value as an error message quotes it, cut to 60 characters."""
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:60] + "..."
 
@@ -243,7 +243,7 @@ def invalid(param: str, reason: str) -> InvalidRequest:
 
 
 def integer(body: msgspec.Struct, name: str, low: int, high: int) -> int | None:
-    """The field as an int within [low, high]; None where it was not given."""
+    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of [low, high]."""
     value = getattr(body, name)
     if value is None:
         return None
@@ -254,18 +254,19 @@ def integer(body: msgspec.Struct, name: str, low: int, high: int) -> int | None:
     return int(_within(name, value, low, high))
 
 
-def number(body: msgspec.Struct, name: str, low: float, high: float) -> float | None:
-    """The field as a float within [low, high]; None where it was not given."""
-    value = getattr(body, name)
-    return None if value is None else _within(name, value, low, high)
-
-
 def _within(name: str, value: float, low: float, high: float) -> float:
     if not value >= low:
         raise invalid(name, f"must be >= {low}, got {show(value)}")
     if not value <= high:
         raise invalid(name, f"must be <= {high}, got {show(value)}")
     return value
+
+
+def max_tokens(body: SamplingBody, least: int) -> int | None:
+    """Return the limit that the client set. OpenAI's newer name for it wins over the older one."""
+    older = integer(body, "max_tokens", least, MAX_INT32)
+    newer = integer(body, "max_completion_tokens", least, MAX_INT32)
+    return older if newer is None else newer
 
 
 def sampling_params(
@@ -276,26 +277,30 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """The one conversion. A value is the request's, else that of `defaults` (the model's), else OpenAI's default."""
+    """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
+    which are the model's, or else from OpenAI."""
     min_tokens = integer(body, "min_tokens", 0, MAX_INT32) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
-    top_k = _or_default(integer(body, "top_k", -1, MAX_INT32), defaults, "top_k", 0)
+    top_k = integer(body, "top_k", -1, MAX_INT32)
     seed = integer(body, "seed", -MAX_INT64 - 1, MAX_INT64)
+
+    def number(name: str, low: float, high: float, default: float) -> float:
+        value = getattr(body, name)
+        return defaults.get(name, default) if value is None else _within(name, value, low, high)
+
     return SamplingParams(
         n=integer(body, "n", 1, MAX_CHOICES) or 1,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=_or_default(number(body, "temperature", 0, 2), defaults, "temperature", 1.0),
-        top_p=_or_default(number(body, "top_p", 0, 1), defaults, "top_p", 1.0),
-        top_k=max(0, int(top_k)),  # -1 and 0 are both "off"
-        min_p=_or_default(number(body, "min_p", 0, 1), defaults, "min_p", 0.0),
-        presence_penalty=_or_default(number(body, "presence_penalty", -2, 2), defaults, "presence_penalty", 0.0),
-        frequency_penalty=_or_default(number(body, "frequency_penalty", -2, 2), defaults, "frequency_penalty", 0.0),
-        # The bounds keep logits finite in 32 bits: beyond them nothing but noise comes out.
-        repetition_penalty=_or_default(
-            number(body, "repetition_penalty", 0.01, 100), defaults, "repetition_penalty", 1.0
-        ),
+        temperature=number("temperature", 0, 2, 1.0),
+        top_p=number("top_p", 0, 1, 1.0),
+        top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
+        min_p=number("min_p", 0, 1, 0.0),
+        presence_penalty=number("presence_penalty", -2, 2, 0.0),
+        frequency_penalty=number("frequency_penalty", -2, 2, 0.0),
+        # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
+        repetition_penalty=number("repetition_penalty", 0.01, 100, 1.0),
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=_allowed_token_ids(body),
         bad_words=_strings("bad_words", body.bad_words or []),
@@ -310,14 +315,10 @@ def sampling_params(
     )
 
 
-def _or_default(value: float | None, defaults: Mapping[str, float | int], name: str, default: float) -> float:
-    return value if value is not None else defaults.get(name, default)
-
-
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     converted = {}
     for key, value in bias.items():
-        # At most 10 digits: more is no token id, and a long string of digits is slow to convert.
+        # No token id has more than 10 digits, and a long string of digits is slow to convert.
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise invalid("logit_bias", f"a key must be a token id such as '50256', got {show(key)}")
         if not -100 <= value <= 100:
@@ -345,7 +346,7 @@ def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
 
 
 def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
-    """Whole numbers from 0. Whether they are in the vocabulary is for the engine to say."""
+    """Return the ids as integers >= 0. The engine checks that they are in the vocabulary."""
     converted = []
     for token_id in ids:
         if token_id < 0 or token_id != int(token_id):
@@ -359,13 +360,13 @@ def prompt_logprobs(body: SamplingBody) -> int | None:
     if value is not None and body.stream:
         if value > 0:
             raise invalid("prompt_logprobs", "is not available with 'stream': true")
-        return None  # 0 asks for no alternatives, and a stream has no place for the rest
+        return None  # 0 asks for no alternatives, and a stream has no field for the prompt's log-probabilities
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the client wants to see of the answer."""
+    """The parts of the answer that the client wants to see."""
 
     n: int  # choices per prompt
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
@@ -373,8 +374,8 @@ class Wanted:
     as_token_ids: bool  # "token_id:123" for the text of a token
     with_token_ids: bool
     include_usage: bool
-    include_timings: bool  # at the end of a stream
-    continuous_usage: bool  # in every chunk
+    include_timings: bool  # in the last chunk of a stream
+    continuous_usage: bool  # usage so far in every chunk
 
 
 def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None, num_prompt: int | None) -> Wanted:
@@ -395,13 +396,9 @@ def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None,
 
 
 def stream_interval(body: SamplingBody, default: int) -> int:
-    """As in the engine's Request: 0, everything at once, for an answer that is not streamed."""
+    """Return the tokens per event, as `Request.stream_interval` has it: 0 for an answer that is not streamed."""
     interval = integer(body, "stream_interval", 1, MAX_INT32) or default
     return interval if body.stream else 0
-
-
-def priority(body: SamplingBody) -> int:
-    return integer(body, "priority", -MAX_INT64 - 1, MAX_INT64) or 0
 
 
 def cache_salt(body: SamplingBody) -> str:
@@ -414,8 +411,10 @@ def cache_salt(body: SamplingBody) -> str:
 
 
 def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | None:
-    """For traces, where the operator asked for it: messages in the form of the GenAI conventions, as JSON. No more of
-    their text than that many characters, and no token ids. None: there is nothing to tell."""
+    """Return the text of the prompts as traces show it: messages in the form of the GenAI conventions, as JSON.
+
+    The text is cut to `most_characters`, which the operator sets. Returns None if there is no text, or none is allowed.
+    """
     traced: list[dict[str, Any]] = []
     for role, text in _texts(prompts):
         if most_characters <= 0:
@@ -426,7 +425,7 @@ def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | Non
 
 
 def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
-    """Role and text; a message in several parts comes as often."""
+    """Return the role and the text of each part of each message."""
     for prompt in prompts:
         if isinstance(prompt, TextPrompt):
             yield "user", prompt.text
@@ -437,7 +436,7 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
                     yield message["role"], text
 
 
-# What a record tells about a request: numbers only, no text of the client.
+# The parameters that a record holds: numbers only, no text of the client.
 _RECORDED = (
     "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
@@ -445,7 +444,7 @@ _RECORDED = (
 
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
-    """Only what the client set itself, with the checked values."""
+    """Return the checked values of the parameters that the client set itself."""
     given = {name for name in _RECORDED if getattr(body, name) is not None}
     if body.max_completion_tokens is not None:
         given.add("max_tokens")

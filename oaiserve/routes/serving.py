@@ -1,4 +1,7 @@
-"""What the routes are given: one value, made by `app` when the event loop runs, read through `app.state.serving`."""
+"""Defines `Serving`, the one value through which routes reach the rest of the server, and what it consists of.
+
+`app` makes it when the event loop runs, and puts it into `app.state.serving`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 
 
-class Tokenizer(Protocol):
-    """May block: call it off the event loop."""
+class ServedTokenizer(Protocol):
+    """The model's tokenizer. It may block, so routes call it in a worker thread."""
 
     def encode(self, prompt: Prompt, /) -> list[int]: ...
 
@@ -28,8 +31,8 @@ class Tokenizer(Protocol):
     def token_text(self, token_id: int, /) -> str: ...
 
 
-class Engine(Protocol):
-    """What the routes ask of the engine besides streams."""
+class ServedEngine(Protocol):
+    """The engine as the routes see it: limits, tokenizer, health and profiles. Requests go through `LoopStreams`."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -38,7 +41,7 @@ class Engine(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> ServedTokenizer: ...
 
     @property
     def default_params(self) -> Mapping[str, float | int]: ...
@@ -55,7 +58,8 @@ class Engine(Protocol):
 
 
 class RecentRequests(Protocol):
-    """The accounts of the last requests, ready for JSON. Takes milliseconds: call it off the event loop."""
+    """The accounts of the last requests, ready for JSON. A call takes milliseconds, so routes make it in a worker
+    thread."""
 
     def list(
         self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
@@ -65,7 +69,7 @@ class RecentRequests(Protocol):
 
 
 class LiveSamples(Protocol):
-    """The last minutes, second by second, ready for JSON."""
+    """The samples of the last minutes, one for each second, ready for JSON."""
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]: ...
@@ -75,21 +79,21 @@ class LiveSamples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    engine: Engine
+    engine: ServedEngine
     streams: LoopStreams
     record: Callable[[RequestRecord], None]
     recent: RecentRequests
     live: LiveSamples
     feed: Feed
-    render_metrics: Callable[[str], tuple[bytes, str]]  # Accept -> body, content type; blocks
+    render_metrics: Callable[[str], tuple[bytes, str]]  # takes an Accept header, returns body and content type; blocks
     model_name: str
     version: str
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
     body_timeout_seconds: float = 60.0
-    stream_interval: int = 1  # tokens of a choice per event, where the request does not say
-    profile_dir: Path | None = None  # where profiles are kept; None: none are made
-    trace_prompt_characters: int = 0  # most of a prompt that its record carries; 0: nothing
+    stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
+    profile_dir: Path | None = None  # None: this server makes no profiles
+    trace_prompt_characters: int = 0  # most characters of a prompt in its record
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
     @property
@@ -97,7 +101,7 @@ class Serving:
         return f"oaiserve-{self.version}"
 
     def check_model(self, asked: str | None) -> None:
-        """A request without a model means the one that is served."""
+        """Raise ModelNotFound if the request names another model than the one that is served."""
         if asked is not None and asked != self.model_name:
             raise ModelNotFound(asked, self.model_name)
 

@@ -1,24 +1,37 @@
-"""What the answers of both generation routes share: chunk framing, usage, logprobs. Pure functions of engine events."""
+"""Renders what the answers of chat and completions have in common: chunks, usage, log-probabilities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import TokenLogprob, TopLogprob, Usage
+from oaiserve.engine.request import TokenChunk, TokenLogprob, TopLogprob, Usage
+from oaiserve.routes import sse
 from oaiserve.routes.protocol import Wanted
+from oaiserve.routes.respond import Timings
 
-encode = msgspec.json.encode
-Timings = Callable[[Usage], Mapping[str, Any]]  # asked at the end of a stream, for clients that want to know
+encode = msgspec.json.Encoder().encode
+DONE = sse.event(b"[DONE]")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every object of one answer begins with, streamed or not."""
+    """The values that identify an answer. Every JSON object of the answer repeats them."""
+
+    id: str
+    created: int  # Unix seconds
+    model: str
+    system_fingerprint: str
+
+
+class _Object(msgspec.Struct):
+    """The keys that every JSON object of an answer begins with."""
 
     id: str
     object: str
@@ -26,39 +39,81 @@ class Head:
     model: str
     system_fingerprint: str
 
-    def fields(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": self.object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-        }
+
+class Chunk(_Object):
+    """The JSON of one event of a stream. A field that is UNSET is left out."""
+
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    choices: Sequence[msgspec.Struct] = ()
+    usage: Mapping[str, Any] | UnsetType | None = UNSET
+    timings: Mapping[str, Any] | UnsetType = UNSET
 
 
-class ChunkFrame:
-    """Wraps choices into SSE events. What stays the same for a whole stream is encoded once."""
+class Whole(_Object):
+    """The JSON of an answer that is not streamed. A field that is UNSET is left out."""
 
-    def __init__(self, head: Head, wanted: Wanted) -> None:
-        self._start = b"data: " + encode(head.fields())[:-1]
-        self._end = b'],"usage":null}\n\n' if wanted.include_usage else b"]}\n\n"
+    choices: Sequence[msgspec.Struct]
+    usage: Mapping[str, Any]
+    prompt_logprobs: Sequence[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChoicesShape(ABC):
+    """Renders an answer that is a list of choices. This is the part of `respond.Shape` that chat and completions share:
+    each adds `prompt`, `whole`, and its own choices."""
+
+    def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
+        self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
-        self.usage = Usage(0, 0, 0)  # counted up by the shape
+        self._usage = Usage(0, 0, 0)  # of what was rendered so far
+        # The frame of an event stays the same for the whole stream, and encoding it once saves a third of an event's
+        # time. Quotes within JSON strings are escaped, so the separator occurs only once.
+        before, after = self._chunk_event(()).split(b'"choices":[]')
+        self._before, self._after = before + b'"choices":[', b"]" + after
 
-    def chunk(self, choice: bytes, top_level: bytes = b"") -> bytes:
-        end = self._end
-        if self._wanted.continuous_usage:
-            end = b'],"usage":' + encode(usage_object(self.usage)) + b"}\n\n"
-        return self._start + top_level + b',"choices":[' + choice + end
+    @abstractmethod
+    def _text_choice(self, chunk: TokenChunk) -> msgspec.Struct:
+        """Return the text, and what else the choice has gained, without the finish reason."""
 
-    def closing(self, usage: Usage, timings: Timings) -> bytes:
-        """The one chunk without choices, and only for clients that asked: others read choices[0] blindly."""
-        more = b""
+    @abstractmethod
+    def _end_choice(self, chunk: TokenChunk) -> msgspec.Struct:
+        """Return the end of the choice: the finish reason without any text."""
+
+    def delta(self, chunk: TokenChunk) -> bytes:
+        self._usage.completion_tokens += len(chunk.token_ids)
+        events = b""
+        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
+            events = self._event(self._text_choice(chunk))
+        if chunk.finish_reason is not None:
+            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
+            events += self._event(self._end_choice(chunk))
+        return events
+
+    def finished(self, usage: Usage, timings: Timings) -> bytes:
+        """Render the end of the stream. A chunk without choices goes only to clients that asked for usage or timings,
+        because others read choices[0] of every chunk."""
+        more: dict[str, Any] = {}
         if self._wanted.include_usage:
-            more += b',"usage":' + encode(usage_object(usage))
+            more["usage"] = usage_object(usage)
         if self._wanted.include_timings:
-            more += b',"timings":' + encode(timings(usage))
-        return self._start + b',"choices":[]' + more + b"}\n\n" if more else b""
+            more["timings"] = timings(usage)
+        return self._chunk_event((), **more) + DONE if more else DONE
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        return sse.event(encode(error)) + DONE
+
+    def _event(self, choice: msgspec.Struct) -> bytes:
+        if self._wanted.continuous_usage:
+            return self._chunk_event((choice,))
+        return self._before + encode(choice) + self._after
+
+    def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
+        if self._wanted.include_usage:
+            more.setdefault("usage", usage_object(self._usage) if self._wanted.continuous_usage else None)
+        return sse.event(encode(Chunk(*self._first_values, choices=choices, **more)))
+
+    def _encode_whole(self, choices: Sequence[msgspec.Struct], usage: Usage, **more: Any) -> bytes:
+        return encode(Whole(*self._first_values, choices, usage_object(usage), **more))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -71,7 +126,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def logprob_value(logprob: float) -> float | None:
-    """JSON has no infinity: OpenAI writes -9999. NaN, at a prompt's first token, is null."""
+    """Return the log-probability as JSON can hold it: -9999 for minus infinity, as OpenAI writes it, and None for the
+    NaN of a prompt's first token."""
     return None if math.isnan(logprob) else max(logprob, -9999.0)
 
 
@@ -94,7 +150,8 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int, as_token_ids: bo
 def completion_logprobs(
     tokens: Iterable[TokenLogprob], num_top: int, as_token_ids: bool, text_offset: int = 0
 ) -> dict[str, Any]:
-    """Four lists of equal length. `text_offset` counts the characters of the choice's tokens before these."""
+    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters in the tokens of the choice
+    that come before these."""
     texts: list[str] = []
     logprobs: list[float | None] = []
     offsets: list[int] = []
@@ -109,14 +166,16 @@ def completion_logprobs(
             tops.append(None)
             continue
         best: dict[str, float | None] = {}
-        for top in [*token.top[:num_top], token]:  # the best ones and the token itself, so maybe one more
-            best.setdefault(token_text(top, as_token_ids), logprob_value(top.logprob))  # of equal texts the best stays
+        for top in [*token.top[:num_top], token]:  # the token itself may be one more than num_top
+            # Of tokens with equal texts the likeliest is kept.
+            best.setdefault(token_text(top, as_token_ids), logprob_value(top.logprob))
         tops.append(best)
     return {"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": tops}
 
 
 def prompt_logprobs_object(tokens: Iterable[TokenLogprob], num_top: int) -> list[dict[str, Any] | None]:
-    """vLLM's form: by token id; `rank` counts from 1 and is null for a token that is not among the best."""
+    """Return the log-probabilities in vLLM's form, by token id. `rank` counts from 1, and is null for a token that is
+    not among the best."""
     entries: list[dict[str, Any] | None] = []
     for token in tokens:
         if math.isnan(token.logprob):

@@ -1,6 +1,8 @@
-"""/tokenize and /detokenize: the model's tokenizer as a service, in the form that vLLM's clients use."""
+"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -10,11 +12,13 @@ from starlette.responses import Response
 from oaiserve.engine.request import Prompt, TextPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.body import off_loop_if_large, read_body
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
-from oaiserve.routes.respond import off_loop_if_large, read_body
 from oaiserve.routes.serving import serving_of
+
+Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
@@ -22,9 +26,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    content = await read_body(request, serving)
-    body = await off_loop_if_large(content, lambda: protocol.parse(_tokenize_decoder, content, serving.unknown_names))
-    serving.check_model(body.model)
+    body = await _checked_body(request, _tokenize_decoder)
     tokenizer = serving.engine.tokenizer
     ids = await run_in_threadpool(tokenizer.encode, _prompt(body))
     texts = None
@@ -36,15 +38,21 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    content = await read_body(request, serving)
-    body = await off_loop_if_large(content, lambda: protocol.parse(_detokenize_decoder, content, serving.unknown_names))
-    serving.check_model(body.model)
+    body = await _checked_body(request, _detokenize_decoder)
     ids = protocol.token_ids("tokens", body.tokens)
     size = serving.engine.vocab_size
     if ids and max(ids) >= size:
         raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(ids))}")
     text = await run_in_threadpool(serving.engine.tokenizer.decode, list(ids))
     return json_response({"prompt": text})
+
+
+async def _checked_body(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
+    serving = serving_of(request)
+    content = await read_body(request, serving)
+    body = await off_loop_if_large(content, lambda: protocol.parse(decoder, content, serving.unknown_names))
+    serving.check_model(body.model)
+    return body
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

@@ -1,4 +1,4 @@
-"""One request's account as a page of text: what /debug/requests/{id} shows to people with curl."""
+"""Renders the account of one request as a page of text, which /debug/requests/{id} shows in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Entry = Mapping[str, Any]
 
 
 def page(entry: Entry) -> str:
-    """`entry`: as the JSON of that route. No line is longer than COLUMNS."""
+    """Return the page for `entry`, which is what the route answers as JSON. No line is longer than COLUMNS."""
     lines = [*_head(entry), "", *_phases(entry), "", *_engine(entry), *_events(entry), *_neighbours(entry)]
     return "".join(f"{_fit(line)}\n" for line in lines)
 
@@ -42,13 +42,13 @@ def _phases(entry: Entry) -> Iterable[str]:
     for phase in entry["phases"]:
         start_ns, end_ns = phase["start_ns"], phase["start_ns"] + phase["duration_ns"]
         start = min(start_ns * BAR_COLUMNS // duration_ns, BAR_COLUMNS - 1)
-        end = max(-(-end_ns * BAR_COLUMNS // duration_ns), start + 1)  # rounded up: the least is seen, too
+        end = max(-(-end_ns * BAR_COLUMNS // duration_ns), start + 1)  # at least one column, so that it is seen
         bar = (" " * start + "#" * (end - start)).ljust(BAR_COLUMNS)
         yield f"{phase['name']:<13}{_ms(phase['duration_ns']):>15}{phase['share']:>7.1%}  |{bar}|"
 
 
 def _engine(entry: Entry) -> Iterable[str]:
-    """What it waited for, and what its steps were like."""
+    """Return the lines about the engine: waits, preemptions, token gaps and steps."""
     waits = ", ".join(f"{reason} {_ms(wait_ns)}" for reason, wait_ns in entry["queue_waits_ns"].items() if wait_ns)
     if waits:
         yield f"waited for  {waits}"

@@ -1,4 +1,4 @@
-"""A real server on a free port around the scripted engine: chunks that arrive and clients that leave need a socket."""
+"""Runs a real server around the scripted engine, on a free port: arriving chunks and leaving clients need a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.routes.doubles import FakeEngine, FakeTelemetry
 
 
 class RunningServer(Server):
-    """`is_up` is set once it listens. It can be told to end from a thread, as if by a signal."""
+    """A server that runs in a thread. `is_up` is set once it listens, and `should_exit` ends it as a signal would."""
 
     def __init__(self, app: Starlette, options: ServerOptions) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class RunningServer(Server):
 def running_server(
     app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
 ) -> Iterator[tuple[str, RunningServer]]:
-    """Serves `app` from a thread. A small send buffer makes a client that does not read felt at once."""
+    """Serve `app` from a thread. With a small send buffer, a client that does not read blocks the server at once."""
     with socket.socket() as sock:
         if send_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
@@ -69,7 +69,7 @@ def running_server(
 def run_server(
     app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
 ) -> Iterator[str]:
-    """The same for those who need no more than the URL."""
+    """Serve `app` as `running_server` does, and return only the URL."""
     with running_server(app, options, send_buffer_bytes) as (url, _):
         yield url
 
@@ -99,7 +99,7 @@ Serve = Callable[..., Served]
 
 @pytest.fixture(scope="session")
 def serve_session() -> Iterator[Serve]:
-    """Servers by their ServerOptions, each started once."""
+    """Return a function that starts one server for each set of ServerOptions."""
     with ExitStack() as running:
 
         @cache
@@ -114,7 +114,7 @@ def serve_session() -> Iterator[Serve]:
 
 @pytest.fixture
 def serve(serve_session: Serve) -> Serve:
-    """Gives the server with these ServerOptions, its engine as new."""
+    """Return a function that gives the server with these ServerOptions, with its engine reset."""
 
     def fresh(**options: object) -> Served:
         served = serve_session(**options)

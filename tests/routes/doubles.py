@@ -1,4 +1,4 @@
-"""An engine whose answers are scripted, and a telemetry that keeps what it is told."""
+"""Test doubles for the routes: an engine whose answers are scripted, and a telemetry that keeps its records."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from oaiserve.times import monotonic_ns
 
 VOCAB_SIZE = 1000
 
-Script = Callable[[Request], Iterable[list[Event]]]  # what the engine delivers, step by step
+Script = Callable[[Request], Iterable[list[Event]]]  # the events that the engine delivers, step by step
 
 
 class FakeTokenizer:
-    """Each character is a token."""
+    """A tokenizer in which each character is a token."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
@@ -72,7 +72,9 @@ class FakeEngine:
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
         self.open: dict[str, Deliver] = {}
-        self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = queue.Queue()  # asked for, and how
+        self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = (
+            queue.Queue()
+        )  # number of steps, seconds, and the future
         self.ended_profiles: queue.Queue[Future[Profile]] = queue.Queue()
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
@@ -143,7 +145,7 @@ class FakeEngine:
 
 
 def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str | int | None = None) -> Script:
-    """Each choice gets these texts, a token each; the choices take turns."""
+    """Return a script that gives each choice these texts, one token for each. The choices take turns."""
 
     def script(request: Request) -> Iterable[list[Event]]:
         rid, params = request.request_id, request.params
@@ -169,7 +171,8 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
 
 
 def candidates(*logprobs: list[float]) -> Script:
-    """Choice i of each prompt gets a token for each of its log-probabilities, all with the choice's index as text."""
+    """Return a script in which choice i of each prompt gets a token for each of its log-probabilities. The text of each
+    token is the index of the choice."""
 
     def script(request: Request) -> Iterable[list[Event]]:
         rid, best = request.request_id, [TopLogprob(8, "x", b"x", -0.1)] * (request.params.logprobs or 0)
@@ -193,7 +196,7 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
 
 
 def logprob(text: str, token_id: int) -> TokenLogprob:
-    """A sampled token that is the second best."""
+    """Return a sampled token that is the second best."""
     better = TopLogprob(token_id + 1, text + "!", f"{text}!".encode(), -0.25)
     itself = TopLogprob(token_id, text, text.encode(), -1.5)
     worse = TopLogprob(token_id + 2, text + "?", f"{text}?".encode(), -math.inf)
@@ -201,7 +204,7 @@ def logprob(text: str, token_id: int) -> TokenLogprob:
 
 
 def fails(error: APIError, *texts: str) -> Script:
-    """The engine gives up, after these texts."""
+    """Return a script in which the request fails after these texts."""
 
     def script(request: Request) -> Iterable[list[Event]]:
         if texts:
@@ -212,7 +215,7 @@ def fails(error: APIError, *texts: str) -> Script:
 
 
 def starts(*texts: str) -> Script:
-    """These texts, and then nothing until somebody aborts."""
+    """Return a script that gives these texts, and then nothing until the request is aborted."""
 
     def script(request: Request) -> Iterable[list[Event]]:
         if texts:

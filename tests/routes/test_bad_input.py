@@ -1,7 +1,7 @@
-"""Every malformed request gets its 4xx with OpenAI's error object, and harms nobody.
+"""Tests that every malformed request gets its 4xx with OpenAI's error object, and does not affect other requests.
 
-`BAD_REQUESTS` is data: it can be sent to any server of ours. Rows with `by="engine"` are answered by the engine, as
-they need the vocabulary or the tokenizer.
+`BAD_REQUESTS` is data that can be sent to any oaiserve. Rows with `by="engine"` are refused by the engine, because they
+need the vocabulary or the tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.routes.conftest import Served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
-OUTSIDE = 2**31 - 1  # of any vocabulary
+OUTSIDE = 2**31 - 1  # a token id that is in no vocabulary
 BODY_LIMIT = 8 * 2**20  # the default
 
 
@@ -256,7 +256,7 @@ BAD_REQUESTS = [
 
 
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:
-    """The status, OpenAI's four keys and our ids, the parameter, and words that say what was wrong."""
+    """Check the status, OpenAI's four keys and our two ids, the parameter, and the words of the message."""
     assert response.status_code == bad.status, response.text
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code", "request_id", "trace_id"}
@@ -276,7 +276,7 @@ def test_a_malformed_request_is_refused_with_the_error_object(served: Served, ba
     check_refused(bad, bad.send(served.http))
 
 
-def test_only_what_the_engine_must_judge_reaches_it(served: Served) -> None:
+def test_only_requests_that_need_the_tokenizer_or_vocabulary_reach_the_engine(served: Served) -> None:
     for bad in BAD_REQUESTS:
         bad.send(served.http)
     assert served.engine.submitted.qsize() == sum(bad.by == "engine" for bad in BAD_REQUESTS)

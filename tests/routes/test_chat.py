@@ -1,4 +1,4 @@
-"""/v1/chat/completions: what messages become, and what the answer looks like, whole and streamed."""
+"""Tests /v1/chat/completions: the prompt that reaches the engine, and the answer, whole and streamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
     assert answer["usage"]["total_tokens"] == 5
 
 
-def test_an_answer_may_take_the_rest_of_the_context(served: Served) -> None:
+def test_without_max_tokens_an_answer_may_fill_the_context(served: Served) -> None:
     served.chat()
     assert served.engine.submitted.get().params == SamplingParams()
 
@@ -47,7 +47,7 @@ def test_max_completion_tokens_wins_over_its_older_name(served: Served) -> None:
     assert served.engine.submitted.get().params.max_tokens == 6
 
 
-def test_messages_keep_what_a_template_can_use(served: Served) -> None:
+def test_messages_keep_the_fields_that_a_template_can_use(served: Served) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     prompt = prompt_of(
         served,
@@ -66,7 +66,7 @@ def test_messages_keep_what_a_template_can_use(served: Served) -> None:
     assert not prompt.add_special_tokens
 
 
-def test_a_refusal_in_the_history_is_text(served: Served) -> None:
+def test_a_refusal_in_the_history_becomes_text(served: Served) -> None:
     parts = [{"type": "refusal", "refusal": "No."}]
     prompt = prompt_of(
         served, {"role": "assistant", "content": parts}, {"role": "assistant", "content": None, "refusal": "No."}
@@ -74,17 +74,17 @@ def test_a_refusal_in_the_history_is_text(served: Served) -> None:
     assert [message["content"] for message in prompt.messages] == [[{"type": "text", "text": "No."}], "No."]
 
 
-def test_continuing_the_last_message_begins_no_new_one(served: Served) -> None:
+def test_continue_final_message_adds_no_generation_prompt(served: Served) -> None:
     prompt = prompt_of(served, {"role": "assistant", "content": "He"}, continue_final_message=True)
     assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
 
 
-def test_the_template_gets_its_own_variables(served: Served) -> None:
+def test_chat_template_kwargs_reach_the_template(served: Served) -> None:
     prompt = prompt_of(served, {"role": "user", "content": "Hi"}, chat_template_kwargs={"enable_thinking": False})
     assert prompt.template_kwargs == {"enable_thinking": False}
 
 
-def test_each_choice_begins_with_its_role_in_order(served: Served) -> None:
+def test_a_stream_begins_with_the_role_of_each_choice_in_order(served: Served) -> None:
     choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT, n=3)]
     role = {"role": "assistant", "content": ""}
     assert [(choice["index"], choice["delta"]) for choice in choices[:3]] == [(0, role), (1, role), (2, role)]
@@ -142,7 +142,7 @@ def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
     assert [entry for part in parts if part for entry in part["content"]] == whole
 
 
-def test_token_ids_and_prompt_logprobs_stand_beside_the_choices(served: Served) -> None:
+def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(served: Served) -> None:
     answer = served.chat(return_token_ids=True, prompt_logprobs=0).json()
     assert answer["prompt_token_ids"] == [1, 2, 3]
     assert answer["prompt_logprobs"] == [None, {"2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"}}]

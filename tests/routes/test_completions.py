@@ -1,4 +1,4 @@
-"""/v1/completions: what a request becomes, and what its answer looks like, whole and streamed."""
+"""Tests /v1/completions: the request that reaches the engine, and the answer, whole and streamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.routes.doubles import candidates, says
 
 
 def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream that ends as it should."""
+    """Return the chunks of a stream, and check that it ends with [DONE]."""
     default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     response = served.post(path, **{**default, "stream": True, **body})
     assert response.status_code == 200, response.text
@@ -43,12 +43,12 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
     }
 
 
-def test_without_any_parameter_openais_defaults_hold(served: Served) -> None:
+def test_without_parameters_the_defaults_are_openais(served: Served) -> None:
     served.complete()
     assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
 
 
-def test_null_is_as_if_left_out(served: Served) -> None:
+def test_a_parameter_that_is_null_counts_as_left_out(served: Served) -> None:
     names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
     served.complete(**dict.fromkeys(names), guided_json=None, tools=None)
     assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
@@ -85,7 +85,7 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     )
 
 
-def test_what_the_request_leaves_out_comes_from_the_model(served: Served) -> None:
+def test_the_models_defaults_fill_in_what_the_request_leaves_out(served: Served) -> None:
     served.engine.default_params = {"temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1}
     served.complete(temperature=0, top_k=0)
     params = served.engine.submitted.get().params
@@ -132,7 +132,7 @@ def test_prompts_come_in_four_forms(served: Served, prompt: Any, prompts: Any) -
     assert served.engine.submitted.get().prompts == prompts
 
 
-def test_special_tokens_can_be_left_away(served: Served) -> None:
+def test_special_tokens_can_be_left_out(served: Served) -> None:
     served.complete(add_special_tokens=False)
     assert served.engine.submitted.get().prompts == (TextPrompt("Hi", add_special_tokens=False),)
 
@@ -143,7 +143,7 @@ def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
     assert {choice["text"] for choice in choices} == {"In aHello world"}
 
 
-def test_best_of_gives_the_likeliest_candidates_of_each_prompt_best_first(served: Served) -> None:
+def test_best_of_returns_the_likeliest_candidates_of_each_prompt_best_first(served: Served) -> None:
     served.engine.script = candidates([-1.0, -2.0], [-1.0], [-0.5, -0.5, -3.0], [-1.0, -1.0])
     answer = served.complete(prompt=["Hi", "Ho"], n=2, best_of=4, echo=True).json()
     assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]] == [
@@ -157,20 +157,20 @@ def test_best_of_gives_the_likeliest_candidates_of_each_prompt_best_first(served
     assert (asked.n, asked.logprobs, asked.prompt_logprobs) == (4, 0, None)
 
 
-def test_best_of_shows_logprobs_to_who_asked(served: Served) -> None:
+def test_best_of_shows_logprobs_if_the_client_asked_for_them(served: Served) -> None:
     served.engine.script = candidates([-2.0], [-1.0])
     (choice,) = served.complete(best_of=2, logprobs=1).json()["choices"]
     assert (choice["index"], choice["logprobs"]["token_logprobs"]) == (0, [-1.0])
     assert choice["logprobs"]["top_logprobs"] == [{"x": -0.1, "1": -1.0}]
 
 
-def test_best_of_without_tokens_keeps_as_many_as_asked(served: Served) -> None:
+def test_best_of_without_tokens_returns_n_choices(served: Served) -> None:
     served.engine.script = candidates([], [], [])
     answer = served.complete(n=2, best_of=3, max_tokens=0).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, ""), (1, "")]
 
 
-def test_best_of_is_in_the_account(served: Served) -> None:
+def test_best_of_is_in_the_record(served: Served) -> None:
     served.engine.script = candidates([-2.0], [-1.0])
     served.complete(best_of=2)
     record = served.telemetry.next_record()
@@ -207,7 +207,7 @@ def test_usage_comes_last_and_only_when_asked(served: Served) -> None:
     assert last["usage"]["total_tokens"] == 5
 
 
-def test_usage_can_run_along(served: Served) -> None:
+def test_usage_can_be_in_every_chunk(served: Served) -> None:
     chunks = stream_of(served, n=2, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [5, 5, 7, 7, 7]
 
@@ -224,17 +224,17 @@ def test_a_streamed_echo_comes_first(served: Served) -> None:
 def test_tokens_that_are_ready_together_leave_in_one_event(served: Served) -> None:
     served.engine.script = says("a", "b", "c")
     chunks = stream_of(served, n=2, logprobs=1, return_token_ids=True)
-    told = [c["choices"][0] for c in chunks if c["choices"][0]["text"]]
-    assert [(choice["index"], choice["text"], choice["token_ids"]) for choice in told] == [
+    choices = [c["choices"][0] for c in chunks if c["choices"][0]["text"]]
+    assert [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices] == [
         (0, "abc", [10, 11, 12]),
         (1, "abc", [10, 11, 12]),
     ]
-    assert told[0]["logprobs"]["tokens"] == ["a", "b", "c"]
-    assert told[0]["logprobs"]["text_offset"] == [0, 1, 2]
+    assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert choices[0]["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("asked", "interval"), [({}, 5), ({"stream_interval": 2}, 2)])
-def test_the_interval_of_a_stream_is_the_requests_or_else_the_servers(
+def test_the_stream_interval_of_the_request_wins_over_the_servers(
     serve: Serve, asked: dict[str, int], interval: int
 ) -> None:
     served = serve(stream_interval=5)
@@ -253,7 +253,7 @@ def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(served: S
     }
 
 
-def test_logprobs_zero_gives_the_sampled_token(served: Served) -> None:
+def test_logprobs_0_returns_only_the_sampled_token(served: Served) -> None:
     logprobs = served.complete(logprobs=0).json()["choices"][0]["logprobs"]
     assert logprobs["top_logprobs"] == [{"Hello": -1.5}, {" world": -1.5}]
 
@@ -274,7 +274,7 @@ def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
     assert {name: [value for part in parts if part for value in part[name]] for name in whole} == whole
 
 
-def test_infinity_is_written_as_a_number(served: Served) -> None:
+def test_minus_infinity_is_written_as_minus_9999(served: Served) -> None:
     top = served.complete(logprobs=3).json()["choices"][0]["logprobs"]["top_logprobs"][0]
     assert top["Hello?"] == -9999.0
 
@@ -302,7 +302,7 @@ def test_prompt_logprobs_are_by_token_id(served: Served) -> None:
     }
 
 
-def test_the_stop_reason_is_told(served: Served) -> None:
+def test_the_answer_has_the_stop_reason(served: Served) -> None:
     served.engine.script = says("a", stop_reason="END")
     assert served.complete().json()["choices"][0]["stop_reason"] == "END"
     assert stream_of(served)[-1]["choices"][0]["stop_reason"] == "END"

@@ -1,4 +1,4 @@
-"""/dashboard: who gets it, its files, and the feed: one producer for all viewers, and none without."""
+"""Tests /dashboard: its files, the conditions under which it is served, and the feed that all viewers share."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def test_modules_import_only_files_that_are_served() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith("uplot")])
-def test_no_address_begins_at_the_root(name: str) -> None:
-    """So that the page works under any prefix."""
+def test_all_addresses_in_the_page_are_relative(name: str) -> None:
+    """Relative addresses let a proxy serve the page under any prefix."""
     assert re.findall(r"""["'`(=]/\w[^"'`]*""", page_files()[name].content.decode()) == []
 
 
-def test_a_slash_at_its_end_is_taken_off(served: Served) -> None:
-    """Relative addresses would mean something else with it."""
+def test_an_address_with_a_slash_at_its_end_is_redirected(served: Served) -> None:
+    """With a slash at the end, the relative addresses of the page would resolve to something else."""
     answer = served.http.get("/dashboard/")
     assert answer.status_code == 308
     assert urljoin("http://host/llm/dashboard/", answer.headers["location"]) == "http://host/llm/dashboard"
     assert served.http.get("/dashboard//").headers["location"] == "../../dashboard"
 
 
-def test_nothing_inline_is_allowed_or_there(served: Served) -> None:
+def test_the_page_neither_allows_nor_has_inline_scripts_and_styles(served: Served) -> None:
     page = served.http.get("/dashboard")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -77,7 +77,7 @@ def test_nothing_inline_is_allowed_or_there(served: Served) -> None:
     assert "<script>" not in page.text
 
 
-def test_a_file_that_is_the_same_is_not_sent_again(served: Served) -> None:
+def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
     first = served.http.get("/dashboard/static/app.js")
     again = served.http.get("/dashboard/static/app.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -101,13 +101,13 @@ def test_the_chart_library_ships_with_its_licence() -> None:
         (ServerOptions(host="0.0.0.0", api_key=(KEY,)), True),
     ],
 )
-def test_it_is_there_on_loopback_or_with_a_key(options: ServerOptions, is_there: bool) -> None:
+def test_the_dashboard_is_served_on_loopback_or_with_a_key(options: ServerOptions, is_there: bool) -> None:
     assert ("/dashboard/feed" in {route.path for route in routes(Config("demo", options))}) == is_there
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/debug/requests"])
-def test_where_it_is_not_there_it_says_why(serve: Serve, path: str) -> None:
-    answer = serve(host="0.0.0.0").http.get(path)  # which the tests' server does not listen on
+def test_a_server_without_the_dashboard_says_why(serve: Serve, path: str) -> None:
+    answer = serve(host="0.0.0.0").http.get(path)  # the server of the tests listens on 127.0.0.1 all the same
     assert answer.status_code == 404
     assert "--api-key" in answer.json()["error"]["message"]
 
@@ -124,7 +124,7 @@ def test_with_a_key_the_page_is_open_and_the_feed_is_not(serve: Serve, guard_all
         assert next(messages(feed))[0] == "hello"
 
 
-def test_the_feed_has_what_debug_requests_has(served: Served) -> None:
+def test_the_feed_has_the_same_numbers_as_debug_requests(served: Served) -> None:
     served.chat(stream=True).read()
     served.telemetry.next_record()
     entry = served.http.get("/debug/requests?limit=1").json()["requests"][0]
@@ -140,7 +140,7 @@ def test_the_feed_has_what_debug_requests_has(served: Served) -> None:
         assert all(row[name] == entry[name] for name in row.keys() - {"phases"})
 
 
-def test_a_feed_ends_when_the_server_goes_down(served: Served) -> None:
+def test_a_feed_ends_when_the_server_shuts_down(served: Served) -> None:
     with served.http.stream("GET", "/dashboard/feed") as feed:
         found = messages(feed)
         next(found)
@@ -148,12 +148,12 @@ def test_a_feed_ends_when_the_server_goes_down(served: Served) -> None:
         assert len(list(found)) <= 1
 
 
-def test_the_feed_s_headers_can_be_asked_for(served: Served) -> None:
+def test_the_feed_answers_head(served: Served) -> None:
     assert served.http.head("/dashboard/feed").headers["content-type"].startswith("text/event-stream")
 
 
 class Viewer:
-    """One who opens the feed of an app, and leaves when it is told to."""
+    """A client that opens the feed of an app, and leaves once `leaving` is set."""
 
     def __init__(self, app: Starlette) -> None:
         self.answered, self.leaving = asyncio.Event(), asyncio.Event()
@@ -179,7 +179,7 @@ class Viewer:
         return self.start["status"]
 
 
-def test_of_a_thousand_viewers_so_many_are_let_in_and_a_place_is_free_when_one_has_left() -> None:
+def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_frees_its_place() -> None:
     async def watch() -> None:
         app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
         async with app.router.lifespan_context(app):
@@ -203,7 +203,7 @@ def test_of_a_thousand_viewers_so_many_are_let_in_and_a_place_is_free_when_one_h
     asyncio.run(asyncio.wait_for(watch(), 60))
 
 
-def test_viewers_share_each_message_and_nobody_watching_makes_none() -> None:
+def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
     made = count()
     threads = set()
 
@@ -217,16 +217,16 @@ def test_viewers_share_each_message_and_nobody_watching_makes_none() -> None:
             assert await asyncio.gather(*(feed.next() for _ in range(5))) == [str(number).encode()] * 5
         producer = feed._producer
         assert producer is not None
-        await producer  # which ends by itself
+        await producer  # it ends by itself
         assert next(made) == 3
-        assert await feed.next() == b"4"  # and begins again
+        assert await feed.next() == b"4"  # a new producer has begun
         await feed.close()
 
     asyncio.run(asyncio.wait_for(watch(), 10))
     assert threading.get_ident() not in threads
 
 
-def test_viewers_are_told_of_a_failure_and_the_next_one_starts_anew() -> None:
+def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again() -> None:
     answers = iter([ValueError("no"), b"yes"])
 
     def render() -> bytes:

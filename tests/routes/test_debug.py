@@ -1,4 +1,4 @@
-"""/debug/requests: filters, one request's account, and its page of text."""
+"""Tests /debug/requests: its filters, the account of one request, and its page of text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 
 def make_record(*stamps_ms: int, request_id: str = "req-1", **fields: Any) -> RequestRecord:
-    """`stamps_ms`: those that it reached, and `responded`."""
+    """Return a record with these stamps: those that the request reached, and then `responded`."""
     *reached, responded = (1000 * MS + at_ms * MS for at_ms in stamps_ms)
     return record_of(reached, responded, request_id=request_id, **fields)
 
@@ -61,7 +61,7 @@ def full_record() -> RequestRecord:
 
 @pytest.fixture
 def some(served: Served) -> Served:
-    """A server that remembers three requests."""
+    """Return a server that remembers three requests."""
     recent = served.telemetry.recent
     recent._ring.clear()
     recent.add(full_record())
@@ -100,7 +100,7 @@ def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
         ("/req-1?limit=1", "limit", "this route takes format"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused(some: Served, path: str, param: str, says: str) -> None:
+def test_a_malformed_query_is_refused(some: Served, path: str, param: str, says: str) -> None:
     response = some.http.get(f"/debug/requests{path}")
     assert response.status_code == 400
     error = response.json()["error"]
@@ -109,7 +109,7 @@ def test_what_makes_no_sense_is_refused(some: Served, path: str, param: str, say
     assert len(error["message"]) < 300
 
 
-def test_one_request_is_told_with_all_that_is_known(some: Served) -> None:
+def test_the_account_of_a_request_has_its_waits_events_gaps_and_steps(some: Served) -> None:
     entry = some.http.get("/debug/requests/req-1").json()
     assert {phase["name"]: phase["duration_ms"] for phase in entry["phases"]}["queue"] == 100
     assert entry["queue_waits_ns"] == {"batch_full": 90 * MS, "step_under_way": 10 * MS}
@@ -162,7 +162,7 @@ shared steps with 1 of the last requests
 """
 
 
-def test_people_with_curl_get_a_page(some: Served) -> None:
+def test_the_account_comes_as_text_if_the_query_or_the_header_asks_for_it(some: Served) -> None:
     by_query = some.http.get("/debug/requests/req-1?format=text")
     assert by_query.headers["content-type"] == "text/plain; charset=utf-8"
     assert by_query.text == PAGE
@@ -172,7 +172,7 @@ def test_people_with_curl_get_a_page(some: Served) -> None:
     assert explicit.json()["request_id"] == "req-1"
 
 
-def test_an_id_that_is_not_there_is_a_404_in_json(some: Served) -> None:
+def test_an_unknown_id_is_a_404_in_json(some: Served) -> None:
     response = some.http.get("/debug/requests/nobody?format=text")
     assert (response.status_code, response.json()["error"]["param"]) == (404, None)
 
@@ -195,7 +195,7 @@ def test_an_id_that_is_not_there_is_a_404_in_json(some: Served) -> None:
         (",;,", False),
     ],
 )
-def test_text_is_for_those_who_prefer_it(accept: str, is_text: bool) -> None:
+def test_the_accept_header_decides_between_text_and_json(accept: str, is_text: bool) -> None:
     assert prefers_text(accept) == is_text
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: its id, single slashes, API keys, CORS."""
+"""Tests the middleware that every request passes: request ids, slashes, API keys, CORS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_answer_has_a_request_id_and_a_trace(served: Served, path: str) ->
     assert len(headers["traceresponse"]) == 55
 
 
-def test_a_sane_id_of_the_client_is_kept(served: Served) -> None:
+def test_a_well_formed_id_of_the_client_is_kept(served: Served) -> None:
     assert served.http.get("/health", headers={"x-request-id": "job-7.a_B"}).headers["x-request-id"] == "job-7.a_B"
 
 
@@ -32,21 +32,21 @@ def test_any_other_id_is_replaced(served: Served, insane: str | bytes) -> None:
     assert served.http.get("/health", headers={"x-request-id": insane}).headers["x-request-id"].startswith("req-")
 
 
-def test_our_own_id_is_the_answers_id_too(served: Served) -> None:
+def test_a_request_id_of_ours_is_also_in_the_id_of_the_answer(served: Served) -> None:
     response = served.complete()
     assert response.headers["x-request-id"].removeprefix("req-") == response.json()["id"].removeprefix("cmpl-")
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "//v1/models", "/v1///models"])
-def test_double_slashes_are_one(served: Served, path: str) -> None:
+def test_several_slashes_count_as_one(served: Served, path: str) -> None:
     assert served.http.get(served.url + path).json()["object"] == "list"
 
 
-def test_without_keys_any_key_is_fine(served: Served) -> None:
+def test_a_server_without_keys_accepts_any_key(served: Served) -> None:
     assert served.http.get("/v1/models", headers=bearer("any")).status_code == 200
 
 
-def test_each_of_several_keys_opens(serve: Serve) -> None:
+def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
     served = serve(api_key=("one", "two"))
     for key in ("one", "two"):
         assert served.http.get("/v1/models", headers=bearer(key)).status_code == 200
@@ -72,7 +72,7 @@ def test_anything_else_is_unauthorized(serve: Serve, headers: dict[str, str]) ->
         assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_key_of_strange_bytes_is_no_error_of_ours(serve: Serve) -> None:
+def test_a_key_that_is_not_utf_8_is_unauthorized(serve: Serve) -> None:
     served = serve(api_key=("one",))
     response = served.http.get("/v1/models", headers={"authorization": b"Bearer \xff\xfe"})
     assert response.status_code == 401
@@ -83,7 +83,7 @@ def test_the_operators_routes_are_open(serve: Serve) -> None:
     assert [served.http.get(path).status_code for path in OPERATORS] == [200] * 4
 
 
-def test_guard_all_closes_them(serve: Serve) -> None:
+def test_guard_all_requires_a_key_on_the_operators_routes(serve: Serve) -> None:
     served = serve(api_key=("one",), guard_all=True)
     assert [served.http.get(path).status_code for path in OPERATORS] == [401] * 4
     assert served.http.get("/health", headers=bearer("one")).status_code == 200
@@ -113,7 +113,7 @@ def test_a_web_page_of_an_allowed_origin_may_ask_and_read_errors(serve: Serve) -
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
 
-def test_other_origins_may_not(serve: Serve) -> None:
+def test_other_origins_are_refused(serve: Serve) -> None:
     served = serve(cors_origin=("https://app.example.com",))
     assert preflight(served.http, "https://evil.example.com").status_code == 400
 

@@ -1,4 +1,4 @@
-"""Models, tokens, and the operator's routes."""
+"""Tests the routes for models, for the tokenizer, and for operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_model_with_a_slash_is_found(served: Served, name: str) -> None:
     assert served.http.get(f"/v1/models/{name}").json()["id"] == "org/demo"
 
 
-def test_the_sdk_lists_and_retrieves(served: Served) -> None:
+def test_the_sdk_lists_and_retrieves_the_model(served: Served) -> None:
     with served.sdk() as client:
         assert [client.models.retrieve(model.id).id for model in client.models.list()] == ["org/demo"]
 
@@ -40,7 +40,7 @@ def test_text_and_messages_can_be_tokenized(served: Served) -> None:
     assert answer == {"count": 2, "max_model_len": 4096, "tokens": [97, 98], "token_strs": None}
 
 
-def test_tokens_become_text_again(served: Served) -> None:
+def test_tokens_can_be_detokenized(served: Served) -> None:
     assert served.post("/detokenize", tokens=[97, 98]).json() == {"prompt": "ab"}
     assert served.post("/detokenize", tokens=[]).json() == {"prompt": ""}
 
@@ -58,7 +58,7 @@ def test_a_server_that_drains_is_healthy_but_not_ready(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
 
 
-def test_a_dead_engine_is_neither(served: Served) -> None:
+def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready(served: Served) -> None:
     served.engine.failure = RuntimeError("out of memory at 0x123")
     for path in ("/health", "/ready"):
         response = served.http.get(path)
@@ -66,7 +66,7 @@ def test_a_dead_engine_is_neither(served: Served) -> None:
         assert "RuntimeError" in response.json()["error"]["message"]
 
 
-def test_the_version_is_told(served: Served) -> None:
+def test_the_version_can_be_read(served: Served) -> None:
     assert served.http.get("/version").json() == {"version": __version__}
 
 
@@ -76,5 +76,5 @@ def test_metrics_come_in_the_form_that_the_scraper_accepts(served: Served) -> No
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
 
 
-def test_head_is_answered_where_get_is(served: Served) -> None:
+def test_head_is_answered_like_get(served: Served) -> None:
     assert served.http.head("/health").status_code == 200

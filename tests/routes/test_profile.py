@@ -1,4 +1,4 @@
-"""POST /debug/profile: a trace as a download, its ends, and who may ask."""
+"""Tests POST /debug/profile: the trace as a download, its errors, and the conditions under which it is served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACE = b"a trace"
 
 
 class Recorded:
-    """`save` writes a trace, or fails."""
+    """A recording whose `save` writes a trace, or raises an error."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.error = error
@@ -37,7 +37,7 @@ class Recorded:
 
 
 class Profiled:
-    """A server that makes profiles; what the engine answers is said by the test, while the client waits."""
+    """A server that makes profiles. The test sets the engine's answer while the client waits."""
 
     def __init__(self, url: str, server: RunningServer, engine: FakeEngine, threads: ThreadPoolExecutor) -> None:
         self.url, self.server, self.engine, self.threads = url, server, engine, threads
@@ -58,7 +58,7 @@ def profiled(tmp_path: Path) -> Iterator[Profiled]:
         yield Profiled(url, server, engine, threads)
 
 
-def test_the_answer_is_the_trace_and_the_folder_keeps_it(
+def test_the_trace_is_the_answer_and_is_saved_in_the_folder(
     profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "oaiserve.routes.debug")
@@ -77,7 +77,7 @@ def test_the_answer_is_the_trace_and_the_folder_keeps_it(
     assert [line.message for line in caplog.records] == [f"A profile of 7 of 7 steps, in 2.000 s: {file}"]
 
 
-def test_fewer_steps_than_were_asked_for_are_told(profiled: Profiled, tmp_path: Path) -> None:
+def test_a_header_has_the_number_of_steps_that_were_traced(profiled: Profiled, tmp_path: Path) -> None:
     answer = profiled.ask()
     num_steps, seconds, asked = profiled.asked()
     assert (num_steps, seconds) == (20, 30)
@@ -87,7 +87,7 @@ def test_fewer_steps_than_were_asked_for_are_told(profiled: Profiled, tmp_path: 
     assert file.name.endswith("-3-of-20-steps.json.gz")
 
 
-def test_a_trace_without_a_step_is_an_error_that_says_what_to_do(profiled: Profiled, tmp_path: Path) -> None:
+def test_a_profile_without_a_step_is_an_error_that_says_what_to_do(profiled: Profiled, tmp_path: Path) -> None:
     answer = profiled.ask("?seconds=1")
     profiled.asked()[2].set_result(Profile(Recorded(), 0, 10**9))
     response = answer.result(WAIT_SECONDS)
@@ -99,7 +99,7 @@ def test_a_trace_without_a_step_is_an_error_that_says_what_to_do(profiled: Profi
 
 
 @pytest.mark.parametrize("error", [Conflict("A profile is being made already."), Unavailable("The engine has ended.")])
-def test_what_the_engine_answers_is_the_clients_answer(error: Conflict | Unavailable, profiled: Profiled) -> None:
+def test_an_error_of_the_engine_reaches_the_client(error: Conflict | Unavailable, profiled: Profiled) -> None:
     answer = profiled.ask()
     profiled.asked()[2].set_exception(error)
     response = answer.result(WAIT_SECONDS)
@@ -125,7 +125,7 @@ def test_a_trace_that_cannot_be_written_is_the_servers_fault(
         ("?step=3", "step", "this route takes steps, seconds"),
     ],
 )
-def test_what_makes_no_sense_is_refused(profiled: Profiled, query: str, param: str, says: str) -> None:
+def test_a_malformed_query_is_refused(profiled: Profiled, query: str, param: str, says: str) -> None:
     response = profiled.ask(query).result(WAIT_SECONDS)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_ends_its_profile(profiled: Profiled, tmp_path: Pat
             saved.set()
 
     asked.set_result(Profile(Unwanted(), 3, 1))
-    # The server goes on: another one can be made, and by then nothing has been written.
+    # The server makes another profile, and by then it has not written the first one.
     answer = profiled.ask()
     profiled.asked()[2].set_result(Profile(Recorded(), 1, 1))
     assert answer.result(WAIT_SECONDS).status_code == 200
@@ -163,7 +163,7 @@ def test_a_server_that_shuts_down_ends_the_profile_and_answers_with_what_it_has(
     assert (response.status_code, response.headers["x-profile-steps"]) == (200, "2")
 
 
-def test_one_that_is_cut_off_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_a_profile_that_is_cut_off_by_the_shutdown_is_ended_too(tmp_path: Path) -> None:
     engine = FakeEngine()
     config = Config("demo", ServerOptions(drain_timeout_seconds=0), telemetry=TelemetryOptions(profile_dir=tmp_path))
     app = create_app(config, engine, FakeTelemetry())
@@ -173,10 +173,10 @@ def test_one_that_is_cut_off_is_ended_all_the_same(tmp_path: Path) -> None:
         server.should_exit = True
         assert engine.ended_profiles.get(timeout=WAIT_SECONDS) is asked
         assert answer.result(WAIT_SECONDS).status_code == 503
-    asked.set_result(Profile(Recorded(), 2, 1))  # nobody waits for it any more
+    asked.set_result(Profile(Recorded(), 2, 1))  # no request waits for it any more
 
 
-def test_there_is_none_without_a_folder_and_none_for_strangers(serve: Serve) -> None:
+def test_profiles_need_a_folder_and_either_a_key_or_loopback(serve: Serve) -> None:
     without = serve().http.post("/debug/profile")
     assert (without.status_code, without.json()["error"]["message"]) == (
         404,

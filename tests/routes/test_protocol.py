@@ -1,4 +1,4 @@
-"""Reading a body, without a server."""
+"""Tests how bodies are parsed and checked, without a server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
-def test_clients_cannot_flood_the_log_with_names(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_and_length_of_logged_names_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     UnknownNames(limit=2).ignore(["a" * 1000, "b", "c", "d"])
     assert len(caplog.records) == 2
     assert len(caplog.records[0].getMessage()) < 200
@@ -65,13 +65,13 @@ def test_the_two_bodies_share_every_sampling_field() -> None:
     assert set(CompletionBody.__struct_fields__) - shared == {"prompt", "echo", "best_of"}
 
 
-def test_of_tokens_with_equal_texts_the_better_one_stays() -> None:
+def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:
     better, worse = TopLogprob(5, "�", b"\xe2", -0.5), TopLogprob(6, "�", b"\xe3", -2.0)
     token = TokenLogprob(6, "�", b"\xe3", -2.0, [better, worse])
     assert completion_logprobs([token], 2, False)["top_logprobs"] == [{"�": -0.5}]
 
 
-def test_the_sampled_logprob_is_the_same_float_in_both_places() -> None:
+def test_the_logprob_of_the_sampled_token_is_the_same_float_in_both_lists() -> None:
     value = math.nextafter(-0.1, -1)
     token = TokenLogprob(5, "a", b"a", value, [TopLogprob(5, "a", b"a", value)])
     logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs([token], 1, False)))
@@ -85,8 +85,8 @@ MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "
 
 @given(st.lists(MESSAGES, max_size=5), st.integers(0, 40))
 def test_a_traced_prompt_is_as_much_of_its_text_as_allowed(messages: list[dict[str, Any]], limit: int) -> None:
-    """A part of a message comes as a message in the form of the conventions; together they begin as the prompt does."""
-    said = [
+    """Each part of a message becomes a message of the trace, and their text together is the beginning of the prompt."""
+    texts = [
         (message["role"], text)
         for message in messages
         for text in (
@@ -95,22 +95,22 @@ def test_a_traced_prompt_is_as_much_of_its_text_as_allowed(messages: list[dict[s
             else [part["text"] for part in message["content"]]
         )
     ]
-    traced = traced_prompts([ChatPrompt(messages)], limit)
-    told = [] if traced is None else [(m["role"], m["parts"][0]["content"]) for m in json.loads(traced)]
-    assert told[:-1] == said[: len(told)][:-1]
-    assert [role for role, _ in told] == [role for role, _ in said[: len(told)]]
-    whole, begun = ("".join(text for _, text in texts) for texts in (said, told))
-    assert len(told) <= limit
+    trace = traced_prompts([ChatPrompt(messages)], limit)
+    traced = [] if trace is None else [(m["role"], m["parts"][0]["content"]) for m in json.loads(trace)]
+    assert traced[:-1] == texts[: len(traced)][:-1]
+    assert [role for role, _ in traced] == [role for role, _ in texts[: len(traced)]]
+    whole, begun = ("".join(text for _, text in rows) for rows in (texts, traced))
+    assert len(traced) <= limit
     assert len(begun) <= limit
-    assert begun == whole[:limit] if all(text for _, text in said) else whole.startswith(begun)
+    assert begun == whole[:limit] if all(text for _, text in texts) else whole.startswith(begun)
 
 
-def test_of_token_ids_nothing_is_traced() -> None:
+def test_prompts_of_token_ids_are_not_traced() -> None:
     assert traced_prompts([TokenPrompt([1, 2])], 100) is None
     traced = json.loads(traced_prompts([TokenPrompt([1]), TextPrompt("Hello"), TextPrompt("you")], 6) or "")
     assert [message["parts"][0]["content"] for message in traced] == ["Hello", "y"]
 
 
-def test_messages_without_text_do_not_make_a_trace_long() -> None:
+def test_messages_without_text_count_towards_the_limit_of_a_trace() -> None:
     empty = ChatPrompt([{"role": "user", "content": ""}] * 50)
     assert len(json.loads(traced_prompts([empty], 3) or "")) == 3

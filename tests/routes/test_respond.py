@@ -1,4 +1,4 @@
-"""A request's life on the event loop: how it can end, what the client sees then, and the one record it leaves."""
+"""Tests the ways in which a request can end: the answer that the client gets, and the one record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import ContextLengthExceeded, InternalError, Overloaded, RequestTimeout
 from oaiserve.record import Outcome
-from oaiserve.routes.respond import PIECE_BYTES, read_body, write
+from oaiserve.routes.body import read_body
+from oaiserve.routes.respond import PIECE_BYTES, write
 from oaiserve.times import PHASES
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, starts
@@ -40,7 +41,7 @@ def send_raw(served: Served, body: bytes, *headers: bytes) -> socket.socket:
     return sock
 
 
-# Ends that are good.
+# Requests that finish.
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -56,7 +57,7 @@ def test_a_finished_request_leaves_one_record_whose_phases_tile(served: Served, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_record_says_what_was_asked_and_answered(served: Served, stream: bool) -> None:
+def test_the_record_has_the_facts_of_the_request_and_of_its_answer(served: Served, stream: bool) -> None:
     response = served.complete(stream=stream, n=2, temperature=0.5, stop=["secret"])
     record = served.telemetry.next_record()
     assert record.request_id == response.headers["x-request-id"]
@@ -68,32 +69,32 @@ def test_the_record_says_what_was_asked_and_answered(served: Served, stream: boo
     assert record.params == {"n": 2, "temperature": 0.5}
 
 
-def test_the_headers_of_a_stream_tell_the_phases_until_its_first_token(served: Served) -> None:
+def test_the_headers_of_a_stream_have_the_phases_until_its_first_token(served: Served) -> None:
     timing = served.chat(stream=True).headers["server-timing"].split(", ")
     assert [part.partition(";dur=")[0] for part in timing[:5]] == list(PHASES[:5])
 
 
-def test_the_headers_of_a_whole_answer_tell_all_phases_but_the_last(served: Served) -> None:
+def test_the_headers_of_a_whole_answer_have_all_phases_but_the_last(served: Served) -> None:
     timing = served.chat().headers["server-timing"]
     times = served.telemetry.next_record().times
     assert timing == ", ".join(f"{phase.name};dur={phase.duration_ns / 1e6:.3f}" for phase in times.phases()[:-1])
 
 
-def test_a_stream_is_not_buffered_on_its_way(served: Served) -> None:
+def test_a_stream_asks_proxies_not_to_buffer_it(served: Served) -> None:
     headers = served.chat(stream=True).headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
 
 
-def test_two_requests_with_the_same_id_are_two_requests(served: Served) -> None:
+def test_two_requests_with_the_same_id_get_different_answer_ids(served: Served) -> None:
     headers = {"x-request-id": "same"}
     answers = [served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers).json() for _ in range(2)]
     assert answers[0]["id"] != answers[1]["id"]
     assert [served.telemetry.next_record().request_id for _ in range(2)] == ["same", "same"]
 
 
-def test_the_clients_trace_goes_on(served: Served) -> None:
+def test_a_request_continues_the_trace_of_its_client(served: Served) -> None:
     trace = f"{0xABC:032x}"
     headers = {"traceparent": f"00-{trace}-{5:016x}-01"}
     response = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
@@ -116,7 +117,7 @@ def test_a_failure_before_the_first_token_is_an_http_error(served: Served, strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_engine_says_when_to_come_back(served: Served, stream: bool) -> None:
+def test_a_full_engine_answers_429_with_retry_after(served: Served, stream: bool) -> None:
     served.engine.submit_error = Overloaded("1024 requests are waiting.", retry_after_seconds=3)
     response = served.complete(stream=stream)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
@@ -124,7 +125,7 @@ def test_a_full_engine_says_when_to_come_back(served: Served, stream: bool) -> N
     assert (record.outcome, record.http_status, record.times.submitted) == (Outcome.REJECTED, 429, None)
 
 
-def test_a_500_is_not_to_be_repeated(served: Served) -> None:
+def test_a_500_asks_the_sdk_not_to_retry(served: Served) -> None:
     served.engine.script = fails(InternalError("The step failed."), "Hel")
     response = served.complete()
     assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
@@ -148,7 +149,7 @@ def test_the_sdk_raises_on_a_failure_within_a_stream(served: Served) -> None:
         list(client.completions.create(model="org/demo", prompt="Hi", stream=True))
 
 
-def test_an_error_nobody_foresaw_is_logged_and_not_shown(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged_and_not_shown(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     def broken(request: object) -> Iterator[list[object]]:
         raise ZeroDivisionError("a secret")
 
@@ -199,14 +200,14 @@ def test_a_client_that_leaves_before_its_first_token_is_aborted(served: Served, 
     assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
 
 
-def test_a_client_that_leaves_while_it_sends_leaves_a_record(served: Served) -> None:
+def test_a_client_that_leaves_while_it_sends_the_body_is_recorded(served: Served) -> None:
     send_raw(served, b'{"prompt": ', b"content-length: 100").close()
     record = served.telemetry.next_record()
     assert (record.outcome, record.http_status) == (Outcome.CANCELLED, None)
     assert [phase.name for phase in record.times.phases()] == ["receive"]
 
 
-def test_all_choices_of_a_client_that_leaves_go_together(served: Served) -> None:
+def test_a_client_that_leaves_ends_all_its_choices(served: Served) -> None:
     served.engine.script = starts("Hel")
     body = {"prompt": ["Hi", "Ho"], "n": 3, "stream": True}
     with served.http.stream("POST", "/v1/completions", json=body) as response:
@@ -216,11 +217,11 @@ def test_all_choices_of_a_client_that_leaves_go_together(served: Served) -> None
     assert not served.engine.open
 
 
-# Clients that read slowly. What the socket does then is in tests/e2e/test_slow_readers.py.
+# Clients that read slowly. tests/e2e/test_slow_readers.py has the tests with a real socket.
 
 
 @pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-def test_a_large_body_goes_out_in_pieces(size: int) -> None:
+def test_a_large_body_is_written_in_pieces(size: int) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -233,11 +234,11 @@ def test_a_large_body_goes_out_in_pieces(size: int) -> None:
     assert [message["more_body"] for message in sent] == [True] * (len(sent) - 1) + [False]
 
 
-# A server that goes down.
+# A server that shuts down.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_cut_off_by_the_shutdown_is_told_so(stream: bool) -> None:
+def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bool) -> None:
     engine, telemetry = FakeEngine(), FakeTelemetry()
     engine.script = starts("Hel")
     answers: list[httpx.Response] = []
@@ -255,7 +256,7 @@ def test_a_request_cut_off_by_the_shutdown_is_told_so(stream: bool) -> None:
     assert telemetry.closed
 
 
-def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
     async def read() -> None:
         never = asyncio.Future[Any]()
         request = Request({"type": "http", "headers": []}, receive=lambda: never)

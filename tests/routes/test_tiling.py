@@ -1,6 +1,6 @@
-"""Whatever the times of a request are and however it ends, its phases touch, do not overlap, and add up exactly.
+"""Tests that the phases of a request touch, do not overlap, and add up exactly, however the request ends.
 
-The real routes; behind them stages that follow a random schedule, on a clock that nothing else moves.
+The routes are real. The stages behind them follow a random schedule, on a clock that nothing else moves.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ DECODE, RESPOND = PHASES.index("decode") + 1, PHASES.index("respond") + 1  # as 
 
 
 class Late(Enum):
-    """When a tokenize worker goes on with a request that has ended while it encoded."""
+    """The moment when a tokenize worker stamps a request that has ended while the worker encoded it."""
 
-    BEFORE_THE_RECORD = auto()  # the event loop has not heard yet that it has ended
+    BEFORE_THE_RECORD = auto()  # the event loop has not received the terminal event yet
     WHILE_IT_IS_MADE = auto()
     AFTERWARDS = auto()
 
 
 @dataclass(frozen=True)
 class Schedule:
-    lasting_ns: tuple[int, ...]  # how long each phase lasts, the last of which the request ends in
+    lasting_ns: tuple[int, ...]  # how long each phase lasts; the request ends in the last of them
     outcome: Outcome
     stream: bool
     late: Late
@@ -61,7 +61,8 @@ def schedules(draw: st.DrawFn, least_phases: int = 1) -> Schedule:
 
 
 class Stages(FakeEngine):
-    """Tokenize worker and engine, and the client's side of the connection; they note what they stamp until the end."""
+    """The tokenize worker, the engine, and the client's side of the connection. They keep each stamp that they write
+    until the request has ended."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class Stages(FakeEngine):
             raise RuntimeError("the connection broke")
         if self._schedule.outcome is Outcome.CANCELLED:
             self._has_left.set()
-            await asyncio.sleep(0)  # the route hears of it
+            await asyncio.sleep(0)  # the route receives the disconnect
 
     # -- the stages ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Stages(FakeEngine):
             self.go_on_encoding()
 
     def at_the_end(self) -> int:
-        """The clock of whoever makes the record."""
+        """Return the time at which the record is made."""
         self.ended_ns = self.clock()
         if self._schedule.late is Late.WHILE_IT_IS_MADE:
             self.go_on_encoding()
@@ -177,7 +178,7 @@ async def serve(schedule: Schedule, patch: pytest.MonkeyPatch) -> tuple[Stages, 
             await app(scope, stages.receive, stages.send)
         except RuntimeError:
             assert (schedule.num_phases, schedule.outcome) == (RESPOND, Outcome.FAILED)
-    # The server has stopped, and its event loop has had the engine's last event.
+    # The server has stopped, and its event loop has received the engine's last event.
     stages.go_on_encoding()
     (record,) = telemetry.records.queue
     return stages, record

@@ -1,4 +1,4 @@
-"""What an answer tells about its own time: `stream_options.include_timings`, and the same integers in the record."""
+"""Tests `stream_options.include_timings`: the timings at the end of a stream are the integers of the record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTES = {"chat": Served.chat, "completions": Served.complete}
 
 
 def waited(request: Request) -> Iterable[list[Event]]:
-    """An engine that has something to tell."""
+    """Script an answer whose account has waits and a stall."""
     request.account.waits_ns = {WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4}
     request.account.stalled_ns = 23
     yield from says("Hello", " world")(request)
@@ -65,7 +65,7 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_who_does_not_ask_gets_no_chunk_more(served: Served, route: str) -> None:
+def test_a_client_that_did_not_ask_gets_no_chunk_with_timings(served: Served, route: str) -> None:
     for options in (None, {}, {"include_timings": False}, {"include_timings": None}):
         chunks = chunks_of(ROUTES[route](served, stream=True, stream_options=options))
         assert all(chunk["choices"] and "timings" not in chunk for chunk in chunks)
@@ -78,13 +78,13 @@ def test_a_stream_that_fails_ends_with_its_error(served: Served) -> None:
     assert (last["error"]["request_id"], last["error"]["trace_id"]) == (record.request_id, record.trace.trace_id_hex)
 
 
-def test_timings_are_for_streams(served: Served) -> None:
+def test_timings_without_a_stream_are_refused(served: Served) -> None:
     response = served.complete(stream_options={"include_timings": True})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
 
 
 @pytest.mark.parametrize("with_usage", [False, True])
-def test_the_sdk_reads_such_a_stream(served: Served, with_usage: bool) -> None:
+def test_the_sdk_reads_a_stream_with_timings(served: Served, with_usage: bool) -> None:
     options: dict[str, Any] = {"include_timings": True, "include_usage": with_usage}
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     with served.sdk() as client:
@@ -132,7 +132,7 @@ def test_the_record_has_as_much_of_the_prompt_as_the_operator_allows(limit: int,
         assert served.telemetry.next_record().prompt_text is None
 
 
-def test_the_record_names_the_answer_and_where_it_was_asked_for(served: Served) -> None:
+def test_the_record_has_the_id_of_the_answer_and_the_servers_address(served: Served) -> None:
     answer = served.complete().json()
     record = served.telemetry.next_record()
     assert record.response_id == answer["id"]

@@ -1,0 +1,100 @@
+"""Turns the body of a generation request into an `Answer`, in the same way for every generation route.
+
+A route passes in what it has of its own: the type of its body, its own parameters, its prompts, and its shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+
+from oaiserve.engine.request import Prompt, Request
+from oaiserve.routes import protocol
+from oaiserve.routes.body import off_loop_if_large, read_body
+from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.protocol import SamplingBody, Wanted, integer, invalid
+from oaiserve.routes.respond import Answer, Shape
+from oaiserve.routes.serving import serving_of
+from oaiserve.routes.shapes import Head
+
+Body = TypeVar("Body", bound=SamplingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnParams:
+    """The parameters that each route names or limits in its own way."""
+
+    max_tokens: int | None  # None: the rest of the context
+    num_logprobs: int | None  # alternatives per generated token; None: no logprobs
+    best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
+    echo: bool = False
+
+
+async def prepare(
+    http: HTTPRequest,
+    decoder: msgspec.json.Decoder[Body],
+    *,
+    id_prefix: str,
+    own_params: Callable[[Body], OwnParams],
+    prompts: Callable[[Body], tuple[Prompt, ...]],
+    shape: Callable[[Body, Head, Wanted], Shape],
+) -> Answer:
+    """Read and check the request, and return the answer that is ready to be submitted to the engine.
+
+    The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. Large
+    bodies are checked in a worker thread, so the callables must not touch the event loop. Raises an APIError.
+    """
+    serving = serving_of(http)
+    exchange: Exchange = http.state.exchange
+    content = await read_body(http, serving)
+
+    def check() -> Answer:
+        body = protocol.parse(decoder, content, serving.unknown_names)
+        is_streaming = exchange.is_streaming = bool(body.stream)
+        serving.check_model(body.model)
+
+        own = own_params(body)
+        num_prompt_logprobs = protocol.prompt_logprobs(body)
+        # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
+        echoed = own.num_logprobs if own.echo else None
+        params = protocol.sampling_params(
+            body,
+            serving.engine.default_params,
+            max_tokens=own.max_tokens,
+            logprobs=own.num_logprobs,
+            prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
+        )
+        exchange.params = protocol.recorded_params(body, params)
+        wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
+        if own.best_of is not None and own.best_of > params.n:
+            exchange.params["best_of"] = own.best_of
+            # The candidates are ranked by their log-probabilities, so the engine must return these.
+            params = replace(params, n=own.best_of, logprobs=own.num_logprobs or 0)
+
+        all_prompts = prompts(body)
+        if len(all_prompts) * params.n > protocol.MAX_CHOICES_PER_REQUEST:
+            limit, name = protocol.MAX_CHOICES_PER_REQUEST, "n" if params.n == wanted.n else "best_of"
+            raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(all_prompts)} times {params.n}")
+        exchange.prompt_text = protocol.traced_prompts(all_prompts, serving.trace_prompt_characters)
+
+        response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
+        head = Head(response_id, int(time.time()), serving.model_name, serving.fingerprint)
+        request = Request(
+            response_id,
+            all_prompts,
+            params,
+            echo=own.echo,
+            priority=integer(body, "priority", -protocol.MAX_INT64 - 1, protocol.MAX_INT64) or 0,
+            cache_salt=protocol.cache_salt(body),
+            stream_interval=protocol.stream_interval(body, serving.stream_interval),
+            times=exchange.times,
+            account=exchange.account,
+        )
+        return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)
+
+    return await off_loop_if_large(content, check)
