@@ -445,7 +445,7 @@ _RECORDED = (
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
     """Return the checked values of the parameters that the client set itself."""
-    given = {name for name in _RECORDED if getattr(body, name) is not None}
+    given = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
     if body.max_completion_tokens is not None:
         given.add("max_tokens")
     values = {name: getattr(params, name) for name in _RECORDED if name in given}
