@@ -113,7 +113,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """A choice. It has a `message` in a whole answer and a `delta` in a chunk."""
+    """A choice, which has a `message` in a whole answer and a `delta` in a chunk."""
 
     index: int
     message: ChatMessage | UnsetType = UNSET

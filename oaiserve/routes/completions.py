@@ -61,7 +61,7 @@ def _best_of(body: CompletionBody) -> int | None:
 
 
 def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
-    """A string, a list of strings, one list of token ids, or a list of such lists."""
+    """Return the prompts of the body: a string, a list of strings, one list of token ids, or a list of such lists."""
     prompt = body.prompt
     special = body.add_special_tokens is not False
     if prompt is None:
@@ -158,7 +158,7 @@ class CompletionShape(ChoicesShape):
         return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
 
     def _next_logprobs(self, index: int, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
-        """Return the log-probabilities of the tokens, which follow those that were sent of this choice."""
+        """Return the log-probabilities of the next tokens of a choice, with text offsets that continue those before."""
         if tokens is None or self._wanted.num_logprobs is None:
             return None
         offset = self._offsets.get(index, 0)

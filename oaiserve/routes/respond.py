@@ -56,7 +56,7 @@ async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
 
 
 class Answer:
-    """The ASGI response to a checked request: submits it when called, and sees it through to its terminal event."""
+    """The ASGI response to a prepared request. When called, it submits the request and answers until it has ended."""
 
     def __init__(self, serving: Serving, exchange: Exchange, request: Request, shape: Shape, *, stream: bool) -> None:
         self._serving = serving
@@ -186,7 +186,7 @@ class Answer:
             self._exchange.finish_reasons[chunk.index] = chunk.finish_reason
 
     def _error_to_report(self, event: Event) -> APIError | None:
-        """Return the error that the event ended the request with, or None: a client that left needs none."""
+        """Return the error that this event reports, or None. An abort reports none if the client has left."""
         if isinstance(event, Failed):
             return event.error
         if self._exchange.client_left or not isinstance(event, Aborted):
