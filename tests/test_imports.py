@@ -15,6 +15,71 @@ MODULES = sorted([*(ROOT / "oaiserve").rglob("*.py"), *(ROOT / "loadtest").rglob
 # For each part of the package, what of ours it may import. The longest prefix counts.
 LEAVES = {"oaiserve.config", "oaiserve.errors", "oaiserve.record", "oaiserve.times", "oaiserve.trace"}
 ENGINE = "oaiserve.engine"
+MODEL = f"{ENGINE}.model"
+# What any file of engine/model may import from outside of it.
+MODEL_USES = {
+    *LEAVES,
+    "oaiserve.cache",
+    "oaiserve.source",
+    *(f"{ENGINE}.{name}" for name in ("draws", "request", "sequence", "step")),
+}
+# What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
+MODEL_ROWS = {
+    # data, and what stands alone
+    "": "",
+    "spec": "",
+    "transfer": "",
+    "profiler": "",
+    "batch": "transfer",
+    "kv_cache": "transfer",
+    "executor": "batch",
+    # sampling
+    "logit_edits": "transfer",
+    "sampler": "logit_edits transfer",
+    "triton_sampling_kernels": "",
+    "triton_sampling": "sampler transfer triton_sampling_kernels",
+    "rehearsal": "sampler",
+    # attention
+    "attention": "batch",
+    "attention.reference": "attention batch",
+    "attention.triton_kernels": "",
+    "attention.triton": "attention attention.triton_kernels batch transfer",
+    "attention.varlen": "attention attention.triton batch spec",
+    "attention.select": "attention attention.reference attention.triton attention.varlen",
+    # running steps
+    "eager": "attention attention.reference batch kv_cache spec",
+    "graphs": "batch logit_edits sampler spec transfer",
+    "runner": "batch executor graphs logit_edits sampler",
+    # loading, measuring, compiling, capturing
+    "parallel": "",
+    "parallel.group": "",
+    "load": "attention attention.select batch parallel.group rehearsal spec",
+    "memory": "spec",
+    "device_memory": "attention eager memory rehearsal runner sampler spec",
+    "compiled": "attention batch executor rehearsal spec",
+    "graph_capture": "executor graphs spec triton_sampling",
+    # the native step
+    "cpu": "",
+    "cpu.cores": "",
+    "cpu.build": "",
+    "cpu.library": "cpu.build",
+    "cpu.describe": "spec",
+    "cpu.kv_layout": "attention cpu.describe kv_cache spec",
+    "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
+    "cpu.native": "attention batch cpu.describe cpu.kv_layout cpu.library kv_cache",
+    "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.describe cpu.kv_layout cpu.library "
+    "cpu.native eager executor rehearsal runner spec",
+    # a model that is split
+    "parallel.messages": "",
+    "parallel.workers": "cpu.cores load parallel.group parallel.messages spec",
+    "parallel.executor": "batch executor parallel.messages parallel.workers",
+    # the one place that assembles all of these, and the worker process, which is a program
+    "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
+    "device_memory eager executor graph_capture graphs memory parallel.executor parallel.group parallel.workers "
+    "profiler rehearsal runner sampler spec triton_sampling",
+    "parallel.worker": "cpu.cores load parallel.executor parallel.group parallel.messages start",
+}
+MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
 MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve": {f"{ENGINE}.engine", f"{ENGINE}.request", "oaiserve.config"},  # lazily: the public names
     "oaiserve.config": set(),
@@ -95,12 +160,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.source",
         "oaiserve.hub",
     },  # builds the parts, the runner by a late import
-    f"{ENGINE}.model": {
-        *LEAVES,
-        "oaiserve.cache",
-        "oaiserve.source",
-        *(f"{ENGINE}.{m}" for m in ("draws", "model", "request", "sequence", "step")),
-    },
+    **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
         "oaiserve.config",
         "oaiserve.errors",
@@ -162,17 +222,17 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Return all modules that the file imports, late imports included; submodules of our packages count as modules."""
+    """Return the modules that are imported anywhere in the file, also late and for types only."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: imports are absolute"
-            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
-            ours = {name for name in submodules if (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
-            ours |= {name for name in submodules if (ROOT / name.replace(".", "/")).is_dir()}
-            found |= ours or {node.module}
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                place = ROOT / submodule.replace(".", "/")
+                found.add(submodule if place.with_suffix(".py").exists() or place.is_dir() else node.module)
     return found
 
 
@@ -186,11 +246,38 @@ def test_imports_point_one_way(path: Path) -> None:
     part = max((part for part in MAY_IMPORT if is_within(module, part)), key=len)
     for imported in imports_of(path):
         if is_within(imported, "oaiserve") or is_within(imported, "loadtest"):
-            allowed = any(is_within(imported, allowed) for allowed in MAY_IMPORT[part]) or part == imported
+            in_model = is_within(module, MODEL) and is_within(imported, MODEL)
+            match = str.__eq__ if in_model else is_within
+            allowed = any(match(imported, allowed) for allowed in MAY_IMPORT[part]) or part == imported
             assert allowed, f"{module} must not import {imported}"
         package = imported.partition(".")[0]
         if package in ONLY_IN:
             assert any(is_within(module, owner) for owner in ONLY_IN[package]), f"{module} must not import {package}"
+
+
+def test_the_files_of_engine_model_have_a_row_each_and_import_what_it_says() -> None:
+    rows = {MODEL if not name else f"{MODEL}.{name}": imported for name, imported in MODEL_FILES.items()}
+    files = {name: path for path in MODULES if is_within(name := module_name(path), MODEL)}
+    assert rows.keys() == files.keys()
+    for name, path in files.items():
+        assert {module for module in imports_of(path) if is_within(module, MODEL)} == rows[name], name
+
+
+def test_no_row_of_engine_model_knows_a_row_below_it() -> None:
+    above: set[str] = set()
+    for name, imported in MODEL_FILES.items():
+        assert imported <= above, f"{name} knows {imported - above}"
+        above.add(f"{MODEL}.{name}")
+
+
+def test_imports_make_no_circle() -> None:
+    """This counts imports for types, and those within functions."""
+    modules = {module_name(path): path for path in MODULES}
+    imports = {name: imports_of(path) & modules.keys() - {name} for name, path in modules.items()}
+    while imports:
+        free = {name for name, imported in imports.items() if not imported & imports.keys()}
+        assert free, f"a circle among {sorted(imports)}"
+        imports = {name: imported for name, imported in imports.items() if name not in free}
 
 
 def test_only_cli_imports_app_and_only_main_imports_cli() -> None:

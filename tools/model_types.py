@@ -19,8 +19,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.cpu.start import native_attention, native_decoder
-from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError
@@ -100,23 +103,23 @@ def check(name: str) -> str:
     expected = generate(random_model(config), PROMPTS, NUM_TOKENS)
     step, differs = "native", False
     for num_blocks in (64, 4):
-        runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        differs |= answers(loaded, runner, num_blocks) != expected
-        runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        executor: Executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        differs |= answers(loaded, executor, num_blocks) != expected
         try:
-            runner.use(native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1))
+            executor = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
         except NotKnown as error:
             step = f"native attention: {error}"
-            runner.use(native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1))
-        differs |= answers(loaded, runner, num_blocks) != expected
+            attention = native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
+            executor = EagerExecutor(loaded, attention.caches, attention.prepare)
+        differs |= answers(loaded, executor, num_blocks) != expected
     return f"{'DIFFERENT' if differs else 'equal'}, {step}"
 
 
-def answers(loaded: LoadedModel, runner: ModelRunner, num_blocks: int) -> list[list[int]]:
+def answers(loaded: LoadedModel, executor: Executor, num_blocks: int) -> list[list[int]]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9)
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=runner,
+        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE),
         num_blocks=num_blocks,
         max_model_len=48,
         vocab_size=loaded.vocab_size,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
@@ -51,8 +51,8 @@ from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.load import LoadedModel
     from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.spec import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,19 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+
+
+class ModelProcesses(Protocol):
+    """The other processes that a model which is split runs in.
+
+    They have ended, or are about to, once `failure` is set.
+    """
+
+    failure: Exception | None
+
+    def watch(self, on_failure: Callable[[Exception], None], /) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Engine:
@@ -90,6 +103,7 @@ class Engine:
         dtype: str = "",
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
+        processes: ModelProcesses | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -109,7 +123,7 @@ class Engine:
         self._num_submitted = itertools.count()  # next() is atomic
         self._last_submitted = 0
         self._is_draining = False
-        self._workers: Workers | None = None  # of a model that is split
+        self._processes = processes
         self._loop = EngineLoop(
             Scheduler(
                 BlockPool(num_blocks, options.block_size),
@@ -146,6 +160,8 @@ class Engine:
             vocab_size=vocab_size,
             clock=clock_ns,
         )
+        if processes is not None:
+            processes.watch(lambda failure: self._loop.post(Broken(failure)))
 
     @classmethod
     def from_pretrained(cls, model: str | Path = "demo", options: EngineOptions | None = None, **kwargs: Any) -> Engine:
@@ -169,32 +185,34 @@ class Engine:
             if options.tensor_parallel > 1:
                 from oaiserve.engine.model.parallel.workers import load_parallel
 
-                loading = loader.submit(load_parallel, model, options, offline=offline)
-            else:
-                loading = loader.submit(
-                    load_model,
-                    model,
-                    device=options.device,
-                    dtype=options.dtype,
-                    max_model_len=options.max_model_len,
-                    offline=offline,
-                )
-            loaded = loading.result()
-        if loaded.workers is None:
-            return cls.from_loaded(loaded, tokenizer, options)
-        try:
-            with loaded.workers.explained():
-                return cls.from_loaded(loaded, tokenizer, options)
-        except BaseException:
-            loaded.workers.stop()
-            raise
+                loaded, workers = loader.submit(load_parallel, model, options, offline=offline).result()
+                try:
+                    with workers.explained():
+                        return cls.from_loaded(loaded, tokenizer, options, workers)
+                except BaseException:
+                    workers.stop()
+                    raise
+            loaded = loader.submit(
+                load_model,
+                model,
+                device=options.device,
+                dtype=options.dtype,
+                max_model_len=options.max_model_len,
+                offline=offline,
+            ).result()
+        return cls.from_loaded(loaded, tokenizer, options)
 
     @classmethod
-    def from_loaded(cls, loaded: LoadedModel, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
-        """With all that the options and the device ask for. Raises StartupError where the model cannot be served so."""
+    def from_loaded(
+        cls, loaded: LoadedModel, tokenizer: Tokenizer, options: EngineOptions, workers: Workers | None = None
+    ) -> Engine:
+        """Make the engine of a loaded model. `workers` hold the other parts of a model that is split.
+
+        Raises StartupError where the options ask for what the device or its memory does not have.
+        """
         from oaiserve.engine.model.start import start_runner
 
-        started = start_runner(loaded, options)
+        started = start_runner(loaded, options, workers)
         eos_token_id = tokenizer.eos_token_id
         engine = cls(
             tokenizer=tokenizer,
@@ -210,6 +228,7 @@ class Engine:
             dtype=str(loaded.dtype).removeprefix("torch."),
             ranges=started.ranges,
             profiler=started.profiler,
+            processes=workers,
         )
         log.info(
             "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
@@ -221,9 +240,6 @@ class Engine:
             started.num_blocks * options.block_size * loaded.kv_bytes_per_token / 2**30,
             started.max_model_len,
         )
-        if loaded.workers is not None:
-            engine._workers = loaded.workers
-            loaded.workers.watch(lambda failure: engine._loop.post(Broken(failure)))
         if engine.default_params:
             log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
         return engine
@@ -231,8 +247,8 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """What ended the engine thread, where it was not `stop`, or is about to."""
-        if self._loop.failure is None and self._workers is not None:
-            return self._workers.failure
+        if self._loop.failure is None and self._processes is not None:
+            return self._processes.failure
         return self._loop.failure
 
     @property
@@ -353,8 +369,8 @@ class Engine:
                 self._loop.post(Stop(drain=False))
                 self._loop.join()
         self._tokenize.stop()
-        if self._workers is not None:
-            self._workers.stop()
+        if self._processes is not None:
+            self._processes.stop()
 
     def __enter__(self) -> Engine:
         self.start()

@@ -1,6 +1,6 @@
 """The data that passes between the scheduler and the model runner: what a step computes, and what came of it.
 
-Plain data on the ground floor: no torch, and nothing that knows how steps are scheduled or run.
+This is plain data: no torch, and nothing that knows how a step is scheduled or run.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from oaiserve.engine.sequence import Sequence
 
 
 class Chunk(NamedTuple):
-    """A sequence's part in a step: tokens `start` to `start + num_tokens` get their keys and values computed."""
+    """A chunk is a sequence's part in a step: the keys and values of tokens `start` to `start + num_tokens`.
+
+    With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
+    so many, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
-    samples: bool = True  # the sequence's last token is in it, so the next one is drawn
+    max_draws: int = 1
 
     @property
     def end(self) -> int:
@@ -26,17 +30,16 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one run of the model computes. Chunks of one token come first: attention treats them as one batch."""
+    """A step is what one run of the model computes. Chunks of one token come first: attention treats them as one batch.
+
+    `copies` are blocks to copy (from, to) before anything else, in this order. A block that was copied from may be
+    written to in the same step, so a step that is computed in parts copies its blocks once.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
-    # Blocks to copy (from, to) before anything else. The runner takes out those that it has copied: one that was copied
-    # from may be written to in this step, so it must not be copied again.
     copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # they waited, and now have a chunk
     preempted: list[Sequence] = field(default_factory=list)
-    # Written by the runner with the results, where the device has a clock of its own.
-    device_ns: int | None = None  # that it took
-    device_gap_ns: int | None = None  # from the end of the step before, whenever that was
 
     @property
     def num_tokens(self) -> int:
@@ -44,8 +47,7 @@ class Step:
 
 
 class OutOfMemory(Exception):
-    """The device had no memory for a step, which has not been computed. The runner is as it was before, but for blocks
-    that it has copied."""
+    """The device had no memory for what the runner was asked to do. It has done nothing of it, and is as it was."""
 
 
 @dataclass(slots=True)
@@ -60,9 +62,18 @@ class Logprobs:
 
 @dataclass(slots=True)
 class ChunkResult:
-    """What the runner has to say about one chunk of a step."""
+    """What the runner has computed for one chunk of a step."""
 
-    token_id: int | None = None  # None: the chunk does not sample
-    logprobs: Logprobs | None = None  # of the sampled token, where the sequence asks for them
+    token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
+    logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
-    error: str | None = None  # this sequence cannot go on; the others can
+    error: str | None = None  # the sequence cannot go on, for this reason; the others can
+
+
+class StepResult(NamedTuple):
+    """The results of a step: one for each chunk, in the order of the chunks."""
+
+    chunks: list[ChunkResult]
+    # The device's own times, where it has a clock.
+    device_ns: int | None = None  # how long it was busy with the step
+    device_gap_ns: int | None = None  # between the end of the step before, whenever that was, and this step

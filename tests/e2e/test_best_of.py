@@ -13,8 +13,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.tokenize import Tokenizer
+from tests.engine.model.runners import eager_runner
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
@@ -27,7 +27,7 @@ def http() -> Iterator[httpx.Client]:
     loaded = prepare(random_model(FAMILIES["llama"]))
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(loaded, num_blocks=64, block_size=4),
+        runner=eager_runner(loaded, num_blocks=64, block_size=4),
         num_blocks=64,
         max_model_len=48,
         vocab_size=loaded.vocab_size,

@@ -15,12 +15,13 @@ import pytest
 from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import LoadedModel, load_model
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
+from tests.engine.model.runners import eager_runner
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
@@ -56,7 +57,7 @@ def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapsh
     asked = requests()
     engine = Engine(
         tokenizer=tokenizer,
-        runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE),
+        runner=eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE),
         num_blocks=num_blocks,
         max_model_len=MOST_PROMPT_TOKENS + MOST_TOKENS,
         vocab_size=tokenizer.vocab_size,

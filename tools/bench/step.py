@@ -26,9 +26,10 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import LoadedModel, load_model
+from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampler import sample
+from oaiserve.engine.model.sampler import Sampling
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -152,7 +153,6 @@ class StepBench:
         """Milliseconds: the step, its parts, and the floors of both."""
         self._fill(point.num_blocks)
         step = self._step(point)
-        sequences = [chunk.sequence for chunk in step.chunks]
         rows: list[dict[str, float]] = []
         give_up = 0.0
         while len(rows) < LEAST_STEPS + 2 or time.perf_counter() < give_up:
@@ -162,7 +162,7 @@ class StepBench:
             built = time.perf_counter()
             logits = self._native.forward(batch)
             computed = time.perf_counter()
-            sample(logits, sequences)
+            Sampling(logits, step.chunks).wait()
             ended = time.perf_counter()
             after = self._native.durations_seconds()
             operations = {name: after[name] - before[name] for name in after}
@@ -214,8 +214,7 @@ def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, po
     The prompts are the same, so the prefix cache has them at once, and the sequences share their blocks.
     """
     num_blocks = native.caches[0][0].shape[0]
-    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-    runner.use(native)
+    runner = ModelRunner(native, loaded.device, BLOCK_SIZE)
     prompt = [(7 * i + 3) % loaded.vocab_size for i in range(CONTEXT)]
     engine = Engine(
         tokenizer=Tokenizer.from_pretrained(folder),

@@ -12,7 +12,8 @@ import torch
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention import ATTENTION
 from oaiserve.engine.model.compiled import restore_layers
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import answers, blocks_for, has_graphs, load, random_prompts, release, running

@@ -13,8 +13,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.sequence import Sequence as TokenSequence
 from oaiserve.engine.step import Chunk, Step
@@ -62,7 +62,7 @@ def profile_steps(
     takes to launch it and until its results are there, and the kernels that take the most of the device's time."""
     runner = start_runner(loaded, options).runner
     return {
-        "has_graphs": runner.graphs is not None,
+        "has_graphs": runner.has_graphs,
         "decode": _profile(runner, make_step(loaded.vocab_size, sequences, context, 1), loaded.device),
         "prefill": _profile(runner, make_step(loaded.vocab_size, 1, prompt, prompt), loaded.device),
     }

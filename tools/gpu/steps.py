@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.record import StepKind, StepRecord
 from tools.gpu.parts import profile_steps, step_figures

@@ -18,7 +18,8 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import TERMINAL, Event, Finished, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.tokenize import Tokenizer
 from tools.gpu.roofline import percentile
@@ -54,7 +55,7 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
 
 def has_graphs(engine: Engine) -> bool:
     """Whether it captured its decode steps: one that cannot says so in its log, and goes on without."""
-    return engine._loop._runner.graphs is not None  # type: ignore[attr-defined]
+    return engine._loop._runner.has_graphs  # type: ignore[attr-defined]
 
 
 def release() -> None:

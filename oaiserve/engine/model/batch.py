@@ -1,11 +1,10 @@
-"""A step as packed tensors: all tokens of all chunks in one row, without padding."""
+"""A batch is a step as packed tensors: all tokens of all chunks in one row, without padding."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -16,17 +15,10 @@ from oaiserve.engine.step import Step
 ALIGNMENT = 16  # integers: each tensor of a batch begins at a multiple of 128 bytes, as kernels like it
 
 
-class PackedKeys(NamedTuple):
-    """Where the keys of all P prefills of a batch are, when they lie one behind the other, and where in the cache."""
-
-    query_start: torch.Tensor  # [P + 1] int32, offsets into the tokens behind the decodes
-    start: torch.Tensor  # [P + 1] int32, offsets into the keys
-    slots: torch.Tensor  # [start[-1]] int64
-
-
 @dataclass(slots=True)
 class Batch:
-    """T tokens of B sequences. Rows `0..num_decodes-1` have one token each; the others have one or more.
+    """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each, the others one or
+    more.
 
     A token's *slot* is its place in the cache: block * block_size + offset. Host lists stand beside the tensors that
     attention needs for shapes, so that nothing has to be read back from the device.
@@ -45,21 +37,18 @@ class Batch:
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
-    sample_chunks: list[int]  # chunks that sample, in order: their logits are the first rows
+    sample_chunks: list[int]  # chunks that draw, in order: their logits are the first rows
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) of prompt positions
-    # What the reference backend works out once per step, not once per layer: masks by sliding window.
-    masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
-    # And the Triton backend: its tiles of prefills by tokens per tile, int32 [N, 4].
-    tiles: dict[int, torch.Tensor] = field(default_factory=dict)
-    # And the backend that has keys and values copied together.
-    packed_keys: PackedKeys | None = None
 
 
 def build_batch(
     step: Step, block_size: int, device: torch.device, drawn_rows: Mapping[Sequence, int] | None = None
 ) -> Batch:
-    """`drawn_rows`: for each sequence that draws a token in the step before, its row among the ids of that step. They
-    are needed for tokens that are not known on the host yet."""
+    """Pack a step into tensors on the device.
+
+    `drawn_rows` has, for each sequence that draws a token in the step before, its row among the ids of that step. It is
+    needed for tokens whose ids are not on the host yet.
+    """
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -71,7 +60,7 @@ def build_batch(
     sample_chunks: list[int] = []
     prompt_rows: list[tuple[int, int, int]] = []
     num_decodes = 0
-    for index, (sequence, start, num_tokens, samples) in enumerate(step.chunks):
+    for index, (sequence, start, num_tokens, max_draws) in enumerate(step.chunks):
         first = len(input_ids)
         if num_tokens == 1:
             num_decodes += 1
@@ -90,7 +79,7 @@ def build_batch(
             positions += range(start, end)
             slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
         query_start.append(len(input_ids))
-        if samples:
+        if max_draws:
             sample_chunks.append(index)
             last_rows.append(len(input_ids) - 1)
         if sequence.wants_prompt_logprobs:
@@ -128,7 +117,7 @@ def build_batch(
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Each list as int64 on the device: parts of one tensor, which travels as one."""
+    """Return each list as int64 on the device. They are parts of one tensor, which is copied as a whole."""
     packed: list[int] = []
     sizes: list[int] = []
     for values in lists:

@@ -1,8 +1,8 @@
-"""The model's layers, compiled by Inductor: what lies between matrix products and attention becomes a few kernels.
+"""Compiles the model's layers with Inductor: all that lies between matrix products and attention becomes a few kernels.
 
 Layers are alike, so what is compiled for one of a kind serves all of them. There is code for one token, which the
-compiler takes for a constant, and code for any other number. Both are made at the start and compared with the layers as
-they were. From then on nothing is compiled: what no code fits, which should not happen, runs as it is written.
+compiler treats as a constant, and code for any other number. Both are made at the start and compared with the layers as
+they were. From then on nothing is compiled: a call that no code fits, which should not happen, runs as it is written.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ import torch._dynamo
 from transformers import AttentionInterface
 
 from oaiserve.engine.model.attention import ATTENTION, AttentionCall
-from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"
 USUAL_TOKENS = 256  # of a step; the kernels' work is cut for so many, and right for any number
-# In one process: kinds of layers, times two. The compiler's own limit is 8, for code that is compiled over and over.
+# In one process, for kinds of layers times two. The compiler's own limit is 8, for code that is compiled over and over.
 MAX_COMPILATIONS = 64
 
 log = logging.getLogger(__name__)
 
 
-class _UnderWay(threading.local):
-    """What the layer that this thread runs attends with. Were it an argument, each step would be compiled anew."""
+class _CurrentLayer(threading.local):
+    """The attention and the index of the layer that the thread is running.
+
+    This is the one piece of state that is not passed as an argument: the compiled code would be compiled anew for each
+    step if it were.
+    """
 
     call: AttentionCall | None = None
     layer: int
 
 
-_under_way = _UnderWay()
+_current = _CurrentLayer()
 
 
 @torch.library.custom_op(
@@ -56,13 +58,11 @@ def _attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention as one operation that the compiler does not look into. Arguments are those of `attention.Backend`."""
-    call = _under_way.call
+    """Attend, as one operation that the compiler does not look into. For its arguments see `StepAttention`."""
+    call = _current.call
     assert call is not None
-    cache = call.caches[_under_way.layer]
-    out = call.backend(
-        query, key, value, cache, call.batch, scaling=scaling, sliding_window=sliding_window, softcap=softcap
-    )
+    cache = call.caches[_current.layer]
+    out = call.attention(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
     return out.contiguous()
 
 
@@ -83,7 +83,7 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As `attention.paged_attention`, for layers that are compiled."""
+    """Compute a layer's attention in the form of transformers' attention functions, for layers that are compiled."""
     out = _attend(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -99,17 +99,21 @@ AttentionInterface.register(COMPILED_ATTENTION, _attention)
 
 
 @torch.inference_mode()
-def compile_layers(runner: ModelRunner, loaded: LoadedModel, *, num_blocks: int, block_size: int) -> bool:
-    """Whether the layers are compiled from now on. Where they cannot be, or compute something else then, the log says
-    why, and they stay as they were. Writes into the first blocks of the KV cache, which nobody may use yet."""
+def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int) -> bool:
+    """Compile the layers of the model that `executor` runs, and return whether that was possible.
+
+    Where they cannot be compiled, or compute something else then, the log says why, and they stay as they were. Writes
+    into the first blocks of the KV cache.
+    """
     layers = _layers(loaded)
     if layers is None:
         log.warning("The model's layers are not compiled: they are not in one list.")
         return False
     restore_layers(loaded)
     most = min(USUAL_TOKENS, num_blocks * block_size, loaded.max_model_len)
-    batches = [_prompt(num_tokens, block_size, loaded) for num_tokens in sorted({1, most})]
-    expected = [runner.forward(batch).to(torch.float32, copy=True) for batch in batches]
+    steps = [prompt(num_tokens, loaded.vocab_size, block_size) for num_tokens in sorted({1, most})]
+    batches = [build_batch(step, block_size, loaded.device) for step in steps]
+    expected = [executor.forward(batch).clone() for batch in batches]
     log.info("Compiling the model's layers")
     began_ns = monotonic_ns()
     loaded.model.set_attn_implementation(COMPILED_ATTENTION)
@@ -119,15 +123,14 @@ def compile_layers(runner: ModelRunner, loaded: LoadedModel, *, num_blocks: int,
     problem = None
     try:
         with torch._dynamo.config.patch(recompile_limit=MAX_COMPILATIONS):
-            logits = [runner.forward(batch).to(torch.float32, copy=True) for batch in batches]
-    except Exception as error:  # whatever the compiler finds in somebody else's code, the model can do without
+            logits = [executor.forward(batch).clone() for batch in batches]
+    except Exception as error:  # whatever the compiler finds in the model's code, the model can do without it
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     else:
-        limit = 1e-3 if loaded.dtype == torch.float32 else 0.1
-        pairs = zip(logits, expected, strict=True)
-        differences = [float((got - want).norm() / want.norm()) for got, want in pairs]
-        if not all(difference <= limit for difference in differences):  # NaN is not
-            shown = " and ".join(f"{difference:.1%}" for difference in differences)
+        limit = tolerance(loaded.dtype)
+        differences = [difference(got, want) for got, want in zip(logits, expected, strict=True)]
+        if not all(found <= limit for found in differences):  # NaN is not
+            shown = " and ".join(f"{found:.1%}" for found in differences)
             problem = f"the outputs would differ by {shown} (allowed: {limit:.1%})"
     if problem is not None:
         restore_layers(loaded)
@@ -139,14 +142,14 @@ def compile_layers(runner: ModelRunner, loaded: LoadedModel, *, num_blocks: int,
 
 
 def restore_layers(loaded: LoadedModel) -> None:
-    """As they were before anybody compiled them, for whoever has other uses for the model."""
+    """Undo `compile_layers`, so that the model can be used for something else."""
     for layer in _layers(loaded) or ():
         layer.__dict__.pop("forward", None)
     loaded.model.set_attn_implementation(ATTENTION)
 
 
 def _layers(loaded: LoadedModel) -> list[torch.nn.Module] | None:
-    """In order, as the layers of the KV cache."""
+    """Return the model's layers in the order of the KV cache's, or None where they are not in one list."""
     num_layers = len(loaded.kv_shapes)
     assert list(loaded.kv_shapes) == list(range(num_layers))
     lists = [m for m in loaded.model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_layers]
@@ -154,7 +157,7 @@ def _layers(loaded: LoadedModel) -> list[torch.nn.Module] | None:
 
 
 def _install(layers: list[torch.nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Lets each layer run its class's own forward, wrapped."""
+    """Let each layer run the forward of its class, wrapped."""
     wrapped = {kind: wrap(kind.forward) for kind in {type(layer) for layer in layers}}
     for index, layer in enumerate(layers):
         layer.forward = _forward(layer, index, wrapped[type(layer)])
@@ -162,18 +165,10 @@ def _install(layers: list[torch.nn.Module], wrap: Callable[[Callable[..., Any]],
 
 def _forward(layer: torch.nn.Module, index: int, wrapped: Callable[..., Any]) -> Callable[..., Any]:
     def forward(*args: Any, call: AttentionCall, **kwargs: Any) -> Any:
-        _under_way.call, _under_way.layer = call, index
+        _current.call, _current.layer = call, index
         try:
             return wrapped(layer, *args, **kwargs)
         finally:
-            _under_way.call = None  # nor does the thread keep the cache
+            _current.call = None  # so that the thread does not keep the cache
 
     return forward
-
-
-def _prompt(num_tokens: int, block_size: int, loaded: LoadedModel) -> Batch:
-    """A step with one sequence, in the first blocks."""
-    ids = [(7 * position + 3) % loaded.vocab_size for position in range(num_tokens)]
-    sequence = Sequence("compile", 0, ids, SamplingParams(), max_len=num_tokens + 1)
-    sequence.blocks = list(range(-(-num_tokens // block_size)))
-    return build_batch(Step([Chunk(sequence, 0, num_tokens)]), block_size, loaded.device)

@@ -1,4 +1,4 @@
-"""Capturing decode steps as CUDA graphs: for which numbers of rows, at what cost, and what cannot be captured."""
+"""Captures decode steps as CUDA graphs: for which numbers of rows, and at what cost in memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import warnings
 
 import torch
 
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Run
-from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ DRAW_BYTES = 12  # for each logit: weights, and the candidates for the cuts with
 
 
 def ladder(most: int) -> list[int]:
-    """Numbers of rows to capture, ascending, so that any up to `most` find one that is not much larger.
+    """Return the numbers of rows to capture, ascending, so that any up to `most` finds one that is not much larger.
 
     A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as its weights take to be
     read; so a step of a few rows too many takes hardly longer. A further size takes some 50 ms of the start.
@@ -31,7 +31,7 @@ def ladder(most: int) -> list[int]:
 
 
 def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int) -> int:
-    """About what `capture_decodes` will take of the device's memory, in all."""
+    """Return an estimate of the device memory that `capture_decodes` will take in all."""
     sizes = ladder(max_running)
     logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # of the model, and where they are kept
     table_bytes = -(-max_model_len // block_size) * 8
@@ -40,17 +40,17 @@ def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: 
 
 
 def capture_decodes(
-    runner: ModelRunner, loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int
-) -> None:
-    """From now on, `runner` replays graphs where it can. Where the model cannot be captured, the log says why."""
+    executor: Executor, loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int
+) -> DecodeGraphs | None:
+    """Capture the decode steps of the executor. Where the model cannot be captured, the log says why: None."""
     from oaiserve.engine.model import triton_sampling
 
     sizes, began_ns = ladder(max_running), monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(loaded.device)
     try:
-        runner.graphs = DecodeGraphs(
-            runner.forward,
+        graphs = DecodeGraphs(
+            executor.forward,
             triton_sampling,
             CudaCapture(loaded.device),
             loaded,
@@ -66,7 +66,7 @@ def capture_decodes(
             "(%s). --no-cuda-graph does not try.",
             reason,
         )
-        return
+        return None
     left_bytes, _ = torch.cuda.mem_get_info(loaded.device)
     log.info(
         "CUDA graphs for up to %d sequences: %d sizes captured in %.1f s, %.2f GiB",
@@ -75,17 +75,18 @@ def capture_decodes(
         (monotonic_ns() - began_ns) / 1e9,
         (free_bytes - left_bytes) / 2**30,
     )
+    return graphs
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share memory. So what one leaves in its own tensors is gone when another is replayed."""
+    """Captures CUDA graphs that share memory: what one leaves in its own tensors is gone when another is replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Raises RuntimeError where that cannot be captured."""
+        """Run `run`, capture it, and return what replays it. Raises RuntimeError where it cannot be captured."""
         self._stream.wait_stream(torch.cuda.current_stream())
         # This `with` also puts the stream back that was in use before, which a capture that fails does not.
         with torch.cuda.stream(self._stream):

@@ -1,8 +1,9 @@
-"""Decode steps as graphs: all that the device does in such a step is launched as two things instead of hundreds.
+"""Decode steps as graphs: all that the device does in such a step is launched as two graphs instead of hundreds of
+kernels.
 
 A step in which every sequence decodes one token is the same work each time, but for its inputs. So it is captured for
-some numbers of rows, and replayed with its inputs in the same places. Rows that nobody needs are padding: nothing is
-written for them. What can be captured how is for `graph_capture` to know, and all other steps are for `ModelRunner`.
+some numbers of rows, and replayed with its inputs in the same places. Rows beyond the step's are padding: nothing is
+written for them. `graph_capture` decides what is captured and how; `ModelRunner` runs all other steps.
 """
 
 from __future__ import annotations
@@ -16,48 +17,42 @@ from typing import Protocol, TypeVar
 import torch
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
-from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.logit_edits import is_edited
-from oaiserve.engine.model.sampler import (
-    GREEDY_BELOW,
-    Choice,
-    RowParameters,
-    Sampled,
-    Sampling,
-    row_parameters,
-)
+from oaiserve.engine.model.sampler import GREEDY_BELOW, RowParameters, Sampled, SampledIds, row_parameters
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 T = TypeVar("T")
 Run = Callable[[], object]
-Capture = Callable[[Run], Run]  # runs it, and returns what launches the same work again
+Capture = Callable[[Run], Run]  # runs it, and returns a function that launches the same work again
 
-INPUT_PADDING = (0, 0, 0, -1, 0)  # of a row: its token's id, where to take that from, position, slot, seq_len
+# A row of padding: its token's id, the place to take the id from, position, slot, seq_len.
+INPUT_PADDING = (0, 0, 0, -1, 0)
 PARAMETER_PADDING = RowParameters(1.0, 0.0, 1.0, 1.0, 0.0)
 # Attention cuts sequences into as many splits as suit this length at most. Longer ones are computed just as well with
 # any number of splits; but where sequences are short, more splits would be programs that find nothing to do.
 USUAL_TOKENS = 8192
 
 
-class Choosing(Protocol):
-    """How tokens are chosen: the functions of `triton_sampling`."""
+class GraphSampler(Protocol):
+    """The ways to sample that can be captured: these functions of `triton_sampling`."""
 
-    def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choice: ...
-
-    def take_best(self, logits: torch.Tensor, out: Choice | None = None) -> Choice: ...
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds: ...
 
     def draw(
-        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None
-    ) -> Choice: ...
+        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+    ) -> SampledIds: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """For one number of rows. The forward is a graph of its own. One with each way to choose tokens would be captured
-    three times over, and once more for steps whose logits are edited in between; the second launch takes the host some
-    microseconds, while the device is busy with the first."""
+    """The graphs for one number of rows. The forward is a graph of its own, and so is each way to sample.
+
+    One graph for both would have to be captured for each way to sample, and once more for steps whose logits are edited
+    in between. The second launch takes the host some microseconds, while the device is busy with the first.
+    """
 
     forward: Run
     take_best: Run
@@ -66,9 +61,9 @@ class Graphs:
 
 
 class Replayed:
-    """The tokens that a replayed step draws, which the device may not have got to yet. What `Sampling` is for others.
+    """The tokens that a replayed step draws, as the device makes them; other steps have a `Sampling`.
 
-    `drawn` int64: the ids of the step's rows first, and from `first_finite` on, whether their logits were numbers.
+    `drawn` int64 has the ids of the step's rows first, and from `first_finite` on, whether their logits were numbers.
     """
 
     def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
@@ -79,24 +74,24 @@ class Replayed:
         self.read_back = ReadBack([results if results.is_cuda else results.clone()])
 
     def wait(self) -> Sampled:
-        """The results on the host."""
+        """Return the results once they are on the host."""
         (results,) = self.read_back.wait()
         num_rows, are_finite = self._num_rows, results[self._first_finite :] != 0
         return Sampled(results[:num_rows].tolist(), are_finite.tolist(), [None] * num_rows, [])
 
 
 class DecodeGraphs:
-    """Captured for `sizes` rows, in ascending order; more than the last never run at once.
+    """The decode steps that were captured for `sizes` rows, in ascending order; more than the last never run at once.
 
     `forward` is an executor's, whose KV cache has blocks of `block_size` tokens and whose attention leaves padded rows
-    alone. Raises what `capture` raises.
+    alone. Making them raises what `capture` raises.
     """
 
     @torch.inference_mode()
     def __init__(
         self,
         forward: Callable[[Batch], torch.Tensor],
-        choosing: Choosing,
+        sampler: GraphSampler,
         capture: Capture,
         loaded: LoadedModel,
         *,
@@ -105,7 +100,7 @@ class DecodeGraphs:
         block_size: int,
     ) -> None:
         self._forward = forward
-        self._choosing = choosing
+        self._sampler = sampler
         self._sizes = sizes
         self._block_size = block_size
         self._vocab_size = loaded.vocab_size
@@ -129,8 +124,8 @@ class DecodeGraphs:
 
     def can_run(self, step: Step) -> bool:
         return all(
-            num_tokens == 1 and samples and not sequence.wants_prompt_logprobs
-            for sequence, _, num_tokens, samples in step.chunks
+            num_tokens == 1 and max_draws and not sequence.wants_prompt_logprobs
+            for sequence, _, num_tokens, max_draws in step.chunks
         )
 
     def launch(
@@ -139,24 +134,29 @@ class DecodeGraphs:
         drawn_ids: torch.Tensor | None,
         drawn_rows: Mapping[Sequence, int],
         began: torch.cuda.Event | None = None,
-    ) -> Sampling | Replayed:
-        """Waits for nothing. `drawn_ids` int64 [R] are those of the step before; for `drawn_rows` see `build_batch`.
-        `began` is recorded when the device has the step's inputs."""
-        sequences = [chunk.sequence for chunk in step.chunks]
-        num_rows = len(sequences)
+    ) -> tuple[torch.Tensor, Replayed | None]:
+        """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
+
+        Where no logits are edited and no log-probabilities are asked for, the sampling is launched, too, and returned.
+        `drawn_ids` int64 [R] are those of the step before; for `drawn_rows` see `build_batch`. `began` is recorded when
+        the device has the step's inputs.
+        """
+        chunks = step.chunks
+        num_rows = len(chunks)
         size = self._sizes[bisect_left(self._sizes, num_rows)]
         graphs = self._graphs[size]
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
-        is_plain = not any(sequence.params.logprobs is not None or is_edited(sequence) for sequence in sequences)
-        is_drawn = is_plain and any(sequence.params.temperature >= GREEDY_BELOW for sequence in sequences)
-        parameters = [row_parameters(sequence) for sequence in sequences] if is_drawn else []
+        is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
+        is_drawn = is_plain and any(chunk.sequence.params.temperature >= GREEDY_BELOW for chunk in chunks)
+        parameters = [row_parameters(chunk) for chunk in chunks] if is_drawn else []
         self._upload(step, size, drawn_rows, parameters)
         if began is not None:
             began.record()
         graphs.forward()
+        logits = self._logits[:num_rows]
         if not is_plain:
-            return Sampling(self._logits[:num_rows], sequences, choose=self._choosing.choose)
+            return logits, None
         if not is_drawn:
             graphs.take_best()
         elif any(row.cuts(self._vocab_size) for row in parameters):
@@ -165,12 +165,12 @@ class DecodeGraphs:
             graphs.draw()
         replayed = Replayed(self._words, num_rows, _aligned(size))
         self._token_ids = replayed.token_ids
-        return replayed
+        return logits, replayed
 
     def _upload(
         self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], parameters: list[RowParameters]
     ) -> None:
-        """One copy for all that there is of each row, and one for block tables that are as wide as the widest."""
+        """Copy the inputs to the device: one copy for all that belongs to a row, and one for the block tables."""
         token_ids, sources, positions, slots, tables = [], [], [], [], []
         block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
         assert width <= self._tables.shape[1]
@@ -203,7 +203,7 @@ class DecodeGraphs:
         parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
         inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])  # what is captured runs once, with padding alone
         parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
-        logits, choosing = self._logits[:size], self._choosing
+        logits, sampler = self._logits[:size], self._sampler
         drawn = self._words[:size], self._words[width : width + size]
 
         def forward() -> None:
@@ -211,13 +211,16 @@ class DecodeGraphs:
 
         return Graphs(
             capture(forward),
-            capture(lambda: choosing.take_best(logits, drawn)),
-            capture(lambda: choosing.draw(logits, parameters, has_cuts=False, out=drawn)),
-            capture(lambda: choosing.draw(logits, parameters, has_cuts=True, out=drawn)),
+            capture(lambda: sampler.take_best(logits, drawn)),
+            capture(lambda: sampler.draw(logits, parameters, has_cuts=False, out=drawn)),
+            capture(lambda: sampler.draw(logits, parameters, has_cuts=True, out=drawn)),
         )
 
     def _batch(self, inputs: torch.Tensor) -> Batch:
-        """For `inputs` int64 [5, R]. Lengths on the host are only those that attention chooses its splits by."""
+        """Return the batch of `inputs` int64 [5, R].
+
+        Its lengths on the host only decide how attention splits its work.
+        """
         _, sources, positions, slots, seq_lens = inputs
         num_rows, none = len(sources), self._row_numbers[:0]
         return Batch(
@@ -239,12 +242,12 @@ class DecodeGraphs:
 
 
 def _aligned(size: int) -> int:
-    """Each row of inputs begins where kernels like it."""
+    """Return the size rounded up, so that each row of inputs begins at an aligned address."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _padded(columns: Iterable[Iterable[T]], padding: Iterable[T], width: int) -> list[T]:
-    """The columns one behind the other, each `width` long."""
+    """Return the columns one behind the other, each padded to `width`."""
     values: list[T] = []
     for number, (column, filler) in enumerate(zip(columns, padding, strict=True), start=1):
         values += column

@@ -1,13 +1,13 @@
-"""Weights and limits of a model; a clear refusal of everything that is no decoder-only text model."""
+"""Loads a model's weights and limits, and refuses everything that is not a decoder-only text model, saying why."""
 
 from __future__ import annotations
 
 import io
 import sys
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -18,23 +18,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from oaiserve.engine.model.attention import (
     ATTENTION,
     AttentionCall,
-    Backend,
     LayerCache,
+    StepAttention,
     paged_attention,
-    select_backend,
+    run_model,
 )
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.parallel.group import Member, place, refuse_unless_divisible
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 
-if TYPE_CHECKING:
-    from oaiserve.engine.model.parallel.workers import Workers
-
-# What of a model's generation_config.json stands in for a request's missing value.
+# The values of a model's generation_config.json that replace those which a request leaves out.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -42,38 +39,8 @@ _PROBE = "oaiserve_probe"
 _PROBE_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one layer keeps of one token."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def numel(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    model: PreTrainedModel
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
-    max_model_len: int  # tokens the positions are good for
-    eos_token_ids: frozenset[int]
-    default_params: dict[str, float | int]
-    kv_shapes: dict[int, KVShape]  # by layer index
-    workers: Workers | None = None  # the processes with the other parts, where this is one part
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return sum(shape.numel for shape in self.kv_shapes.values()) * self.dtype.itemsize
-
-
 def select_device(name: str) -> torch.device:
-    """`auto`: CUDA where there is one. Raises StartupError for a device that is not here."""
+    """Return the torch device of this name; `auto` is CUDA if torch sees a GPU. Raises StartupError if it sees none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -90,10 +57,10 @@ def load_model(
     offline: bool = False,
     member: Member | None = None,
 ) -> LoadedModel:
-    """From a folder, a hub id or a GGUF file; with `offline` what is asked for by id must be in the hub's cache.
-    With `member`, that member's part of it.
+    """Load a model from a folder, a hub id or a GGUF file.
 
-    Raises StartupError with one sentence that says what to do, before the weights are loaded where that is possible.
+    With `offline`, a model that is asked for by its id must be in the hub's cache. With `member`, only that member's
+    part is loaded. Raises StartupError with a sentence that says what to do, if possible before the weights are loaded.
     """
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -136,7 +103,7 @@ def load_model(
 
 
 def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
-    """Raises StartupError where the device has no room for the weights."""
+    """Move the model to the device. Raises StartupError if the device has no room for the weights."""
     if device.type == "cpu":
         model.to(device)  # type: ignore[arg-type]
         return
@@ -155,7 +122,7 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
 
 
 def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
-    """Switches a loaded model to paged attention, after checking that it then computes what it did before."""
+    """Switch a loaded model to paged attention, after checking that it still computes the same logits."""
     model.eval()
     refuse_unless_decoder_only(model.config, name)
     kv_shapes = _probe_attention(model, name)
@@ -211,23 +178,22 @@ def _max_model_len(config: PreTrainedConfig) -> int:
 
 
 def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
-    """The KV shape of every layer, seen in a short run whose logits must equal those of the model's own attention.
+    """Return the KV shape of every layer, seen in a short run whose logits must equal those of the model's own
+    attention.
 
     That catches what the interface cannot carry: attention sinks, ALiBi, layers that do not go through it.
     """
     vocab_size = _rows(model.get_input_embeddings())
-    ids = [(7 * i + 3) % vocab_size for i in range(_PROBE_TOKENS)]
-    sequence = Sequence("probe", 0, ids, SamplingParams(), max_len=_PROBE_TOKENS + 1)
-    sequence.blocks = [0]
-    batch = build_batch(Step([Chunk(sequence, 0, _PROBE_TOKENS)]), _PROBE_TOKENS, model.device)
+    batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
+    attention = select_backend(model.device)(batch)
     shapes: dict[int, KVShape] = {}
     with torch.inference_mode():
-        expected = model(input_ids=batch.input_ids[None], use_cache=False, logits_to_keep=1).logits.float()
+        expected = model(input_ids=batch.input_ids[None], use_cache=False, logits_to_keep=1).logits[0]
         model.set_attn_implementation(_PROBE)
         if model.config._attn_implementation != _PROBE:
             raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
         try:
-            out = model(**model_inputs(batch), shapes=shapes, batch=batch, backend=select_backend(model.device))
+            logits = run_model(model, batch, shapes=shapes, attention=attention)
         except TypeError as error:  # an argument did not get through, or is not known
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
@@ -237,26 +203,13 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
             f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
             "transformers' attention interface."
         )
-    difference = float((out.logits.float() - expected).norm() / expected.norm())
-    limit = 1e-3 if model.dtype == torch.float32 else 0.1
-    if not difference <= limit:
+    found, limit = difference(logits, expected), tolerance(model.dtype)
+    if not found <= limit:
         raise StartupError(
-            f"'{name}' cannot be served: with paged attention its outputs differ by {difference:.1%} from its own "
+            f"'{name}' cannot be served: with paged attention its outputs differ by {found:.1%} from its own "
             f"(allowed: {limit:.1%}), so its attention does something that the interface does not carry."
         )
     return shapes
-
-
-def model_inputs(batch: Batch) -> dict[str, Any]:
-    """What every forward is called with. The 4-dimensional mask is a dummy: it keeps transformers from building one,
-    and from looking (with a read-back from the device) for sequence bounds that the batch knows."""
-    return {
-        "input_ids": batch.input_ids[None],
-        "position_ids": batch.positions[None],
-        "attention_mask": torch.empty(1, 1, 1, 1, device=batch.input_ids.device),
-        "logits_to_keep": batch.logits_rows,
-        "use_cache": False,
-    }
 
 
 def _probe(
@@ -267,10 +220,10 @@ def _probe(
     attention_mask: torch.Tensor | None,
     *,
     shapes: dict[int, KVShape],
-    batch: Batch,
-    backend: Backend,
+    attention: StepAttention,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
+    """Note the layer's KV shape, and attend with a cache of one block."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
     shapes[layer] = shape
@@ -278,7 +231,7 @@ def _probe(
         key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
         value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
     )
-    call = AttentionCall(backend, {layer: cache}, batch)
+    call = AttentionCall(attention, {layer: cache})
     return paged_attention(module, query, key, value, attention_mask, call=call, **kwargs)
 
 

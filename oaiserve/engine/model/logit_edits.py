@@ -1,7 +1,8 @@
-"""What a request's parameters do to its logits before temperature, for the whole batch at once on its device.
+"""Edits the logits by the requests' parameters, before temperature, for the whole batch at once on its device.
 
-The host works out which logits are concerned, from the rows that ask; then each kind is one look-up and one write for
-all of them together. The order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties.
+The host works out which logits are concerned, from the rows that ask for an edit. Then each kind of edit is one look-up
+and one write for all of these together. The order is vLLM's: allowed ids, bad words and min_tokens, logit bias,
+penalties. The length of a sequence is that of its chunk: the sequence itself may have moved on by the time of the draw.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import torch
 
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, TokenCounts
+from oaiserve.engine.step import Chunk
 
-Rows = list[tuple[int, Sequence]]  # row of the logits, and whose it is
+Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 
 
-def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-    """Row i of `logits` [R, vocab] as `sequences[i]` wants it, in float32: in place where they are that already."""
-    asking = [(row, sequence) for row, sequence in enumerate(sequences) if is_edited(sequence)]
+def edit_logits(logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
+    """Return row i of `logits` [R, vocab] as `chunks[i]` wants it, in float32; in place where it is float32 already."""
+    asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
-    assert not any(sequence.needs_ids and sequence.num_pending for _, sequence in asking), "an id is not known yet"
+    assert not any(waits_for_ids(chunk) for _, chunk in asking), "the ids before the draw are not known yet"
     logits = logits.float()
     _keep_allowed(logits, asking)
     _mask_banned(logits, asking)
@@ -32,20 +34,25 @@ def edit_logits(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor
     return logits
 
 
-def is_edited(sequence: Sequence) -> bool:
-    """Whether its next logits are."""
-    params = sequence.params
+def is_edited(chunk: Chunk) -> bool:
+    """Return whether the logits of the chunk's draw are edited."""
+    params = chunk.sequence.params
     return bool(
         params.allowed_token_ids is not None
-        or sequence.bad_words
-        or _is_too_short(sequence)
+        or chunk.sequence.bad_words
+        or _is_too_short(chunk)
         or params.logit_bias
-        or _has_penalty(sequence)
+        or _has_penalty(chunk.sequence)
     )
 
 
-def _is_too_short(sequence: Sequence) -> bool:
-    return sequence.num_tokens - sequence.prompt_len < sequence.params.min_tokens
+def waits_for_ids(chunk: Chunk) -> bool:
+    """Return whether the chunk's draw has to wait: it needs ids that a step under way is still drawing."""
+    return bool(chunk.max_draws and chunk.sequence.needs_ids and chunk.end > len(chunk.sequence.token_ids))
+
+
+def _is_too_short(chunk: Chunk) -> bool:
+    return chunk.end - chunk.sequence.prompt_len < chunk.sequence.params.min_tokens
 
 
 def _has_penalty(sequence: Sequence) -> bool:
@@ -61,7 +68,7 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
 
 
 def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
-    allowed = [(row, ids) for row, sequence in asking if (ids := sequence.params.allowed_token_ids) is not None]
+    allowed = [(row, ids) for row, chunk in asking if (ids := chunk.sequence.params.allowed_token_ids) is not None]
     if not allowed:
         return
     index = _index(allowed, logits.device)
@@ -71,24 +78,25 @@ def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _mask_banned(logits: torch.Tensor, asking: Rows) -> None:
-    banned = [(row, ids) for row, sequence in asking if (ids := _banned_ids(sequence))]
+    banned = [(row, ids) for row, chunk in asking if (ids := _banned_ids(chunk))]
     if banned:
         logits[_index(banned, logits.device)] = -torch.inf
 
 
-def _banned_ids(sequence: Sequence) -> list[int]:
-    """What would end the answer before min_tokens, or complete a bad word that the answer ends with but for one id."""
-    token_ids, num_tokens = sequence.token_ids, len(sequence.token_ids)
-    banned = list(sequence.stop_ids) if _is_too_short(sequence) else []
+def _banned_ids(chunk: Chunk) -> list[int]:
+    """Return the ids that would end the answer before min_tokens, or complete a bad word that it ends with but for
+    one id."""
+    sequence = chunk.sequence
+    banned = list(sequence.stop_ids) if _is_too_short(chunk) else []
     for *beginning, last in sequence.bad_words:
-        start = num_tokens - len(beginning)
-        if start >= sequence.prompt_len and token_ids[start:] == beginning:
+        start = chunk.end - len(beginning)
+        if start >= sequence.prompt_len and sequence.token_ids[start : chunk.end] == beginning:
             banned.append(last)
     return banned
 
 
 def _add_bias(logits: torch.Tensor, asking: Rows) -> None:
-    biases = [(row, bias) for row, sequence in asking if (bias := sequence.params.logit_bias)]
+    biases = [(row, bias) for row, chunk in asking if (bias := chunk.sequence.params.logit_bias)]
     if not biases:
         return
     index = _index([(row, list(bias)) for row, bias in biases], logits.device)
@@ -97,12 +105,13 @@ def _add_bias(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _penalise(logits: torch.Tensor, asking: Rows) -> None:
-    """Repetition penalty on the ids of prompt and answer; frequency and presence penalty on those of the answer."""
+    """Apply the repetition penalty to the ids of prompt and answer, frequency and presence penalty to those of the
+    answer."""
     ids, factors, subtrahends = [], [], []
-    for row, sequence in asking:
-        if not _has_penalty(sequence):
+    for row, chunk in asking:
+        if not _has_penalty(chunk.sequence):
             continue
-        params, counts = sequence.params, _token_counts(sequence)
+        params, counts = chunk.sequence.params, _token_counts(chunk.sequence)
         times = np.asarray(counts.times)
         ids.append((row, counts.ids))
         factors.append(np.full(len(times), params.repetition_penalty))
@@ -117,7 +126,7 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _token_counts(sequence: Sequence) -> TokenCounts:
-    """Kept with the sequence: to count thousands of tokens anew at each step would take longer than all the rest."""
+    """Return the counts kept with the sequence: counting thousands of tokens in each step would take longest of all."""
     counts = sequence.token_counts
     if counts is None:
         repeats_count = sequence.params.repetition_penalty != 1.0

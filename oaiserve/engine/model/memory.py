@@ -1,4 +1,4 @@
-"""How many blocks the KV cache gets: what else a GPU's memory is for leaves it the rest, a computer's a share."""
+"""Decides how many blocks the KV cache gets: the rest of a GPU's memory, or a share of the main memory."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oaiserve.config import Bytes, EngineOptions
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
 CPU_SHARE = 0.25
-# On a CPU, others need memory, too. More than so many tokens would only be there for the prefix cache: it computes too
-# slowly to have more in use.
+# On a CPU, other programs need memory, too. More than so many tokens would only serve the prefix cache: a CPU computes
+# too slowly to have more in use.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a GPU's memory is for, in bytes, before there is a KV cache; and the share of it that may be in use."""
+    """The uses of a GPU's memory before there is a KV cache, in bytes, and the share of it that may be in use."""
 
     total: int
     weights: int
     step: int  # what the largest step needs beside the weights, while it is computed
     graphs: int  # about what CUDA graphs are going to take
-    others: int  # what is no tensor of ours: the driver's, and that of other programs
+    others: int  # what no tensor of this process has: the driver's, and that of other programs
     utilization: float
 
     @property
     def left(self) -> int:
-        """For the KV cache."""
+        """Return what is left for the KV cache, in bytes."""
         used = self.weights + self.step + self.graphs + self.others
         return max(0, int(self.total * self.utilization) - used)
 
@@ -45,10 +45,11 @@ class MemoryUse:
 def kv_blocks(
     loaded: LoadedModel, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
 ) -> int:
-    """The number asked for; or what fits the memory asked for, or what there is for it, but not more than all running
-    sequences can use. `use` is for a model on a GPU.
+    """Return how many blocks the KV cache gets.
 
-    Raises StartupError for more than there is, and where a GPU has no room for `least_tokens`.
+    That is the number that the options ask for, or what fits the memory they ask for. Without either it is what there
+    is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. Raises
+    StartupError for more than there is, and where a GPU has no room for `least_tokens`.
     """
     block_bytes = loaded.kv_bytes_per_token * options.block_size
     if options.kv_blocks is not None:
@@ -89,7 +90,7 @@ def _blocks_left(use: MemoryUse, block_bytes: int, least: int) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that can be had without swapping; where the system does not tell, all there is."""
+    """Return the memory that can be used without swapping; where the system does not report it, all memory."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

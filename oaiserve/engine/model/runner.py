@@ -1,105 +1,116 @@
-"""Runs steps: builds their batches, calls the model, samples. The only owner of the KV cache.
+"""The model runner: builds the batch of a step, has it computed by an executor, and samples.
 
 Steps are computed one after the other, on one stream: what a step writes, all later ones find.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
-from oaiserve.engine.model.attention import Backend, reference
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
-from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.sampler import Choose, Sampling
+from oaiserve.engine.model.logit_edits import waits_for_ids
+from oaiserve.engine.model.sampler import SampleIds, Sampling, take
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
+from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."
+NO_MEMORY = "The device had no memory left to draw this request's next token."
+T = TypeVar("T")
 
 
-class Executor(Protocol):
-    """A way to run the model, with the KV cache that belongs to it."""
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, vocab] of `batch.logits_rows`; the caller may write into them, and the next call does."""
-
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """The keys and values of these blocks: (from, to)."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launched:
-    """A step under way."""
+    """A step under way on the device."""
 
     step: Step
-    sampling: Sampling | Replayed
-    sample_chunks: list[int]  # as in Batch
-    prompt_rows: list[tuple[int, int, int]]
-    # On a CUDA device: when it had this step's inputs, when the step had ended, and when the one before had.
+    logits: torch.Tensor  # [R, vocab], valid until the next launch
+    sample_chunks: list[int]  # as in Batch: the chunk that row i of the logits belongs to
+    prompt_rows: list[tuple[int, int, int]]  # as in Batch
+    waiting_rows: list[int]  # rows whose draw needs ids that the step before draws
+    # On a CUDA device: when it had this step's inputs, and when the step before had ended.
     began: torch.cuda.Event | None
-    ended: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
+    samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # with their rows
+    rows_without_memory: list[int] = field(default_factory=list)
+    ended: torch.cuda.Event | None = None  # when all that was drawn so far had been
 
 
 class ModelRunner:
-    """`num_blocks` blocks of `block_size` tokens, on the model's device and in its dtype. `choose`: see `Sampling`."""
+    """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
+
+    `sample_ids` replaces plain torch, see `Sampling`. `graphs` are the executor's, for the steps that they can run.
+    `check_results` is called after the results of each step have arrived, and raises if they cannot be trusted.
+    """
 
     def __init__(
         self,
-        loaded: LoadedModel,
-        *,
-        num_blocks: int,
+        executor: Executor,
+        device: torch.device,
         block_size: int,
-        backend: Backend = reference.attend,
-        choose: Choose | None = None,
+        *,
+        sample_ids: SampleIds | None = None,
+        graphs: DecodeGraphs | None = None,
+        check_results: Callable[[], None] | None = None,
     ) -> None:
-        self.is_asynchronous = loaded.device.type == "cuda"  # `launch` returns before the step has been computed
-        self._device = loaded.device
+        self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
+        self._executor = executor
+        self._device = device
         self._block_size = block_size
-        self._executor: Executor = EagerExecutor(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
-        self._choose = choose
-        self._next: NativeDecoder | NativeAttention | None = None
-        self.graphs: DecodeGraphs | None = None  # of `forward`; for the steps that they can run
-        # Of the step that was launched last: the ids that it draws, whose these are, and when it ends.
+        self._sample_ids = sample_ids
+        self._graphs = graphs
+        self._check_results = check_results
+        self._hand_over: Callable[[], Executor] | None = None
+        # Of the step that was launched last: the ids that it draws, the row of each sequence in these, and its end.
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
 
-    def use(self, native: NativeDecoder | NativeAttention) -> None:
-        """From the next step on, with all that has been computed. May be called from any thread, once."""
-        self._next = native
+    @property
+    def has_graphs(self) -> bool:
+        """Return whether decode steps are replayed as CUDA graphs."""
+        return self._graphs is not None
+
+    def replace(self, hand_over: Callable[[], Executor]) -> None:
+        """Use another executor from the next step on. May be called from any thread.
+
+        `hand_over` is called between two steps, on the thread that runs them. It returns the new executor, with all
+        keys and values that the one before holds.
+        """
+        self._hand_over = hand_over
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy the keys and values of blocks (from, to). Raises OutOfMemory, having copied none."""
+        _without_torch(lambda: self._copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Waits for nothing on a CUDA device. Ids that are not known here are those that the step before draws. Raises
-        OutOfMemory where the device has no memory for the step."""
-        try:
-            return self._launch(step)
-        except torch.OutOfMemoryError as error:
-            reason = str(error)
-        # Only now is the exception gone, whose traceback kept the tensors of the step.
-        torch.cuda.empty_cache()
-        raise OutOfMemory(reason)
+        """Launch a step, and draw for each chunk whose draw does not have to wait; on CUDA the host waits for nothing.
+
+        Ids that are not known to the host are those that the step before draws. Raises OutOfMemory where the device has
+        no memory for the step.
+        """
+        return _without_torch(lambda: self._launch(step))
+
+    @torch.inference_mode()
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._executor_for_next_step().copy_blocks(copies)
 
     @torch.inference_mode()
     def _launch(self, step: Step) -> Launched:
-        if self._next is not None:
-            self._switch(self._next)
+        executor = self._executor_for_next_step()
         # What the host takes to make the inputs is no time of the step, if the device waits for them.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
-        if step.copies:
-            self._executor.copy_blocks(step.copies)
-            step.copies.clear()  # see Step
-        sampling: Sampling | Replayed
-        if self.graphs is not None and self.graphs.can_run(step):
-            sampling = self.graphs.launch(step, self._drawn_ids, self._drawn_rows, began)
+        replayed: Replayed | None = None
+        known: list[tuple[int, int]] = []
+        if self._graphs is not None and self._graphs.can_run(step):
+            logits, replayed = self._graphs.launch(step, self._drawn_ids, self._drawn_rows, began)
             sample_chunks, prompt_rows = list(range(len(step.chunks))), []
         else:
             batch = build_batch(step, self._block_size, self._device, self._drawn_rows)
@@ -108,51 +119,115 @@ class ModelRunner:
             if len(batch.unknown_rows):
                 assert self._drawn_ids is not None
                 batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
-            sample_chunks, prompt_rows = batch.sample_chunks, batch.prompt_rows
-            sequences = [step.chunks[index].sequence for index in sample_chunks]
-            sampling = Sampling(self.forward(batch), sequences, _known(step, batch), self._choose)
-        ended_before, self._ended = self._ended, sampling.read_back.arrived
-        self._drawn_ids = sampling.token_ids
-        self._drawn_rows = {step.chunks[index].sequence: row for row, index in enumerate(sample_chunks)}
-        return Launched(step, sampling, sample_chunks, prompt_rows, began, self._ended, ended_before)
+            logits = executor.forward(batch)
+            sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
+        waiting_rows = [row for row, index in enumerate(sample_chunks) if waits_for_ids(step.chunks[index])]
+        launched = Launched(step, logits, sample_chunks, prompt_rows, waiting_rows, began, self._ended)
+        if replayed is not None:
+            launched.samplings.append((list(range(len(sample_chunks))), replayed))
+        else:
+            waiting = set(waiting_rows)
+            rows = [row for row in range(len(sample_chunks)) if row not in waiting]
+            if rows or known or not waiting_rows:
+                self._sample(launched, rows, known)
+        if not waiting_rows:
+            self._keep_drawn(launched)
+        return launched
 
-    def collect(self, launched: Launched) -> list[ChunkResult]:
-        """One result per chunk, in the step's order; waits until they are on the host."""
-        step, sampled = launched.step, launched.sampling.wait()
-        results = [ChunkResult() for _ in step.chunks]
-        rows = zip(launched.sample_chunks, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True)
-        for index, token_id, is_finite, logprobs in rows:
-            if is_finite:
-                results[index].token_id, results[index].logprobs = token_id, logprobs
-            else:
-                results[index].error = NOTHING_LEFT if _masks(step.chunks[index].sequence) else BAD_LOGITS
+    @torch.inference_mode()
+    def draw(self, launched: Launched) -> None:
+        """Draw for the chunks that waited for ids. Call it once those of the step before have been committed.
+
+        A chunk whose sequence ended with that step is skipped.
+        """
+        if not launched.waiting_rows:
+            return
+        # A sequence that ended without the token that its draw has waited for never gets it.
+        rows = [row for row in launched.waiting_rows if not waits_for_ids(_chunk(launched, row))]
+        try:
+            self._sample(launched, rows)
+        except torch.OutOfMemoryError:
+            self._draw_one_by_one(launched, rows)
+        self._keep_drawn(launched)
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait until the results of the step are on the host, and return them."""
+        results = [ChunkResult() for _ in launched.step.chunks]
+        known_logprobs = []
+        for rows, sampling in launched.samplings:
+            sampled = sampling.wait()
+            for row, token_id, is_finite, logprobs in zip(
+                rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
+            ):
+                result = results[launched.sample_chunks[row]]
+                if is_finite:
+                    result.token_ids, result.logprobs = [token_id], None if logprobs is None else [logprobs]
+                else:
+                    result.error = NOTHING_LEFT if _masks(_chunk(launched, row).sequence) else BAD_LOGITS
+            known_logprobs += sampled.known_logprobs
+        for row in launched.rows_without_memory:
+            results[launched.sample_chunks[row]].error = NO_MEMORY
         for index, first_row, num_rows in launched.prompt_rows:
             first = first_row - len(launched.sample_chunks)
-            results[index].prompt_logprobs = sampled.known_logprobs[first : first + num_rows]
-        if launched.began is not None and launched.ended is not None:
-            step.device_ns = _ns_between(launched.began, launched.ended)
-            if launched.ended_before is not None:
-                step.device_gap_ns = _ns_between(launched.ended_before, launched.began)
-        return results
+            results[index].prompt_logprobs = known_logprobs[first : first + num_rows]
+        if self._check_results is not None:
+            self._check_results()
+        return StepResult(
+            results,
+            device_ns=_ns_between(launched.began, launched.ended),
+            device_gap_ns=_ns_between(launched.ended_before, launched.began),
+        )
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, vocab] of `batch.logits_rows`."""
-        return self._executor.forward(batch)
+    def _executor_for_next_step(self) -> Executor:
+        if self._hand_over is not None:
+            self._executor, self._hand_over = self._hand_over(), None
+        return self._executor
 
-    def _switch(self, native: NativeDecoder | NativeAttention) -> None:
-        eager = self._executor
-        assert isinstance(eager, EagerExecutor)
-        native.adopt(list(eager.caches.values()), eager.num_used_blocks)
-        if isinstance(native, NativeAttention):
-            eager.backend, eager.caches = native.attend, native.caches
-        else:
-            self._executor = native
-        torch.set_num_threads(native.torch_threads)
-        self._next = None
+    def _sample(self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = ()) -> None:
+        """Sample for these rows of the logits, and look up the tokens of prompts that are `known` in the last ones."""
+        num_rows, logits = len(launched.sample_chunks), launched.logits
+        if len(rows) < num_rows:  # a copy, for what is sampled from gets lost
+            logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
+        chunks = [_chunk(launched, row) for row in rows]
+        launched.samplings.append((rows, Sampling(logits, chunks, known, self._sample_ids)))
+
+    def _draw_one_by_one(self, launched: Launched, rows: list[int]) -> None:
+        """Draw with as little memory as there can be. The step cannot be launched again: others of it are drawn."""
+        for row in rows:
+            torch.cuda.empty_cache()
+            try:
+                self._sample(launched, [row])
+            except torch.OutOfMemoryError:
+                launched.rows_without_memory.append(row)
+
+    def _keep_drawn(self, launched: Launched) -> None:
+        """Keep what the next step may need of this one: all that it draws has been launched."""
+        samplings = [sampling for _, sampling in launched.samplings]
+        rows = [row for rows, _ in launched.samplings for row in rows]
+        ids = [sampling.token_ids for sampling in samplings]
+        self._drawn_ids = None if not ids else ids[0] if len(ids) == 1 else torch.cat(ids)
+        self._drawn_rows = {_chunk(launched, row).sequence: place for place, row in enumerate(rows)}
+        # Read-backs arrive in the order in which they were launched.
+        self._ended = launched.ended = samplings[-1].read_back.arrived if samplings else None
 
 
-def _known(step: Step, batch: Batch) -> list[tuple[int, int]]:
-    """The tokens of prompts that `batch.prompt_rows` are about, and how many alternatives to each are wanted."""
+def _without_torch(run: Callable[[], T]) -> T:
+    """Return what `run` returns, with OutOfMemory in place of torch's exception."""
+    try:
+        return run()
+    except torch.OutOfMemoryError as error:
+        reason = str(error)
+    # Only now is the exception gone, whose traceback kept the tensors of the step.
+    torch.cuda.empty_cache()
+    raise OutOfMemory(reason)
+
+
+def _chunk(launched: Launched, row: int) -> Chunk:
+    return launched.step.chunks[launched.sample_chunks[row]]
+
+
+def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
+    """Return the tokens of prompts that `batch.prompt_rows` are about, and how many alternatives to each are wanted."""
     known: list[tuple[int, int]] = []
     for index, _, num_rows in batch.prompt_rows:
         sequence, start, *_ = step.chunks[index]
@@ -161,8 +236,8 @@ def _known(step: Step, batch: Batch) -> list[tuple[int, int]]:
     return known
 
 
-def _ns_between(begin: torch.cuda.Event, end: torch.cuda.Event) -> int:
-    return int(begin.elapsed_time(end) * 1e6)
+def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int | None:
+    return None if begin is None or end is None else int(begin.elapsed_time(end) * 1e6)
 
 
 def _masks(sequence: Sequence) -> bool:

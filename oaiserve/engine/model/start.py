@@ -1,28 +1,39 @@
-"""From a loaded model and the options to what runs its steps: its KV cache, attention backend and executor."""
+"""Assembles what runs the steps of a loaded model: KV cache, attention backend, executor, CUDA graphs, runner.
+
+This is the one place that knows which parts go together on which device.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve.config import Attention, EngineOptions
-from oaiserve.engine.model.attention import Backend, reference, select_backend
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import start_native
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import gib, kv_blocks
-from oaiserve.engine.model.parallel.group import least
+from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampler import Choose
+from oaiserve.engine.model.sampler import SampleIds
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.graphs import DecodeGraphs
+    from oaiserve.engine.model.parallel.workers import Workers
 
 log = logging.getLogger(__name__)
 
-# A step of so many tokens keeps the device busy; a longer one would only make streams wait for other people's prompts.
+# A step of so many tokens keeps the device busy; a longer one would only make streams wait for the prompts of others.
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 
@@ -38,64 +49,67 @@ class Started(NamedTuple):
     ranges: NvtxRanges | None  # where parts of steps are marked
 
 
-def start_runner(loaded: LoadedModel, options: EngineOptions) -> Started:
-    """Raises StartupError where the options ask for what the device or its memory does not have."""
+def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers | None = None) -> Started:
+    """Make the runner of a model, and get it ready for requests. `workers` hold the other parts of a model that is
+    split.
+
+    Raises StartupError where the options ask for what the device or its memory does not have.
+    """
     on_cpu = loaded.device.type == "cpu"
-    if options.quantize != "none" and not on_cpu:
-        raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
-    backend = _backend(loaded, options.attention)
-    if options.nvtx and on_cpu:
-        raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
-    if options.tensor_parallel > 1:
-        if loaded.workers is None:
-            raise StartupError(f"--tensor-parallel is {options.tensor_parallel}, but the model is loaded as a whole.")
+    _refuse_unless_possible(loaded, options, is_split=workers is not None)
+    if workers is not None:
         log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
         options = _for_a_part(options)
-    choose = _choose(loaded)
-    num_blocks = _num_blocks(loaded, options, backend, choose)
-    max_model_len, capacity = loaded.max_model_len, num_blocks * options.block_size
-    if capacity < max_model_len:
-        log.warning(
-            "The KV cache holds %d tokens, so no request can be longer (not %d); --max-model-len says so, too",
-            capacity,
-            max_model_len,
-        )
-        max_model_len = capacity
-    runner_type = ModelRunner
-    if loaded.workers is not None:
-        from oaiserve.engine.model.parallel.executor import ParallelRunner
+    backend, sample_ids = _backend(loaded, options.attention), _sample_ids(loaded)
+    num_blocks = _num_blocks(loaded, options, backend, sample_ids)
+    block_size, max_model_len = options.block_size, _max_model_len(loaded, num_blocks * options.block_size)
 
-        runner_type = ParallelRunner
-    runner = runner_type(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend, choose=choose)
-    if loaded.workers is not None:
-        loaded.workers.wait_until_ready()
-    if options.compile and on_cpu:
-        start_native(
-            runner,
-            loaded,
-            quantize=options.quantize,
-            num_blocks=num_blocks,
-            block_size=options.block_size,
-            num_threads=options.cpu_threads or default_threads(),
-        )
+    eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
+    executor: Executor = eager
+    if workers is not None:
+        from oaiserve.engine.model.parallel.executor import ParallelExecutor
+
+        workers.wait_until_ready()
+        executor = ParallelExecutor(eager, workers)
     if options.compile and not on_cpu:
         from oaiserve.engine.model.compiled import compile_layers
 
-        compile_layers(runner, loaded, num_blocks=num_blocks, block_size=options.block_size)
-    if _has_graphs(options, backend, choose):
+        compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+    graphs: DecodeGraphs | None = None
+    if _has_graphs(options, backend, sample_ids):
         from oaiserve.engine.model.graph_capture import capture_decodes
 
-        capture_decodes(
-            runner,
+        graphs = capture_decodes(
+            executor,
             loaded,
             max_running=options.max_running,
             max_model_len=max_model_len,
-            block_size=options.block_size,
+            block_size=block_size,
+        )
+    runner = ModelRunner(
+        executor,
+        loaded.device,
+        block_size,
+        sample_ids=sample_ids,
+        graphs=graphs,
+        # The results that a GPU has reduced with a worker that is gone are wrong.
+        check_results=None if workers is None else workers.check,
+    )
+    if options.compile and on_cpu:
+        start_native(
+            runner,
+            eager,
+            loaded,
+            quantize=options.quantize,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_threads=options.cpu_threads or default_threads(),
         )
     if not on_cpu:
-        from oaiserve.engine.model.warm_up import warm_up
-
-        warm_up(runner)
+        # What a first step of each kind has to compile, is compiled before a request waits for it. Long prompts, and
+        # decodes of long sequences, have been computed when memory was measured.
+        for step in sampling_steps():
+            runner.collect(runner.launch(step))
     return Started(
         runner,
         num_blocks,
@@ -107,34 +121,58 @@ def start_runner(loaded: LoadedModel, options: EngineOptions) -> Started:
 
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:
-    """What `start_runner` is for the server, for the other members of a model that is split."""
+    """Make the executor of a worker, which holds a part of a model that is split."""
     backend = _backend(loaded, options.attention)
-    num_blocks = _num_blocks(loaded, _for_a_part(options), backend, _choose(loaded))
-    return EagerExecutor(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
+    num_blocks = _num_blocks(loaded, _for_a_part(options), backend, _sample_ids(loaded))
+    return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
+
+
+def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_split: bool) -> None:
+    on_cpu = loaded.device.type == "cpu"
+    if options.quantize != "none" and not on_cpu:
+        raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
+    if options.nvtx and on_cpu:
+        raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
+    if options.tensor_parallel > 1 and not is_split:
+        raise StartupError(f"--tensor-parallel is {options.tensor_parallel}, but the model is loaded as a whole.")
 
 
 def _for_a_part(options: EngineOptions) -> EngineOptions:
-    """Without what a model that is split does not have."""
+    """Return the options without what a model that is split cannot have."""
     return replace(options, compile=False, cuda_graph=False)
 
 
-def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, choose: Choose | None) -> int:
-    """Where the model is split, as many as all members have room for: each computes the largest step, together with
-    the others."""
+def _max_model_len(loaded: LoadedModel, capacity: int) -> int:
+    """Return the most tokens of a request, with a KV cache of `capacity` tokens."""
+    if capacity >= loaded.max_model_len:
+        return loaded.max_model_len
+    log.warning(
+        "The KV cache holds %d tokens, so no request can be longer (not %d); --max-model-len says so, too",
+        capacity,
+        loaded.max_model_len,
+    )
+    return capacity
+
+
+def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
+    """Return the size of the KV cache. For a model that is split, it is what all members have room for.
+
+    There each member computes the largest step together with the others, so this blocks until all have called it.
+    """
     if loaded.device.type == "cuda":
-        num_blocks = _gpu_blocks(loaded, options, backend, choose)
+        num_blocks = _gpu_blocks(loaded, options, backend, sample_ids)
     else:
         num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
-    return num_blocks if options.tensor_parallel == 1 else least(num_blocks, loaded.device)
+    return num_blocks if options.tensor_parallel == 1 else all_reduce_min(num_blocks, loaded.device)
 
 
-def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, choose: Choose | None) -> int:
+def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
+    from oaiserve.engine.model.device_memory import CudaMemory, measure
     from oaiserve.engine.model.graph_capture import graph_memory_bytes
-    from oaiserve.engine.model.largest_step import CudaMemory, measure
 
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     graph_bytes = 0
-    if _has_graphs(options, backend, choose):
+    if _has_graphs(options, backend, sample_ids):
         graph_bytes = graph_memory_bytes(
             loaded,
             max_running=options.max_running,
@@ -147,7 +185,7 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, c
         options,
         max_step_tokens=max_step_tokens,
         backend=backend,
-        choose=choose,
+        sample_ids=sample_ids,
         graph_bytes=graph_bytes,
     )
     least_tokens = min(max_step_tokens, loaded.max_model_len)
@@ -163,18 +201,18 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, c
     return num_blocks
 
 
-def _has_graphs(options: EngineOptions, backend: Backend, choose: Choose | None) -> bool:
-    """What can be captured has kernels for attention and for choosing tokens."""
-    return options.cuda_graph and choose is not None and backend is not reference.attend
+def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> bool:
+    """Return whether decode steps are to be captured, which takes kernels for attention and for sampling."""
+    return options.cuda_graph and sample_ids is not None and backend is not ReferenceAttention
 
 
-def _choose(loaded: LoadedModel) -> Choose | None:
-    """What chooses tokens in place of plain torch."""
+def _sample_ids(loaded: LoadedModel) -> SampleIds | None:
+    """Return the kernels that sample in place of plain torch, where there are any."""
     if loaded.device.type != "cuda" or find_spec("triton") is None:
         return None
     from oaiserve.engine.model import triton_sampling
 
-    return triton_sampling.choose
+    return triton_sampling.sample_ids
 
 
 def _backend(loaded: LoadedModel, name: Attention) -> Backend:

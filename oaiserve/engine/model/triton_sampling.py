@@ -1,9 +1,9 @@
-"""Choosing tokens with Triton: what `sampler` does with its plain path, in a few launches and without a sort.
+"""Sampling with Triton: it replaces the plain path of `sampler` by a few launches, without a sort.
 
-`choose` takes the place of the plain path: `sample(..., choose=triton_sampling.choose)`. The choices are the same up to
-float32 rounding: sums of probabilities are added up in another order, so a draw that falls within a few millionths of a
-border between two tokens may go the other way, and a token whose probability is that close to the floor of min_p may be
-on its other side. Equal logits are equal here, too: the lower id comes first.
+`sample_ids` is passed to `Sampling`. The sampled ids are those of the plain path up to float32 rounding: sums of
+probabilities are added up in another order, so a draw that falls within a few millionths of a border between two tokens
+may go the other way, and a token whose probability is that close to the floor of min_p may be on its other side. Equal
+logits are equal here, too: the lower id comes first.
 
 `take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from oaiserve.engine.model.sampler import GREEDY_BELOW, Choice, row_parameters
+from oaiserve.engine.model.sampler import GREEDY_BELOW, SampledIds, row_parameters
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.model.triton_sampling_kernels import (
     NUM_FLOORS,
@@ -24,27 +24,29 @@ from oaiserve.engine.model.triton_sampling_kernels import (
     highest_kernel,
     weights_kernel,
 )
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk
 
 CHUNK = 4096  # ids per program
 TILE = 2048  # candidates at a time
 
 
-def choose(logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
-    """A token for each row of `logits` [R, vocab], which are left as they are."""
-    if all(s.params.temperature < GREEDY_BELOW for s in sequences):
+def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+    """Sample a token for each row of `logits` [R, vocab], which stay as they are."""
+    if all(chunk.sequence.params.temperature < GREEDY_BELOW for chunk in chunks):
         return take_best(logits)
-    rows = [row_parameters(s) for s in sequences]
+    rows = [row_parameters(chunk) for chunk in chunks]
     has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
     return draw(logits, on_device(rows, logits.device, torch.float32).T.contiguous(), has_cuts=has_cuts)
 
 
-def take_best(logits: torch.Tensor, out: Choice | None = None) -> Choice:
-    """The id of the highest logit of each row [R, vocab], the lowest of equal ones. `out`: where the results go, both
-    int64 [R]."""
+def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+    """Return the id of the highest logit of each row [R, vocab]; of equals the lowest.
+
+    `out` are the tensors that the results go into, both int64 [R].
+    """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    token_ids, are_finite = out or _choice(logits)
+    token_ids, are_finite = out or _new_ids(logits)
     best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
     best_kernel[(num_rows,)](
         best, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
@@ -52,10 +54,13 @@ def take_best(logits: torch.Tensor, out: Choice | None = None) -> Choice:
     return token_ids, are_finite
 
 
-def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None) -> Choice:
-    """One draw per row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `RowParameters`. `out`: as above.
+def draw(
+    logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `RowParameters`.
 
-    Without `has_cuts`, what they say of top_k and top_p is passed over.
+    Without `has_cuts`, their top_k and top_p are ignored. `out` are the tensors that the results go into, both
+    int64 [R].
     """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
     temperatures, min_ps, top_ks, top_ps, uniforms = parameters
@@ -64,8 +69,8 @@ def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     highest, masses = empty(num_rows, num_chunks), empty(num_rows, num_chunks)
-    token_ids, are_finite = out or _choice(logits)
-    # Nobody looks at these where nothing is cut.
+    token_ids, are_finite = out or _new_ids(logits)
+    # These are read only where something is cut.
     rows_of_cuts = num_rows if has_cuts else 0
     weights, candidate_weights = empty(rows_of_cuts, vocab), empty(rows_of_cuts, vocab)
     candidate_ids = empty(rows_of_cuts, vocab, dtype=torch.int32)
@@ -134,11 +139,11 @@ def draw(logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out:
 
 
 def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
-    """The logits with the ids of a row side by side, the numbers of rows and ids, and of chunks in a row."""
+    """Return the logits with the ids of a row side by side, and the numbers of rows, of ids, and of chunks in a row."""
     num_rows, vocab = logits.shape
     return logits if logits.stride(1) == 1 else logits.contiguous(), num_rows, vocab, triton.cdiv(vocab, CHUNK)
 
 
-def _choice(logits: torch.Tensor) -> Choice:
+def _new_ids(logits: torch.Tensor) -> SampledIds:
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     return token_ids, torch.empty_like(token_ids, dtype=torch.bool)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -71,12 +72,12 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
     cache.keys.nan_to_num_()
     cache.values.nan_to_num_()
     query = randn(sum(count for _, count in lengths), HEADS, KEY_DIM)
-    got = reference.attend(
+    attention = ReferenceAttention(build_batch(step, BLOCK_SIZE, torch.device("cpu")))
+    got = attention(
         query,
         torch.cat([keys[start:] for keys, (start, _) in zip(all_keys, lengths, strict=True)]),
         torch.cat([values[start:] for values, (start, _) in zip(all_values, lengths, strict=True)]),
         cache,
-        build_batch(step, BLOCK_SIZE, torch.device("cpu")),
         scaling=KEY_DIM**-0.5,
         sliding_window=window,
         softcap=softcap,

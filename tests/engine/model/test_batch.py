@@ -23,7 +23,7 @@ def a_step() -> tuple[Step, dict[Sequence, int]]:
     """A decode, one whose token the step before draws, the end of a prompt and the middle of another."""
     known, unknown = sequence([1, 2, 3], [7]), sequence([4, 5, 6, 7], [3, 9], num_pending=1)
     whole, part = sequence([8, 9, 10], [5]), sequence(list(range(20, 32)), [1, 2, 4])
-    step = Step([Chunk(known, 2, 1), Chunk(unknown, 4, 1), Chunk(whole, 0, 3), Chunk(part, 4, 6, samples=False)])
+    step = Step([Chunk(known, 2, 1), Chunk(unknown, 4, 1), Chunk(whole, 0, 3), Chunk(part, 4, 6, max_draws=0)])
     return step, {whole: 0, unknown: 5}
 
 
@@ -66,6 +66,6 @@ def test_without_tokens_on_their_way_nobody_asks_where_they_are() -> None:
 def test_prompt_logprobs_take_every_position_but_the_last(start: int, count: int, rows: list[int]) -> None:
     prompt = sequence([1, 2, 3, 4], [0])
     prompt.wants_prompt_logprobs = True
-    batch = build_batch(Step([Chunk(prompt, start, count, samples=start + count == 4)]), 4, CPU)
+    batch = build_batch(Step([Chunk(prompt, start, count, max_draws=int(start + count == 4))]), 4, CPU)
     assert batch.logits_rows.tolist() == rows  # the row that samples comes first
     assert batch.prompt_rows == [(0, len(batch.sample_chunks), len(rows) - len(batch.sample_chunks))]

@@ -24,8 +24,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from oaiserve.engine.model.attention import ATTENTION
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.compiled import compile_layers, restore_layers
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -69,16 +71,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", without_inductor)
 
 
-def start(loaded: LoadedModel) -> ModelRunner:
-    return ModelRunner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+def start(loaded: LoadedModel) -> EagerExecutor:
+    return EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
-def compile_all(runner: ModelRunner, loaded: LoadedModel) -> bool:
-    return compile_layers(runner, loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+def compile_all(executor: EagerExecutor, loaded: LoadedModel) -> bool:
+    return compile_layers(executor, loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
 @torch.inference_mode()
-def logits(runner: ModelRunner, lengths: tuple[tuple[int, int], ...]) -> torch.Tensor:
+def logits(executor: EagerExecutor, lengths: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """Of sequences whose tokens in the cache were computed by steps of their own."""
     cached, step, first_block = Step(), Step(), 0
     for start_, count in lengths:
@@ -92,8 +94,8 @@ def logits(runner: ModelRunner, lengths: tuple[tuple[int, int], ...]) -> torch.T
             cached.chunks.append(Chunk(sequence, 0, start_))
     cached.chunks.sort(key=lambda chunk: chunk.num_tokens != 1)
     if cached.chunks:
-        runner.forward(build_batch(cached, BLOCK_SIZE, CPU))
-    return runner.forward(build_batch(step, BLOCK_SIZE, CPU)).clone()
+        executor.forward(build_batch(cached, BLOCK_SIZE, CPU))
+    return executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone()
 
 
 def python_calls(code: CodeType, function: Callable[[], object]) -> int:
@@ -114,18 +116,18 @@ def python_calls(code: CodeType, function: Callable[[], object]) -> int:
 
 def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int) -> None:
     loaded = prepare(random_model(config))
-    runner = start(loaded)
-    expected = [logits(runner, lengths) for lengths in STEPS]
-    assert python_calls(mlp.forward.__code__, lambda: logits(runner, STEPS[0])) == config.num_hidden_layers
-    assert compile_all(runner, loaded)
+    executor = start(loaded)
+    expected = [logits(executor, lengths) for lengths in STEPS]
+    assert python_calls(mlp.forward.__code__, lambda: logits(executor, STEPS[0])) == config.num_hidden_layers
+    assert compile_all(executor, loaded)
     num_graphs = counters["stats"]["unique_graphs"]
     assert num_graphs == 2 * num_kinds  # for one token, and for any other number
     for lengths, want in zip(STEPS, expected, strict=True):
-        torch.testing.assert_close(logits(runner, lengths), want, rtol=1e-4, atol=1e-4)
-        assert python_calls(mlp.forward.__code__, lambda lengths=lengths: logits(runner, lengths)) == 0
+        torch.testing.assert_close(logits(executor, lengths), want, rtol=1e-4, atol=1e-4)
+        assert python_calls(mlp.forward.__code__, lambda lengths=lengths: logits(executor, lengths)) == 0
     calls: list[int] = []
     thread = threading.Thread(
-        target=lambda: calls.append(python_calls(mlp.forward.__code__, lambda: logits(runner, STEPS[5])))
+        target=lambda: calls.append(python_calls(mlp.forward.__code__, lambda: logits(executor, STEPS[5])))
     )
     thread.start()
     thread.join()
@@ -156,11 +158,11 @@ def test_inductor_computes_the_same() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_equal_generate(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled_runner(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> ModelRunner:
-        runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=block_size)
-        assert compile_layers(runner, loaded, num_blocks=num_blocks, block_size=block_size)
-        return runner
+        executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
+        assert compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+        return ModelRunner(executor, loaded.device, block_size)
 
-    monkeypatch.setattr(test_families, "ModelRunner", compiled_runner)
+    monkeypatch.setattr(test_families, "eager_runner", compiled_runner)
     model = random_model(FAMILIES[family])
     expected = generate(model, test_families.PROMPTS, test_families.NUM_TOKENS)
 
@@ -176,11 +178,11 @@ def test_answers_equal_generate(family: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("quick")
 def test_what_fits_no_code_runs_as_it_is_written() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
-    runner = start(loaded)
-    expected = logits(runner, STEPS[5])
-    assert compile_all(runner, loaded)
+    executor = start(loaded)
+    expected = logits(executor, STEPS[5])
+    assert compile_all(executor, loaded)
     torch._dynamo.reset()  # there is no code any more
-    torch.testing.assert_close(logits(runner, STEPS[5]), expected, rtol=0, atol=0)
+    torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("quick")
@@ -216,38 +218,38 @@ def test_a_model_that_computes_something_else_is_served_as_it_is(
 def check_is_refused(caplog: pytest.LogCaptureFixture, message: str) -> None:
     caplog.set_level(logging.WARNING)
     loaded = prepare(random_model(FAMILIES["llama"]))
-    runner = start(loaded)
-    expected = logits(runner, STEPS[5])
-    assert not compile_all(runner, loaded)
+    executor = start(loaded)
+    expected = logits(executor, STEPS[5])
+    assert not compile_all(executor, loaded)
     assert loaded.model.config._attn_implementation == ATTENTION
-    torch.testing.assert_close(logits(runner, STEPS[5]), expected, rtol=0, atol=0)
+    torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
     assert [record.message.startswith(message) for record in caplog.records] == [True]
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_compiled_model_can_be_had_back_and_compiled_again() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
-    runner = start(loaded)
-    expected = logits(runner, STEPS[5])
-    assert compile_all(runner, loaded)
+    executor = start(loaded)
+    expected = logits(executor, STEPS[5])
+    assert compile_all(executor, loaded)
     restore_layers(loaded)
     loaded.model.set_attn_implementation("sdpa")
     loaded.model(torch.tensor([[1, 2, 3]]))  # no engine, so no cache of ours
     loaded.model.set_attn_implementation(ATTENTION)
-    torch.testing.assert_close(logits(runner, STEPS[5]), expected, rtol=0, atol=0)
-    assert compile_all(runner, loaded)
-    assert python_calls(LlamaMLP.forward.__code__, lambda: logits(runner, STEPS[5])) == 0
+    torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
+    assert compile_all(executor, loaded)
+    assert python_calls(LlamaMLP.forward.__code__, lambda: logits(executor, STEPS[5])) == 0
 
 
 @pytest.mark.usefixtures("quick")
 def test_weights_and_cache_go_with_the_engine() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
-    runner = start(loaded)
-    assert compile_all(runner, loaded)
-    logits(runner, STEPS[5])
+    executor = start(loaded)
+    assert compile_all(executor, loaded)
+    logits(executor, STEPS[5])
     weights = weakref.ref(next(loaded.model.parameters()))
-    cache = weakref.ref(next(iter(runner._executor.caches.values())).keys)  # type: ignore[attr-defined]
-    del loaded, runner
+    cache = weakref.ref(next(iter(executor.caches.values())).keys)
+    del loaded, executor
     gc.collect()
     assert weights() is None
     assert cache() is None

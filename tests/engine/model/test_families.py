@@ -21,7 +21,6 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
@@ -29,6 +28,7 @@ from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.times import RequestTimes
 from tests.engine.doubles import Inbox
+from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, SMALL, byte_tokenizer, generate, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
@@ -41,7 +41,7 @@ def run_all(
     """The answers to all prompts at once, and how often a sequence was preempted. With overlap, each step is launched
     before the ids that the one before draws are known."""
     scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens))
-    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=4)
+    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
     params = SamplingParams(temperature=0.0)
     sequences = [
         Sequence(str(i), 0, prompt, params, max_len=len(prompt) + NUM_TOKENS) for i, prompt in enumerate(PROMPTS)
@@ -56,8 +56,8 @@ def run_all(
             scheduler.advance(step)
         ended, under_way = (under_way, launched) if overlap else (launched, None)
         if ended is not None:
-            for chunk, result in zip(ended.step.chunks, runner.collect(ended), strict=True):
-                scheduler.commit(chunk, result.token_id)
+            for chunk, result in zip(ended.step.chunks, runner.collect(ended).chunks, strict=True):
+                scheduler.commit(chunk, result.token_ids)
         scheduler.check_integrity()
     return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
 
@@ -80,7 +80,7 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
 def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
     return Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(loaded, num_blocks=num_blocks, block_size=4),
+        runner=eager_runner(loaded, num_blocks=num_blocks, block_size=4),
         num_blocks=num_blocks,
         max_model_len=48,
         vocab_size=loaded.vocab_size,

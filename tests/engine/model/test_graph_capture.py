@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes
-from oaiserve.engine.model.load import LoadedModel, prepare
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import LoadedModel
 from tools.random_models import FAMILIES, random_model
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
@@ -129,13 +130,13 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_log_says_why(
             raise RuntimeError(SYNCHRONIZES)
         return torch.zeros(len(batch.seq_lens), loaded.vocab_size)
 
-    runner = ModelRunner(loaded, num_blocks=8, block_size=4)
-    monkeypatch.setattr(runner, "forward", forward)
+    executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
+    monkeypatch.setattr(executor, "forward", forward)
     device.capture_fails = fails == "within"
     with caplog.at_level(logging.INFO):
-        capture_decodes(runner, loaded, max_running=2, max_model_len=16, block_size=4)
+        graphs = capture_decodes(executor, loaded, max_running=2, max_model_len=16, block_size=4)
     (line,) = caplog.messages
-    assert (runner.graphs is None) == (fails != "not")
+    assert (graphs is None) == (fails != "not")
     expected = {
         "before": f"cannot be captured as CUDA graphs ({SYNCHRONIZES})",
         "within": "cannot be captured as CUDA graphs (torch has an error of its own here)",

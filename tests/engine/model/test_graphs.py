@@ -20,19 +20,24 @@ from torch.utils._pytree import tree_leaves
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import sampler
-from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.model.graphs import DecodeGraphs, Run
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.sampler import Choice
+from oaiserve.engine.model.sampler import SampledIds
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
+from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 BLOCK_SIZE = 4
@@ -79,18 +84,18 @@ class Plain:
     def __init__(self) -> None:
         self.used: list[str] = []
 
-    def choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choice:
-        self.used.append("choose")
-        return sampler._choose(logits, sequences)
+    def sample_ids(self, logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+        self.used.append("sample_ids")
+        return sampler.plain_sample_ids(logits, chunks)
 
-    def take_best(self, logits: torch.Tensor, out: Choice | None = None) -> Choice:
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
         assert out is not None
         best, token_ids = logits.max(dim=-1)
         return out[0].copy_(token_ids), out[1].copy_(best.isfinite())
 
     def draw(
-        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: Choice | None = None
-    ) -> Choice:
+        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+    ) -> SampledIds:
         assert out is not None
         temperatures, min_ps, top_ks, top_ps, uniforms = (column[:, None] for column in parameters)
         probs = (logits / temperatures).softmax(dim=-1)
@@ -111,28 +116,31 @@ class Plain:
         return out[0].copy_(order.gather(1, place)[:, 0]), out[1].copy_(mass.isfinite()[:, 0])
 
 
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, batch: Batch, **scoring: Any
-) -> torch.Tensor:
-    """`reference`, with padded rows that write into the last block, which nobody has, and see a token of some block."""
-    scratch = cache.keys.shape[0] * BLOCK_SIZE - 1
-    slots = torch.where(batch.slots < 0, scratch, batch.slots)
-    return reference.attend(
-        query, key, value, cache, replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)), **scoring
-    )
+def padding_backend(num_blocks: int) -> Backend:
+    """The reference, where padded rows write into the last block, which no sequence has, and see some token."""
+
+    def prepare(batch: Batch) -> ReferenceAttention:
+        slots = torch.where(batch.slots < 0, num_blocks * BLOCK_SIZE - 1, batch.slots)
+        return ReferenceAttention(replace(batch, slots=slots, seq_lens=batch.seq_lens.clamp(min=1)))
+
+    return prepare
 
 
 class GraphRunner(ModelRunner):
-    """On a CPU, but launched as on a GPU. With graphs, what they run of the steps is counted."""
+    """A runner on a CPU that launches as on a GPU, and counts its steps; with graphs where there are `sizes`."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
-        super().__init__(loaded, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, backend=attend)
+        num_blocks += 1
+        executor = EagerExecutor.with_cache(
+            loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
+        )
+        self.sampler = Plain()
+        self.graphs = None if sizes is None else make_graphs(executor, loaded, sizes, self.sampler)
+        sample_ids = None if sizes is None else self.sampler.sample_ids
+        super().__init__(executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=self.graphs)
         self.is_asynchronous = overlap
         self.num_steps = 0
         self.num_unknown = 0
-        self.choosing = Plain()
-        if sizes is not None:
-            self.graphs = make_graphs(self, loaded, sizes, self.choosing)
 
     def launch(self, step: Step) -> Launched:
         self.num_steps += 1
@@ -141,14 +149,14 @@ class GraphRunner(ModelRunner):
 
 
 def make_graphs(
-    runner: ModelRunner,
+    executor: Executor,
     loaded: LoadedModel,
     sizes: list[int],
-    choosing: Any,
+    sampler: Any,
     capture: Callable[[Run], Run] = record,
 ) -> DecodeGraphs:
     return DecodeGraphs(
-        runner.forward, choosing, capture, loaded, sizes=sizes, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
+        executor.forward, sampler, capture, loaded, sizes=sizes, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
     )
 
 
@@ -235,7 +243,7 @@ def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int, overlap:
     assert len(set(replays)) >= 3, "steps of several sizes"
     assert len(replays) > runner.num_steps / 5
     assert (runner.num_unknown > len(replays) / 3) == overlap
-    assert "choose" in runner.choosing.used
+    assert "sample_ids" in runner.sampler.used
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -258,6 +266,8 @@ KINDS = [
     SamplingParams(top_p=0.7),
     SamplingParams(logprobs=1),
     SamplingParams(logit_bias={3: 2.0}),
+    SamplingParams(temperature=0.0, repetition_penalty=1.4),
+    SamplingParams(frequency_penalty=1.1, logprobs=1),
 ]
 
 
@@ -293,6 +303,7 @@ class Drive:
         before, self._launched = self._launched, launched
         if before is not None:
             self._collect(before)
+        self.runner.draw(launched)
         if not self.overlap:
             self.settle()
 
@@ -302,10 +313,10 @@ class Drive:
             self._launched = None
 
     def _collect(self, launched: Launched) -> None:
-        results = self.runner.collect(launched)
+        results = self.runner.collect(launched).chunks
         for (sequence, *_), result in zip(launched.step.chunks, results, strict=True):
-            assert result.token_id is not None
-            sequence.token_ids.append(result.token_id)
+            (token_id,) = result.token_ids
+            sequence.token_ids.append(token_id)
         self.results.append(results)
 
     @property
@@ -326,7 +337,7 @@ def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
 @settings(max_examples=15)
 @given(
     steps=st.lists(
-        st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=len(KINDS), unique=True), min_size=1, max_size=12
+        st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=SIZES[-1], unique=True), min_size=1, max_size=12
     ),
     overlap=st.booleans(),
 )
@@ -347,7 +358,7 @@ def test_what_is_no_plain_decode_is_not_replayed(runners: tuple[GraphRunner, Gra
     decode = Chunk(first, 2, 1)
     assert graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
     assert not graphs.can_run(Step([decode, Chunk(second, 0, 4)]))
-    assert not graphs.can_run(Step([decode, Chunk(second, 2, 1, samples=False)]))
+    assert not graphs.can_run(Step([decode, Chunk(second, 2, 1, max_draws=0)]))
     second.wants_prompt_logprobs = True
     assert not graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
 
@@ -360,7 +371,10 @@ def test_a_step_begins_when_its_inputs_are_there(loaded: LoadedModel) -> None:
         run()
         return lambda: log.append("work")
 
-    graphs = make_graphs(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, [4], Plain(), capture)
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=200, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks=200)
+    )
+    graphs = make_graphs(executor, loaded, [4], Plain(), capture)
     sequence = sequences_for_steps()[3]
 
     class Began:
@@ -374,11 +388,10 @@ def test_a_step_begins_when_its_inputs_are_there(loaded: LoadedModel) -> None:
 
 
 def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
-    runner = GraphRunner(loaded, num_blocks=200, sizes=None)
     logits = torch.zeros(len(KINDS), loaded.vocab_size)
     logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
     logits[1, 50] = float("nan")
-    runner.graphs = DecodeGraphs(
+    graphs = DecodeGraphs(
         lambda batch: logits[: len(batch.seq_lens)],
         Plain(),
         record,
@@ -387,11 +400,12 @@ def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
         max_model_len=MAX_LEN,
         block_size=BLOCK_SIZE,
     )
+    runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs)
     chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
     for greedy in (True, False):
-        results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3])))
+        results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3]))).chunks
         assert [result.error is None for result in results] == [True, False, True][: len(results)]
-        assert results[0].token_id == 10
+        assert results[0].token_ids == [10]
 
 
 # -- with the kernels -------------------------------------------------------------------------------------------------
@@ -404,10 +418,11 @@ def test_the_kernels_leave_padded_rows_alone(loaded: LoadedModel) -> None:
 
     num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
     expected = Drive(GraphRunner(loaded, num_blocks=num_blocks, sizes=None), overlap=False)
-    runner = ModelRunner(
-        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.attend, choose=triton_sampling.choose
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.TritonAttention
     )
-    runner.graphs = make_graphs(runner, loaded, [4], triton_sampling, run_again)
+    graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
+    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, sample_ids=triton_sampling.sample_ids, graphs=graphs)
     found = Drive(runner, overlap=True)
     for indices in ([0, 1, 3], [1, 0], [4, 0, 2], [5, 4, 2, 0], [6, 1]):
         expected.decode(indices)

@@ -13,12 +13,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
-from tests.engine.model.test_overlap import CountingRunner, check_answers, run, some_requests
+from tests.engine.model.runners import eager_runner
+from tests.engine.model.test_overlap import CountingExecutor, check_answers, run, some_requests
 from tools.random_models import FAMILIES, random_model
 
 
@@ -27,11 +30,11 @@ def loaded() -> LoadedModel:
     return prepare(random_model(FAMILIES["llama"]))
 
 
-class ScarceRunner(CountingRunner):
-    """Every other step finds no memory: in front of the model or behind it, with all keys and values written."""
+class ScarceExecutor(CountingExecutor):
+    """Every other step finds no memory: before the model is computed, or after all keys and values are written."""
 
-    def __init__(self, loaded: LoadedModel, *, num_blocks: int, overlap: bool) -> None:
-        super().__init__(loaded, num_blocks=num_blocks, overlap=overlap)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._random = random.Random(7)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -48,25 +51,24 @@ class ScarceRunner(CountingRunner):
 def test_all_answers_are_the_same(loaded: LoadedModel, overlap: bool) -> None:
     requests = some_requests(3)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
-    found = run(loaded, requests, overlap=overlap, num_blocks=14, kind=ScarceRunner)
+    found = run(loaded, requests, overlap=overlap, num_blocks=14, executor=ScarceExecutor)
     assert all(isinstance(event, Finished) for event in found.ended.values())
     assert (found.num_unknown > 100) == overlap
     check_answers(found, expected)
 
 
-class FullRunner(CountingRunner):
+class FullExecutor(EagerExecutor):
     def forward(self, batch: Batch) -> torch.Tensor:
         raise torch.OutOfMemoryError("2 GiB were asked for")
 
 
-def test_the_engine_learns_of_it_without_torch_and_blocks_are_not_copied_again(loaded: LoadedModel) -> None:
-    runner = FullRunner(loaded, num_blocks=4, overlap=True)
+def test_the_engine_gets_an_exception_that_keeps_no_tensors(loaded: LoadedModel) -> None:
+    runner = eager_runner(loaded, num_blocks=4, block_size=4, executor=FullExecutor)
     sequence = Sequence("a", 0, [1, 2, 3], SamplingParams(), max_len=9)
     sequence.blocks = [1]
-    step = Step([Chunk(sequence, 0, 3)], copies=[(0, 1)])
+    step = Step([Chunk(sequence, 0, 3)])
     with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
         runner.launch(step)
-    assert step.copies == []
     assert error.value.__context__ is None, "whose traceback would keep the tensors of the step"
 
 

@@ -15,8 +15,9 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.load import LoadedModel, prepare
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import (
     Aborted,
     Event,
@@ -31,19 +32,19 @@ from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import EngineAccount, EventKind
 from oaiserve.times import RequestTimes
 from tests.engine.doubles import Leaver
+from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
 
 
-class CountingRunner(ModelRunner):
-    """On a CPU, but launched as on a GPU."""
+class CountingExecutor(EagerExecutor):
+    """Counts the ids that it takes from the step before."""
 
-    def __init__(self, loaded: LoadedModel, *, num_blocks: int, overlap: bool) -> None:
-        super().__init__(loaded, num_blocks=num_blocks, block_size=4)
-        self.is_asynchronous = overlap
-        self.num_unknown = 0  # ids that were taken from the step before
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.num_unknown = 0
 
     def forward(self, batch: Batch) -> torch.Tensor:
         self.num_unknown += len(batch.unknown_rows)
@@ -107,10 +108,11 @@ def run(
     overlap: bool,
     num_blocks: int,
     leaves: dict[str, int] | None = None,
-    kind: type[CountingRunner] = CountingRunner,
+    executor: type[CountingExecutor] = CountingExecutor,
 ) -> Run:
     requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
-    runner = kind(loaded, num_blocks=num_blocks, overlap=overlap)
+    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
+    runner.is_asynchronous = overlap  # launched as on a GPU
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
         runner=runner,
@@ -154,7 +156,7 @@ def run(
         ended,
         requests,
         scheduler.num_preemptions,
-        runner.num_unknown,
+        runner._executor.num_unknown,
     )
 
 

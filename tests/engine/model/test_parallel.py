@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +24,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.parallel import group, workers
-from oaiserve.engine.model.parallel.executor import ParallelRunner
-from oaiserve.engine.model.parallel.messages import Copies, Shape, Task, Work
+from oaiserve.engine.model.parallel.executor import ParallelExecutor
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Task, Work
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
@@ -88,7 +88,8 @@ def started(model: Path, tensor_parallel: int, **options: Any) -> Iterator[Engin
 
 
 def worker_pids(engine: Engine) -> list[int]:
-    return [] if engine._workers is None else [worker.process.pid for worker in engine._workers._workers]
+    processes = engine._processes
+    return [worker.process.pid for worker in processes._workers] if isinstance(processes, workers.Workers) else []
 
 
 def is_alive(pid: int) -> bool:
@@ -145,9 +146,9 @@ def test_answers_are_those_of_one_process(
         expected = answer_all(engine)
     assert len({tuple(token_ids) for token_ids in expected.token_ids.values()}) == len(PROMPTS)
     sent, num_unknown = [], 0
-    forward, send = ParallelRunner.forward, workers.Workers.send
+    forward, send = ParallelExecutor.forward, workers.Workers.send
 
-    def noting_forward(self: ParallelRunner, batch: Batch) -> torch.Tensor:
+    def noting_forward(self: ParallelExecutor, batch: Batch) -> torch.Tensor:
         nonlocal num_unknown
         num_unknown += len(batch.unknown_rows)
         return forward(self, batch)
@@ -156,11 +157,11 @@ def test_answers_are_those_of_one_process(
         sent.append(work)
         send(self, work)
 
-    monkeypatch.setattr(ParallelRunner, "forward", noting_forward)
+    monkeypatch.setattr(ParallelExecutor, "forward", noting_forward)
     monkeypatch.setattr(workers.Workers, "send", noting_send)
     if overlap:  # as on a GPU: ids that a step draws are put into the next one on the device
         always = property(lambda _: True, lambda _self, _value: None)
-        monkeypatch.setattr(ParallelRunner, "is_asynchronous", always, raising=False)
+        monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
     with started(saved(family), 2, **SMALL_STEPS) as engine:
         found, again = answer_all(engine), answer_all(engine, prompt_logprobs=None)
     for run in (found, again):
@@ -171,7 +172,7 @@ def test_answers_are_those_of_one_process(
         assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
     # What this was about took place.
     assert any(isinstance(work, Copies) for work in sent), "no block was copied"
-    assert any(1 < length < 12 for work in sent if isinstance(work, Shape) for length in work.query_lens)
+    assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
     assert found.num_preemptions > 0
     assert again.num_cached > 0
     assert (num_unknown > 0) == overlap
@@ -201,8 +202,8 @@ def test_an_error_in_a_worker_ends_an_idle_engine_and_the_server_tells_it(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(saved("llama"), 2) as engine:
-        assert engine._workers is not None
-        engine._workers.send(Copies([(0, 10**9)]))
+        assert isinstance(engine._processes, workers.Workers)
+        engine._processes.send(Copies([(0, 10**9)]))
         wait_until(lambda: not engine._loop.is_alive)
         assert not engine.is_ready
         assert str(engine.failure).startswith("The process with part 1 of the model failed (")
@@ -213,7 +214,7 @@ def test_workers_end_when_the_server_is_killed(saved: Callable[[str], Path], tmp
     program = (
         "import sys; from oaiserve.engine.engine import Engine;"
         f"engine = Engine.from_pretrained({str(saved('llama'))!r}, device='cpu', tensor_parallel=2);"
-        "engine.start(); print(engine._workers._workers[0].process.pid, flush=True); sys.stdin.read()"
+        "engine.start(); print(engine._processes._workers[0].process.pid, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
@@ -298,11 +299,16 @@ def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
-    """A model that says it is split, but has no workers to wait for."""
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
+    """The workers of a model that is split, of which there are none to wait for."""
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
-    whole = prepare(random_model(config_of("llama")))
-    return replace(whole, workers=workers.Workers("nowhere", EngineOptions(), offline=True))
+    return workers.Workers("nowhere", EngineOptions(), offline=True)
+
+
+def parallel_runner(no_workers: workers.Workers) -> ModelRunner:
+    loaded = prepare(random_model(config_of("llama")))
+    own = EagerExecutor.with_cache(loaded, num_blocks=4, block_size=4)
+    return ModelRunner(ParallelExecutor(own, no_workers), loaded.device, 4, check_results=no_workers.check)
 
 
 def one_step() -> Step:
@@ -311,19 +317,18 @@ def one_step() -> Step:
     return Step([Chunk(sequence, 0, 3)])
 
 
-def test_results_with_one_that_is_gone_are_not_taken(alone: LoadedModel) -> None:
-    runner = ParallelRunner(alone, num_blocks=4, block_size=4)
+def test_results_with_a_worker_that_is_gone_are_not_taken(no_workers: workers.Workers) -> None:
+    runner = parallel_runner(no_workers)
     launched = runner.launch(one_step())  # on a GPU, workers may end while it is computed
-    assert alone.workers is not None
-    alone.workers.failure = RuntimeError("gone")
+    no_workers.failure = RuntimeError("gone")
     with pytest.raises(RuntimeError, match="gone"):
         runner.collect(launched)
     with pytest.raises(RuntimeError, match="gone"):
         runner.launch(one_step())
 
 
-def test_a_step_without_memory_is_not_tried_again(alone: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = ParallelRunner(alone, num_blocks=4, block_size=4)
+def test_a_step_without_memory_is_not_tried_again(no_workers: workers.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = parallel_runner(no_workers)
 
     def no_memory(self: EagerExecutor, batch: Batch) -> torch.Tensor:
         raise torch.OutOfMemoryError("1 GiB")

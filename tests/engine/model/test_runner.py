@@ -11,12 +11,16 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import LoadedModel, prepare
-from oaiserve.engine.model.runner import BAD_LOGITS, NOTHING_LEFT, ModelRunner
+from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, NOTHING_LEFT, Launched, ModelRunner
+from oaiserve.engine.model.sampler import SampledIds, plain_sample_ids
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Logprobs, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.tokenize import Tokenizer
+from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
@@ -29,7 +33,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    runner = ModelRunner(loaded, num_blocks=64, block_size=4)
+    runner = eager_runner(loaded, num_blocks=64, block_size=4)
     with Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
         runner=runner,
@@ -55,15 +59,17 @@ def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedMod
     model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model writes into its config
     asked = [(2, None), (None, 3), (0, 0), (None, None)]
     params = [SamplingParams(temperature=0.0, logprobs=a, prompt_logprobs=b) for a, b in asked]
-    runner = ModelRunner(loaded, num_blocks=8, block_size=4)
-    results = runner.collect(runner.launch(step_of(params)))
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    results = runner.collect(runner.launch(step_of(params))).chunks
     for prompt, (num_top, num_prompt_top), result in zip(PROMPTS, asked, results, strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-        assert result.token_id == expected[-1].argmax()
+        (token_id,) = result.token_ids
+        assert token_id == expected[-1].argmax()
         assert (result.logprobs is None, result.prompt_logprobs is None) == (num_top is None, num_prompt_top is None)
         if result.logprobs is not None:
-            check(result.logprobs, result.token_id, num_top, expected[-1])
+            (logprobs,) = result.logprobs
+            check(logprobs, token_id, num_top, expected[-1])
         rows = result.prompt_logprobs or []
         for found, token_id, of_position in zip(rows, prompt[1:], expected, strict=False):
             check(found, token_id, num_prompt_top, of_position)
@@ -76,8 +82,8 @@ def check(found: Logprobs, token_id: int, num_top: int, expected: torch.Tensor) 
     assert found.top_logprobs == pytest.approx(expected.topk(num_top).values.tolist(), abs=1e-4)
 
 
-class BrokenRunner(ModelRunner):
-    def forward(self, batch: object) -> torch.Tensor:
+class BrokenExecutor(EagerExecutor):
+    def forward(self, batch: Batch) -> torch.Tensor:
         logits = torch.zeros(4, 97)
         logits[1] = math.nan
         return logits
@@ -88,10 +94,99 @@ def test_a_sequence_without_a_token_is_told_why(loaded: LoadedModel) -> None:
     only = SamplingParams(allowed_token_ids=(5,))
     step.chunks[2] = Chunk(Sequence("2", 0, [7], only, max_len=40, bad_words=[[5]]), 0, 1)
     step.chunks[2].sequence.blocks = [4]
-    runner = BrokenRunner(loaded, num_blocks=8, block_size=4)
-    results = runner.collect(runner.launch(step))
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=BrokenExecutor)
+    results = runner.collect(runner.launch(step)).chunks
     assert [result.error for result in results] == [None, BAD_LOGITS, NOTHING_LEFT, None]
-    assert [result.token_id is None for result in results] == [False, True, True, False]
+    assert [len(result.token_ids) for result in results] == [1, 0, 0, 1]
+
+
+# -- draws that wait
+
+
+class CountingRows:
+    """Samples as plain torch does, and records how many rows each call has."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+        self.rows.append(len(chunks))
+        return plain_sample_ids(logits, chunks)
+
+
+PENALTY = SamplingParams(temperature=0.0, repetition_penalty=5.0)
+BAD_WORD = SamplingParams(temperature=0.0)
+
+
+def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows) -> list[list[ChunkResult]]:
+    """Return the results of a prefill and of the next decode, which with overlap is launched before they are known."""
+    params = [SamplingParams(temperature=0.0), PENALTY, SamplingParams(seed=3, logprobs=1), BAD_WORD]
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    sequences = []
+    for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
+        bad_words = [[7, 9]] if asked is BAD_WORD else None
+        sequences.append(Sequence(str(i), 0, prompt, asked, max_len=20, draw_key=i, bad_words=bad_words))
+        sequences[-1].blocks = [2 * i, 2 * i + 1]
+    first = runner.launch(Step([Chunk(s, 0, s.prompt_len) for s in sequences]))
+    runner.draw(first)
+    results = [] if overlap else [collect_into(sequences, runner, first)]
+    second = runner.launch(Step([Chunk(s, s.prompt_len, 1) for s in sequences]))
+    if overlap:
+        results.append(collect_into(sequences, runner, first))
+    runner.draw(second)
+    return [*results, collect_into(sequences, runner, second)]
+
+
+def collect_into(sequences: list[Sequence], runner: ModelRunner, launched: Launched) -> list[ChunkResult]:
+    results = runner.collect(launched).chunks
+    for sequence, result in zip(sequences, results, strict=True):
+        sequence.token_ids += result.token_ids
+        sequence.num_tokens = len(sequence.token_ids)
+    return results
+
+
+def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: LoadedModel) -> None:
+    in_turn, waiting = CountingRows(), CountingRows()
+    expected = decode_two_steps(loaded, overlap=False, count=in_turn)
+    assert in_turn.rows == [4, 4], "all ids are known"
+    assert decode_two_steps(loaded, overlap=True, count=waiting) == expected
+    assert waiting.rows == [4, 2, 2], "two rows are drawn with the launch, two after the commit"
+
+
+def test_a_row_whose_sequence_ended_meanwhile_is_not_drawn(loaded: LoadedModel) -> None:
+    count = CountingRows()
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    ended, alive = (Sequence(str(i), 0, [5, 9, 3], PENALTY, max_len=20) for i in range(2))
+    ended.blocks, alive.blocks = [0], [1]
+    first = runner.launch(Step([Chunk(ended, 0, 3), Chunk(alive, 0, 3)]))
+    runner.draw(first)
+    second = runner.launch(Step([Chunk(ended, 3, 1), Chunk(alive, 3, 1)]))
+    _, result = runner.collect(first).chunks
+    alive.token_ids += result.token_ids  # the other one had no usable logits, say
+    runner.draw(second)
+    dropped, drawn = runner.collect(second).chunks
+    assert (dropped.token_ids, dropped.error, len(drawn.token_ids)) == ([], None, 1)
+    assert count.rows == [2, 1]
+
+
+def test_rows_that_find_no_memory_to_be_drawn_end_with_an_error_and_the_others_go_on(loaded: LoadedModel) -> None:
+    def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+        if any(chunk.start == 3 and chunk.sequence.request_id == "0" for chunk in chunks):
+            raise torch.OutOfMemoryError("1 GiB")
+        return plain_sample_ids(logits, chunks)
+
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=sample_ids)
+    sequences = [Sequence(str(i), 0, [5, 9, 3], PENALTY, max_len=20) for i in range(3)]
+    for i, sequence in enumerate(sequences):
+        sequence.blocks = [i]
+    first = runner.launch(Step([Chunk(sequence, 0, 3) for sequence in sequences]))
+    runner.draw(first)
+    second = runner.launch(Step([Chunk(sequence, 3, 1) for sequence in sequences]))
+    collect_into(sequences, runner, first)
+    runner.draw(second)
+    results = runner.collect(second).chunks
+    assert [result.error for result in results] == [NO_MEMORY, None, None]
+    assert [len(result.token_ids) for result in results] == [0, 1, 1]
 
 
 # -- bad_words, with a token per byte

@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.draws import draw_key, uniform
 from oaiserve.engine.model.logit_edits import edit_logits
-from oaiserve.engine.model.sampler import GREEDY_BELOW, Sampled, sample
+from oaiserve.engine.model.sampler import GREEDY_BELOW, Sampled
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence, TokenCounts
+from tests.engine.model.sampling import last_chunks, sample
 
 VOCAB = 24
 EPSILON = 1e-5  # of float32 sums: a uniform, or a threshold, that is so near to a boundary may fall on either side
@@ -152,7 +153,7 @@ def batches(draw: Callable[..., Any]) -> tuple[torch.Tensor, list[Sequence]]:
 @given(batch=batches())
 def test_every_row_is_edited_as_its_request_asks(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
     logits, rows = batch
-    edited = edit_logits(logits.clone(), rows)
+    edited = edit_logits(logits.clone(), last_chunks(rows))
     for i, row in enumerate(rows):
         assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5, abs=1e-5)
 
@@ -238,7 +239,7 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
         sequence(SamplingParams(presence_penalty=0.7), (5, 6, 5), bad_words=((9, 9, 6), (9, 7))),
     ]
     for token_id in (9, 9, 6, 5, 9, 23, 9):
-        edited = edit_logits(logits.clone(), rows)
+        edited = edit_logits(logits.clone(), last_chunks(rows))
         for i, row in enumerate(rows):
             assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5)
             row.token_ids.append(token_id)
@@ -254,10 +255,10 @@ def test_counts_take_the_prompt_for_ids_and_the_answer_for_times() -> None:
 
 def test_a_word_is_bad_only_within_the_answer() -> None:
     row = sequence(prompt=(1, 2), bad_words=((1, 2, 3), (2, 4)))
-    assert edit_logits(torch.zeros(1, VOCAB), [row]).isfinite().all()
+    assert edit_logits(torch.zeros(1, VOCAB), last_chunks([row])).isfinite().all()
     row.token_ids += [1, 2]
     row.num_tokens += 2
-    assert edit_logits(torch.zeros(1, VOCAB), [row])[0].isinf().nonzero().flatten().tolist() == [3, 4]
+    assert edit_logits(torch.zeros(1, VOCAB), last_chunks([row]))[0].isinf().nonzero().flatten().tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("min_tokens", [1, 2, 3])
@@ -276,8 +277,8 @@ def test_a_token_on_its_way_counts_as_if_its_id_were_known(min_tokens: int) -> N
 def test_an_edit_by_ids_that_are_not_known_is_noticed() -> None:
     row = sequence(SamplingParams(presence_penalty=0.1))
     row.num_tokens += 1
-    with pytest.raises(AssertionError, match="an id is not known yet"):
-        edit_logits(torch.zeros(1, VOCAB), [row])
+    with pytest.raises(AssertionError, match="the ids before the draw are not known yet"):
+        edit_logits(torch.zeros(1, VOCAB), last_chunks([row]))
 
 
 # -- rows that are special

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import LayerCache, reference, select_backend
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model import test_families
+from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, generate, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -83,14 +85,18 @@ def expected(inputs: Inputs, **scoring: float | int | None) -> torch.Tensor:
     """The reference's answer in float32, from the same numbers; the caches come out the same."""
     query, key, value, cache, batch = inputs
     copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
-    out = reference.attend(query.float(), key.float(), value.float(), copies, batch, **scoring)
-    return out
+    return ReferenceAttention(batch)(query.float(), key.float(), value.float(), copies, **scoring)
+
+
+def attend(inputs: Inputs, **scoring: Any) -> torch.Tensor:
+    *tensors, batch = inputs
+    return backend.TritonAttention(batch)(*tensors, **scoring)
 
 
 def check(inputs: Inputs, *, window: int | None = None, softcap: float | None = None) -> None:
     scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
     want = expected(inputs, **scoring)
-    got = backend.attend(*inputs, **scoring)
+    got = attend(inputs, **scoring)
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
@@ -124,7 +130,7 @@ def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, so
 def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
     inputs = make_inputs(MIXED, key_dim=20, value_dim=12)
     before = LayerCache(inputs.cache.keys.clone(), inputs.cache.values.clone())
-    backend.attend(*inputs, scaling=1.0, sliding_window=None, softcap=None)
+    attend(inputs, scaling=1.0, sliding_window=None, softcap=None)
     for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
         old.flatten(0, 1)[inputs.batch.slots] = new
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
@@ -159,7 +165,7 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
         backend.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        backend.prefill(query, cache, batch, out, scoring, tile)
+        backend.prefill(query, cache, batch, out, scoring, backend.PrefillTiles(batch), tile)
     backend.decode(query, key, value, cache, batch, out, scoring, splits, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
@@ -198,7 +204,7 @@ def test_sequences_are_split_where_that_fills_the_device(programs: int, tokens: 
 
 def test_tiles_that_see_most_come_first() -> None:
     batch = make_inputs(((9, 1), (0, 5), (100, 3))).batch
-    assert backend._tiles(batch, 2).tolist() == [
+    assert backend.PrefillTiles(batch).of(2).tolist() == [
         [2, 8, 1, 102],
         [2, 6, 2, 100],
         [1, 5, 1, 4],
@@ -208,12 +214,12 @@ def test_tiles_that_see_most_come_first() -> None:
 
 
 def test_models_answer_as_generate_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_families, "ModelRunner", partial(ModelRunner, backend=backend.attend))
+    monkeypatch.setattr(test_families, "eager_runner", partial(eager_runner, backend=backend.TritonAttention))
     model = random_model(FAMILIES["gemma2"])  # grouped heads, windows and softcap
     expected = generate(model, test_families.PROMPTS, test_families.NUM_TOKENS)
     assert test_families.run_all(prepare(model), num_blocks=64, max_step_tokens=40) == (expected, 0)
 
 
 def test_the_device_decides_which_backend_is_used() -> None:
-    assert select_backend(CPU) is reference.attend
-    assert select_backend(torch.device("cuda")) is backend.attend
+    assert select_backend(CPU) is ReferenceAttention
+    assert select_backend(torch.device("cuda")) is backend.TritonAttention

@@ -15,6 +15,7 @@ from oaiserve.engine.sequence import Sequence
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model import triton_sampling
+from tests.engine.model.sampling import last_chunks, sample
 
 # Rows without numbers are worked out like the others, and then marked.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
@@ -32,8 +33,8 @@ def make_sequence(draw_key: int = 0, **params: float) -> Sequence:
 
 
 def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
-    token_ids, are_finite = triton_sampling.choose(logits, sequences)
-    want_ids, want_finite = sampler._choose(logits.clone(), sequences)
+    token_ids, are_finite = triton_sampling.sample_ids(logits, last_chunks(sequences))
+    want_ids, want_finite = sampler.plain_sample_ids(logits.clone(), last_chunks(sequences))
     assert are_finite.tolist() == want_finite.tolist()
     assert token_ids[are_finite].tolist() == want_ids[want_finite].tolist()
 
@@ -68,7 +69,7 @@ def test_every_token_can_be_drawn_and_none_that_is_masked() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
     for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
         sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
-        token_ids, are_finite = triton_sampling.choose(logits.expand(10, -1).contiguous(), sequences)
+        token_ids, are_finite = triton_sampling.sample_ids(logits.expand(10, -1).contiguous(), last_chunks(sequences))
         assert set(token_ids.tolist()) == {1, 3, 4}
         assert are_finite.all()
 
@@ -129,6 +130,6 @@ def test_the_sampler_takes_it_in_place_of_its_own() -> None:
         make_sequence(temperature=1.0, logprobs=2),
         make_sequence(temperature=1.0, top_p=0.5),
     ]
-    got = sampler.sample(logits.clone(), sequences, choose=triton_sampling.choose)
-    assert got == sampler.sample(logits.clone(), sequences)
+    got = sample(logits.clone(), sequences, sample_ids=triton_sampling.sample_ids)
+    assert got == sample(logits.clone(), sequences)
     assert got.token_ids[0] == 3

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.model.attention import reference, select_backend
-from oaiserve.engine.model.load import KVShape, prepare
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.spec import KVShape
 from oaiserve.errors import StartupError
 from tools.random_models import FAMILIES, random_model
 
@@ -72,10 +74,15 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", plain_varlen_attn)
 
 
+def attend(inputs: Inputs, **scoring: Any) -> torch.Tensor:
+    *tensors, batch = inputs
+    return varlen.VarlenAttention(batch)(*tensors, **scoring)
+
+
 def check(inputs: Inputs, *, window: int | None = None) -> None:
     scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": None}
     want = expected(inputs, **scoring)
-    got = varlen.attend(*inputs, **scoring)
+    got = attend(inputs, **scoring)
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
@@ -115,7 +122,7 @@ def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
     for lengths in (MIXED, PROMPTS):
         inputs = make_inputs(lengths)
         before = [blocks.clone() for blocks in inputs.cache]
-        varlen.attend(*inputs, scaling=1.0, sliding_window=None, softcap=None)
+        attend(inputs, scaling=1.0, sliding_window=None, softcap=None)
         for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
             old.flatten(0, 1)[inputs.batch.slots] = new
             torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
@@ -135,12 +142,14 @@ def test_contexts_too_long_to_copy_and_steps_of_decodes_are_left_to_triton(monke
 
 
 def test_the_prompts_keys_are_looked_for_once_a_step() -> None:
-    inputs = make_inputs(MIXED)
+    *tensors, batch = make_inputs(MIXED)
     scoring = {"scaling": 1.0, "sliding_window": None, "softcap": None}
-    varlen.attend(*inputs, **scoring)
-    packed = inputs.batch.packed_keys
-    varlen.attend(*inputs, **scoring)
-    assert inputs.batch.packed_keys is packed
+    attention = varlen.VarlenAttention(batch)
+    attention(*tensors, **scoring)
+    packed = attention._packed_keys
+    assert packed is not None
+    attention(*tensors, **scoring)
+    assert attention._packed_keys is packed
 
 
 @pytest.mark.parametrize("name", ["triton", "varlen"])
@@ -150,14 +159,14 @@ def test_backends_for_gpus_are_refused_elsewhere(name: Any, monkeypatch: pytest.
     monkeypatch.setattr("oaiserve.engine.model.attention.find_spec", lambda _: None)
     with pytest.raises(StartupError, match=rf"^--attention {name} needs the package triton\."):
         select_backend(torch.device("cuda"), name)
-    assert select_backend(torch.device("cuda")) is reference.attend
+    assert select_backend(torch.device("cuda")) is ReferenceAttention
 
 
 def test_the_name_decides_which_backend_is_used() -> None:
     cuda = torch.device("cuda")
-    assert select_backend(cuda, "varlen") is varlen.attend
-    assert select_backend(cuda, "triton") is select_backend(cuda, "auto") is triton.attend
-    assert select_backend(cuda, "reference") is select_backend(CPU, "reference") is reference.attend
+    assert select_backend(cuda, "varlen") is varlen.VarlenAttention
+    assert select_backend(cuda, "triton") is select_backend(cuda, "auto") is triton.TritonAttention
+    assert select_backend(cuda, "reference") is select_backend(CPU, "reference") is ReferenceAttention
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The reference backend: plain torch on any device, and the oracle for the others."""
+"""The reference backend: plain torch on any device. The other backends are compared with it."""
 
 from __future__ import annotations
 
@@ -9,43 +9,52 @@ from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 
 
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: LayerCache,
-    batch: Batch,
-    *,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """See `attention.Backend`. Decodes are gathered, padded to the longest and attend as one batch; each prefill
-    attends on its own."""
-    cache.keys.flatten(0, 1)[batch.slots] = key
-    cache.values.flatten(0, 1)[batch.slots] = value
-    if sliding_window not in batch.masks:
-        batch.masks[sliding_window] = _masks(batch, sliding_window)
-    masks = batch.masks[sliding_window]
-    out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
-    num_decodes = batch.num_decodes
-    if num_decodes:
-        keys, values = _gather(cache, batch.block_tables[:num_decodes], masks[0].shape[-1])
-        decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
-        out[:num_decodes] = _attention(decodes, keys, values, masks[0], scaling, softcap).squeeze(2)
-        masks = masks[1:]
-    first = num_decodes
-    for row, mask in enumerate(masks, start=num_decodes):
-        last = first + batch.query_lens[row]
-        keys, values = _gather(cache, batch.block_tables[row : row + 1], batch.context_lens[row])
-        prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
-        out[first:last] = _attention(prefill, keys, values, mask, scaling, softcap)[0].transpose(0, 1)
-        first = last
-    return out
+class ReferenceAttention:
+    """The attention of one step in plain torch. It builds each mask once per step, not once per layer.
+
+    Decodes are gathered, padded to the longest and attend as one batch; each prefill attends on its own.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._masks: dict[int | None, list[torch.Tensor]] = {}  # by sliding window
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        batch = self._batch
+        cache.keys.flatten(0, 1)[batch.slots] = key
+        cache.values.flatten(0, 1)[batch.slots] = value
+        if sliding_window not in self._masks:
+            self._masks[sliding_window] = _masks(batch, sliding_window)
+        masks = self._masks[sliding_window]
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
+        num_decodes = batch.num_decodes
+        if num_decodes:
+            keys, values = _gather(cache, batch.block_tables[:num_decodes], masks[0].shape[-1])
+            decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
+            out[:num_decodes] = _attention(decodes, keys, values, masks[0], scaling, softcap).squeeze(2)
+            masks = masks[1:]
+        first = num_decodes
+        for row, mask in enumerate(masks, start=num_decodes):
+            last = first + batch.query_lens[row]
+            keys, values = _gather(cache, batch.block_tables[row : row + 1], batch.context_lens[row])
+            prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
+            out[first:last] = _attention(prefill, keys, values, mask, scaling, softcap)[0].transpose(0, 1)
+            first = last
+        return out
 
 
 def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
-    """One mask for all decodes together, where there are any, then one per prefill. Every layer needs the same."""
+    """Return one mask for all decodes together, where there are any, then one for each prefill."""
     masks = []
     num_decodes = batch.num_decodes
     if num_decodes:
@@ -59,7 +68,7 @@ def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
 
 
 def _gather(cache: LayerCache, block_tables: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of whole sequences: two of [B, kv_heads, length, dim]."""
+    """Return the keys and the values of whole sequences: two tensors [B, kv_heads, length, dim]."""
     tables = block_tables[:, : -(-length // cache.keys.shape[1])]
 
     def gather(blocks: torch.Tensor) -> torch.Tensor:
@@ -71,7 +80,7 @@ def _gather(cache: LayerCache, block_tables: torch.Tensor, length: int) -> tuple
 
 
 def _mask(positions: torch.Tensor, length: int, sliding_window: int | None) -> torch.Tensor:
-    """Which of `length` keys each query at `positions` [B, Q] may see: bool [B, 1, Q, length]."""
+    """Return which of `length` keys each query at `positions` [B, Q] may see: bool [B, 1, Q, length]."""
     keys = torch.arange(length, device=positions.device)
     distance = positions[:, :, None] - keys
     visible = distance >= 0

@@ -31,7 +31,7 @@ DECODE_BYTES = 32 << 10  # keys and values that a program of the decode kernel a
 
 
 class Tile(NamedTuple):
-    """How much a program works on at a time, and how."""
+    """A tile is how much of the work a program of a kernel takes at a time, and with what resources."""
 
     rows: int  # tokens times the query heads that share a key head
     tokens: int  # of the cache
@@ -40,48 +40,75 @@ class Tile(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """How scores are made of queries and keys."""
+    """The parameters by which scores are made of queries and keys."""
 
     scaling: float
     sliding_window: int | None
     softcap: float | None
 
     def scalars(self) -> tuple[float, float]:
-        """What the kernels multiply scores by, and the cap, for weights in base 2."""
+        """Return what the kernels multiply scores by, and the cap, for weights in base 2."""
         log2_e = math.log2(math.e)
         if self.softcap is None:
             return self.scaling * log2_e, 0.0
         return 2 * self.scaling * log2_e / self.softcap, self.softcap * log2_e  # tanh(x) = 1 - 2 / (1 + exp(2 x))
 
 
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: LayerCache,
-    batch: Batch,
-    *,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """See `attention.Backend`. bfloat16, float16 or float32, added up in float32."""
-    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
-    out = query.new_empty(*query.shape[:2], value.shape[-1])
-    scoring = Scoring(scaling, sliding_window, softcap)
-    num_decodes = batch.num_decodes
-    has_prefills = num_decodes < len(batch.query_lens)
-    if has_prefills:
-        write(key, value, cache, batch.slots, first_token=num_decodes)
-    if num_decodes:
-        decode(query, key, value, cache, batch, out, scoring)
-    if has_prefills:
-        prefill(query, cache, batch, out, scoring)
-    return out
+class TritonAttention:
+    """The attention of one step by Triton's kernels: bfloat16, float16 or float32, added up in float32."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._tiles = PrefillTiles(batch)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        batch = self._batch
+        query, key, value = (
+            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
+        )
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        scoring = Scoring(scaling, sliding_window, softcap)
+        num_decodes = batch.num_decodes
+        has_prefills = num_decodes < len(batch.query_lens)
+        if has_prefills:
+            write(key, value, cache, batch.slots, first_token=num_decodes)
+        if num_decodes:
+            decode(query, key, value, cache, batch, out, scoring)
+        if has_prefills:
+            prefill(query, cache, batch, out, scoring, self._tiles)
+        return out
+
+
+class PrefillTiles:
+    """The prefills of a step cut into tiles, each size of tile cut once: every layer needs the same list."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._tiles: dict[int, torch.Tensor] = {}
+
+    def of(self, num_tokens: int) -> torch.Tensor:
+        """Return the tiles of `num_tokens` tokens: row, first token, number of tokens, position of the first.
+
+        They are int32 [N, 4]. Those that see the most keys come first, so that no long one is left when the device runs
+        out of others.
+        """
+        if num_tokens not in self._tiles:
+            self._tiles[num_tokens] = _cut(self._batch, num_tokens)
+        return self._tiles[num_tokens]
 
 
 def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> int:
-    """Into how many splits sequences of up to `num_tokens` are cut that need `num_programs` without splits."""
+    """Return into how many splits to cut sequences of up to `num_tokens` that need `num_programs` without splits."""
     to_fill = num_multiprocessors * PROGRAMS_PER_SM // num_programs
     at_least = -(-num_tokens // MAX_SPLIT_TOKENS)
     at_most = -(-num_tokens // MIN_SPLIT_TOKENS)
@@ -90,7 +117,7 @@ def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> 
 
 @functools.cache
 def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
-    """For `group` query heads per key head, and keys and values that have `tile_dims` dimensions together."""
+    """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` dimensions."""
     token_bytes = triton.next_power_of_2(tile_dims * itemsize)
     tokens = min(64, max(16, DECODE_BYTES // token_bytes))
     num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
@@ -100,7 +127,8 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
 
 @functools.cache
 def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
-    """Two sizes of each kind, not one per length: every further one is compiled while somebody waits."""
+    """Return the prefill tile: one of two sizes of each kind, since every further one is compiled while a request
+    waits."""
     if itemsize == 4:  # no tensor cores: for comparisons, not for speed
         return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
     rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
@@ -137,7 +165,7 @@ def decode(
     splits: int | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """The first `batch.num_decodes` rows of `out`, [T, heads, value_dim]; writes their keys and values, too."""
+    """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values."""
     num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
     if splits is None:
         longest = max(batch.context_lens[:num_rows])
@@ -201,9 +229,10 @@ def prefill(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
+    tiles: PrefillTiles,
     tile: Tile | None = None,
 ) -> None:
-    """All rows of `out`, [T, heads, value_dim], but those of decodes. Keys and values are in the cache already."""
+    """Compute all rows of `out`, [T, heads, value_dim], but those of decodes. Keys and values are in the cache."""
     kv_heads = cache.keys.shape[2]
     group = query.shape[1] // kv_heads
     constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
@@ -211,15 +240,12 @@ def prefill(
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
-    tokens = tile.rows // constants["GROUP"]
-    if tokens not in batch.tiles:
-        batch.tiles[tokens] = _tiles(batch, tokens)
-    tiles = batch.tiles[tokens]
-    prefill_kernel[(kv_heads, tiles.shape[0])](
+    in_tiles = tiles.of(tile.rows // constants["GROUP"])
+    prefill_kernel[(kv_heads, in_tiles.shape[0])](
         query,
         out,
         *cache,
-        tiles,
+        in_tiles,
         batch.block_tables,
         *scoring.scalars(),
         *query.stride()[:2],
@@ -240,7 +266,7 @@ def prefill(
 # Cached, as are the tiles: triton's arithmetic is slow on the host, and this is needed for every layer of every step.
 @functools.cache
 def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """What decode and prefill kernels are both compiled for. A matrix product has 16 dimensions at least."""
+    """Return what both kernels are compiled for. Triton's matrix product needs 16 dimensions at least."""
     return {
         "GROUP": group,
         "KEY_DIM": key_dim,
@@ -253,7 +279,7 @@ def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dic
 
 @functools.cache
 def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
-    """What the kernel that writes into the cache is compiled for."""
+    """Return what the kernel that writes into the cache is compiled for."""
     tile_heads = triton.next_power_of_2(kv_heads)
     tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     return {
@@ -268,11 +294,7 @@ def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, i
     }
 
 
-def _tiles(batch: Batch, num_tokens: int) -> torch.Tensor:
-    """The prefills in tiles of `num_tokens`: row, first token, number of tokens, position of the first; int32 [N, 4].
-
-    Those that see the most come first, so that no long one is left when the device runs out of others.
-    """
+def _cut(batch: Batch, num_tokens: int) -> torch.Tensor:
     tiles, first = [], batch.num_decodes
     for row in range(batch.num_decodes, len(batch.query_lens)):
         query_len = batch.query_lens[row]

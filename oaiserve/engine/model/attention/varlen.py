@@ -1,35 +1,41 @@
-"""Prompts by the FlashAttention kernels that torch brings for NVIDIA GPUs; decodes by the Triton backend.
+"""The varlen backend: prompts by the FlashAttention kernels of torch, for NVIDIA GPUs, and decodes by Triton's kernels.
 
-Torch reads a paged cache only with FlashAttention 3, a package of its own. The keys and values of whole prompts lie
+Torch reads a paged cache only with FlashAttention 3, a separate package. The keys and values of whole prompts lie
 together anyway; those of prompts whose beginning is in the cache are copied together first.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 
 from oaiserve.engine.model.attention import LayerCache, triton
-from oaiserve.engine.model.batch import Batch, PackedKeys
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
-if TYPE_CHECKING:
-    from oaiserve.engine.model.load import LoadedModel
-
-# Some hundred MiB for most models, beside the cache. With longer contexts, Triton's kernel reads them in place.
+# The copy takes some hundred MiB for most models, beside the cache. Triton's kernel reads longer contexts in place.
 MAX_COPIED_TOKENS = 65536
 MAX_DIM = 256
 
-# Since torch 2.12 it wants to be told that query heads share key heads; before, it just lets them.
+# Since torch 2.12 it has to be given that query heads share key heads; earlier versions find out by themselves.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
+class PackedKeys(NamedTuple):
+    """The places of the keys of all P prefills of a batch when they lie one behind the other, and in the cache."""
+
+    query_start: torch.Tensor  # [P + 1] int32, offsets into the tokens behind the decodes
+    start: torch.Tensor  # [P + 1] int32, offsets into the keys
+    slots: torch.Tensor  # [start[-1]] int64
+
+
 def refuse_unless_supported(loaded: LoadedModel) -> None:
-    """Raises StartupError for a GPU or a model that FlashAttention is not for."""
+    """Raise StartupError for a GPU or a model that FlashAttention does not support."""
     dims = {(shape.key_dim, shape.value_dim) for shape in loaded.kv_shapes.values()}
     problem = None
     if torch.cuda.get_device_capability(loaded.device) < (8, 0):
@@ -45,58 +51,67 @@ def refuse_unless_supported(loaded: LoadedModel) -> None:
         raise StartupError(f"--attention varlen needs {problem}. Use --attention triton.")
 
 
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: LayerCache,
-    batch: Batch,
-    *,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """See `attention.Backend`. bfloat16 or float16, without softcap."""
-    assert softcap is None
-    num_decodes = batch.num_decodes
-    query_lens, context_lens = batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]
-    is_whole = query_lens == context_lens
-    if not query_lens or (not is_whole and sum(context_lens) > MAX_COPIED_TOKENS):
-        return triton.attend(
-            query, key, value, cache, batch, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+class VarlenAttention:
+    """The attention of one step: prompts by FlashAttention, decodes by Triton; bfloat16 or float16, without softcap."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._triton = triton.TritonAttention(batch)
+        self._packed_keys: PackedKeys | None = None  # made in the first layer, on the device
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        assert softcap is None
+        batch, num_decodes = self._batch, self._batch.num_decodes
+        query_lens, context_lens = batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]
+        is_whole = query_lens == context_lens
+        if not query_lens or (not is_whole and sum(context_lens) > MAX_COPIED_TOKENS):
+            return self._triton(
+                query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+            )
+        query, key, value = (
+            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
         )
-    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
-    triton.write(key, value, cache, batch.slots, first_token=num_decodes)
-    if batch.packed_keys is None:
-        batch.packed_keys = _packed_keys(batch, cache.keys.shape[1], sum(context_lens))
-    packed = batch.packed_keys
-    keys, values = key[num_decodes:], value[num_decodes:]
-    if not is_whole:
-        keys, values = (blocks.flatten(0, 1).index_select(0, packed.slots) for blocks in cache)
-    prefills = varlen_attn(
-        query[num_decodes:],
-        keys,
-        values,
-        packed.query_start,
-        packed.start,
-        max(query_lens),
-        max(context_lens),
-        scale=scaling,
-        # How far a token sees before and behind itself, where the last query stands at the last key.
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        **_GROUPED,
-    )
-    assert isinstance(prefills, torch.Tensor)
-    if not num_decodes:
-        return prefills
-    out = query.new_empty(query.shape)
-    triton.decode(query, key, value, cache, batch, out, triton.Scoring(scaling, sliding_window, softcap))
-    out[num_decodes:] = prefills
-    return out
+        triton.write(key, value, cache, batch.slots, first_token=num_decodes)
+        if self._packed_keys is None:
+            self._packed_keys = _packed_keys(batch, cache.keys.shape[1], sum(context_lens))
+        packed = self._packed_keys
+        keys, values = key[num_decodes:], value[num_decodes:]
+        if not is_whole:
+            keys, values = (blocks.flatten(0, 1).index_select(0, packed.slots) for blocks in cache)
+        prefills = varlen_attn(
+            query[num_decodes:],
+            keys,
+            values,
+            packed.query_start,
+            packed.start,
+            max(query_lens),
+            max(context_lens),
+            scale=scaling,
+            # How far a token sees before and behind itself, where the last query stands at the last key.
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            **_GROUPED,
+        )
+        assert isinstance(prefills, torch.Tensor)
+        if not num_decodes:
+            return prefills
+        out = query.new_empty(query.shape)
+        triton.decode(query, key, value, cache, batch, out, triton.Scoring(scaling, sliding_window, softcap))
+        out[num_decodes:] = prefills
+        return out
 
 
 def _packed_keys(batch: Batch, block_size: int, num_tokens: int) -> PackedKeys:
-    """Made on the device, from what is there. Every layer needs the same."""
+    """Work out on the device where the keys of the prefills lie, from tensors that are on the device."""
     device, first = batch.seq_lens.device, batch.num_decodes
     lengths = batch.seq_lens[first:]
     start = pad(lengths.cumsum(0), (1, 0))

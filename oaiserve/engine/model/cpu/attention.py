@@ -1,4 +1,4 @@
-"""The native attention as a backend: for models whose other operations run in transformers' code."""
+"""Native attention as a backend, for models whose other operations run in transformers' code."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.kv_layout import adopt, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, Library, PagedCache, StepInput
-from oaiserve.engine.model.load import KVShape
+from oaiserve.engine.model.spec import KVShape
 
 
 class NativeAttention:
-    """With its KV cache, in the layout of `kv_layout.py`, which must fit.
+    """Attention by the native library, and the KV cache that it reads, in the layout of `kv_layout.py`.
 
-    It computes on torch's own threads. Others would have to share the cores with these, which go on spinning for some
-    milliseconds after each of torch's operations.
+    It computes on torch's own threads. Other threads would have to share the cores with these, which go on spinning for
+    some milliseconds after each of torch's operations.
     """
 
     def __init__(
@@ -32,7 +32,11 @@ class NativeAttention:
         num_blocks: int,
         block_size: int,
     ) -> None:
-        """`shapes` by layer; `dtype` is the library's. It has `num_threads` of its own where torch's cannot be had."""
+        """Allocate a cache for `shapes`, by layer, in `dtype`, which is the library's.
+
+        The library starts `num_threads` threads if those of torch cannot be used. The layout must fit the shapes, see
+        `kv_layout.refuse_unless_it_fits`. Raises MemoryError.
+        """
         self.torch_threads = num_threads
         self._library, self._dtype, self._block_size = library, dtype, block_size
         self._handle = library.attention(num_threads, openmp())
@@ -42,33 +46,43 @@ class NativeAttention:
             layer: new_cache(shape, dtype, num_blocks=num_blocks, block_size=block_size)
             for layer, shape in shapes.items()
         }
-        # The step under way, and what the native side reads of it.
-        self._batch: Batch | None = None
+        # What the native side reads of the step under way.
         self._arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]] = []
 
     def __del__(self) -> None:
         self._library.free_attention(self._handle)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Takes over the first blocks of another cache, by layer."""
+        """Take over the first blocks of another cache, by layer, which has the plain layout."""
         adopt(self.caches.values(), caches, num_blocks)
 
-    def attend(
+    def prepare(self, batch: Batch) -> StepAttention:
+        """Prepare the attention of a step, see `attention.Backend`: share its work out among the threads, for
+        all layers.
+
+        What is returned serves until the next call.
+        """
+        tensors = (batch.slots, batch.query_start, batch.seq_lens, batch.block_tables)
+        self._arrays = [tensor.numpy().astype(np.int32) for tensor in tensors]
+        step = StepInput(num_tokens=len(batch.slots), num_sequences=len(batch.seq_lens))
+        step.table_width = batch.block_tables.shape[1]
+        step.slots, step.query_start, step.seq_lens, step.block_tables = (a.ctypes.data for a in self._arrays)
+        if self._library.attention_step(self._handle, ctypes.byref(step)):
+            raise MemoryError(f"No memory for a step of {len(batch.slots)} tokens.")
+        return self._attend
+
+    def _attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         cache: LayerCache,
-        batch: Batch,
         *,
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """See `attention.Backend`; `cache` is one of `caches`. How a step is shared out among the threads is worked out
-        once, for all its layers."""
-        if batch is not self._batch:
-            self._begin(batch)
+        """Attend in one layer, see `StepAttention`; `cache` is one of `caches`."""
         query, key, value = (tensor.to(self._dtype).contiguous() for tensor in (query, key, value))
         num_tokens, heads, key_dim = query.shape
         kv_heads, value_dim = value.shape[1:]
@@ -82,20 +96,12 @@ class NativeAttention:
             raise MemoryError(f"No memory for the attention of {num_tokens} tokens.")
         return out
 
-    def _begin(self, batch: Batch) -> None:
-        self._batch = None
-        tensors = (batch.slots, batch.query_start, batch.seq_lens, batch.block_tables)
-        self._arrays = [tensor.numpy().astype(np.int32) for tensor in tensors]
-        step = StepInput(num_tokens=len(batch.slots), num_sequences=len(batch.seq_lens))
-        step.table_width = batch.block_tables.shape[1]
-        step.slots, step.query_start, step.seq_lens, step.block_tables = (a.ctypes.data for a in self._arrays)
-        if self._library.attention_step(self._handle, ctypes.byref(step)):
-            raise MemoryError(f"No memory for a step of {len(batch.slots)} tokens.")
-        self._batch = batch
-
 
 def openmp() -> int | None:
-    """The function that calls another on all threads of torch's OpenMP, be that GCC's, LLVM's or Intel's. None: there
-    is no such function."""
+    """Return the function that calls another one on all threads of torch's OpenMP, or None if there is no such
+    function.
+
+    GCC's, LLVM's and Intel's OpenMP all have it.
+    """
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     return ctypes.cast(function, ctypes.c_void_p).value if function else None

@@ -1,7 +1,7 @@
-"""A transformers decoder as the operations and weights it consists of, read from its modules by their usual names.
+"""Describes a transformers decoder as the operations and weights it consists of, read from its modules by their names.
 
-Names can mislead, so two things are checked before anybody relies on what was read: that every parameter of the model
-has found its place, and (by whoever builds on it) that the outputs are the model's own.
+Names can mislead, so two things are checked before the description is used: here, that every parameter of the model has
+found its place, and in `start.py`, that the outputs are the model's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.load import KVShape, LoadedModel
+from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -27,12 +27,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# In these families only the layers with a window turn queries and keys by position.
-_TURN_IN_WINDOWS = {"cohere2", "exaone4"}
+# In these families only the layers with a window rotate queries and keys by position.
+_ROTATE_IN_WINDOWS = {"cohere2", "exaone4"}
 
 
 class NotKnown(Exception):
-    """In one sentence: what of the model the native step has no operation for."""
+    """The model has something that the native step has no operation for; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class RotaryTable:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """As the model itself hands them to its attention function."""
+class AttentionParameters:
+    """The parameters that the model passes to its attention function."""
 
     scaling: float
     sliding_window: int | None
@@ -79,8 +79,8 @@ class Attention:
     shape: KVShape
     query_norm: Norm | None  # of each head, or as wide as all of them together
     key_norm: Norm | None
-    rotary: RotaryTable | None  # None: positions do not enter here
-    options: AttentionOptions
+    rotary: RotaryTable | None  # None: positions do not matter in this layer
+    parameters: AttentionParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Layer:
     mlp_norm: Norm | None
     mlp: MLP
     mlp_out_norm: Norm | None
-    is_parallel: bool  # the MLP reads the state that attention reads, not the one that it has added to
+    is_parallel: bool  # the MLP reads the hidden state that attention reads, not the one that attention has added to
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Decoder:
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     layers: list[Layer]
-    residual_scale: float  # of what a layer adds
+    residual_scale: float  # by which a layer's additions to the hidden state are multiplied
     final_norm: Norm
     head: Matrix
     logits_scale: float
@@ -116,18 +116,18 @@ class Decoder:
 
 
 @torch.inference_mode()
-def describe(loaded: LoadedModel, options: dict[int, AttentionOptions]) -> Decoder:
-    """`options` by layer index. Raises NotKnown."""
-    return _Reader(loaded, options).decoder()
+def describe(loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> Decoder:
+    """Describe the model; `parameters` are those of its attention, by layer index. Raises NotKnown."""
+    return _Reader(loaded, parameters).decoder()
 
 
 class _Reader:
-    def __init__(self, loaded: LoadedModel, options: dict[int, AttentionOptions]) -> None:
+    def __init__(self, loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
         self._base = loaded.model.base_model
-        self._options = options
+        self._parameters = parameters
         self._read: set[int] = set()  # ids of the parameters that have found their place
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type, where these differ
 
@@ -159,7 +159,7 @@ class _Reader:
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
         between = self._norm_of(layer, "post_attention_layernorm", "ln_2")
         before_mlp = self._norm_of(layer, "pre_feedforward_layernorm")
-        # What bears attention's name comes before the MLP, unless that has one of its own, or nothing is normed before.
+        # The norm with attention's name comes before the MLP, unless the MLP has its own, or attention has none before.
         if before_mlp is None and attention_norm is not None:
             before_mlp = between
         else:
@@ -190,7 +190,7 @@ class _Reader:
             query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
             key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
             rotary=self._rotary(index, attention),
-            options=self._options[index],
+            parameters=self._parameters[index],
         )
 
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
@@ -204,7 +204,7 @@ class _Reader:
 
     def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
-        is_left_out = self._config.model_type in _TURN_IN_WINDOWS and self._options[index].sliding_window is None
+        is_left_out = self._config.model_type in _ROTATE_IN_WINDOWS and self._parameters[index].sliding_window is None
         if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
             return None
         if "llama_4_scaling_beta" in (getattr(self._config, "rope_parameters", None) or {}):
@@ -216,7 +216,7 @@ class _Reader:
             positions = torch.arange(self._loaded.max_model_len)[None]
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             cosines, sines = (_of_pairs(table[0]) for table in tables)
-            # What the family's code does to 0, 1, 2, 3 tells whether pairs are neighbours.
+            # The family's code applied to 0, 1, 2, 3 shows whether pairs are neighbours.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
@@ -244,7 +244,7 @@ class _Reader:
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self._parameter(norm, "weight").float()
-            # Some families store how much the weight differs from 1, some subtract the mean: the outputs tell.
+            # Some families store how much the weight differs from 1, some subtract the mean: the outputs show which.
             plain = Norm(weight, None, epsilon, subtracts_mean=False)
             x = torch.linspace(-1, 2, weight.shape[-1])
             outputs = norm(x.to(self._loaded.dtype)).float()
@@ -286,7 +286,7 @@ class _Reader:
 
 
 def _fits(layer: Layer, width: int) -> bool:
-    """Whether each operation gets as many numbers as it takes: native code reads on where they end."""
+    """Return whether each operation gets as many numbers as it reads: native code would read beyond their end."""
     attention, mlp, inner = layer.attention, layer.mlp, len(layer.mlp.up.weight)
     shape = attention.shape
     norms = [
@@ -305,13 +305,13 @@ def _fits(layer: Layer, width: int) -> bool:
 
 
 def _by_kind(rows: Tensor, heads: int) -> Tensor:
-    """Query, key and value of one head after the other -> all queries, all keys, all values."""
+    """Reorder rows that have query, key and value of one head after the other: all queries, all keys, all values."""
     kinds: Tensor = rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return kinds
 
 
 def _of_pairs(table: Tensor) -> Tensor:
-    """Cosines or sines [positions, dim], in which each pair has its value twice -> [positions, dim / 2]."""
+    """Return cosines or sines [positions, dim], in which each pair has its value twice, as [positions, dim / 2]."""
     halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
     for first, second in (halves, neighbours):
         if torch.equal(first, second):

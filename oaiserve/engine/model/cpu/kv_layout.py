@@ -1,5 +1,8 @@
-"""Keys and values in the layout that native attention reads in place: within a block, sixteen keys of a head side by
-side, and pairs of neighbours together, as a dot product of bfloat16 takes them."""
+"""The layout of keys and values that native attention reads in place.
+
+Within a block, sixteen keys of a head lie side by side, and neighbours lie in pairs, as a dot product of bfloat16 takes
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ import torch
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.load import KVShape
+from oaiserve.engine.model.spec import KVShape
 
 LANES = 16  # numbers the native code works on at a time: rows of activations, heads and blocks are made of so many
 MAX_HEAD_DIM = 256
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
-    """Raises NotKnown for sizes that the layout cannot have."""
+    """Raise NotKnown for sizes that the layout cannot have."""
     if block_size % LANES:
         raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
     for shape in shapes:
@@ -27,8 +30,11 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 
 
 def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> LayerCache:
-    """Of one layer: keys [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks,
-    kv_heads, block_size / pack, value_dim, pack], where a pack has two numbers in bfloat16 and one in float32."""
+    """Return the cache of one layer, full of zeros.
+
+    Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
+    block_size / pack, value_dim, pack], where a pack has two numbers in bfloat16 and one in float32.
+    """
     pack = 2 if dtype == torch.bfloat16 else 1
     per_block = (num_blocks, shape.kv_heads)
     return LayerCache(
@@ -38,7 +44,8 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
 
 
 def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
-    """The first blocks of `others`, by layer, whose tokens lie one behind the other."""
+    """Fill the first blocks of `caches` with those of `others`, by layer, which have the plain layout of
+    `LayerCache`."""
     for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
         _, kv_heads, groups, key_packs, _, pack = keys.shape
         grouped = other_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)

@@ -1,4 +1,5 @@
-"""Runs a decoder's step as one native call: every layer, over all tokens of the batch, without the GIL."""
+"""The native executor: a decoder's step as one native call, every layer over all tokens of the batch, without the
+GIL."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 
 
 class NativeDecoder:
-    """One decoder and its KV cache, in the layout of `kv_layout.py`."""
+    """Runs one decoder, and owns its KV cache, in the layout of `kv_layout.py`."""
 
-    # It has threads of its own; torch's would compete with them, for the little that is left to torch.
+    # It has threads of its own. Torch's would compete with them for the little that is left to torch.
     torch_threads = 1
 
     def __init__(
         self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
     ) -> None:
-        """Copies the weights, but not the embeddings. Raises NotKnown for sizes that the native code does not have."""
+        """Copy the weights, but not the embeddings. Raises NotKnown for sizes that the native code does not have."""
         self._library = library
         self._kept: list[Tensor] = []  # what the native side points to
         self.caches: list[LayerCache] = []
@@ -46,7 +47,7 @@ class NativeDecoder:
         self._library.free_pool(self._pool)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float32 [R, vocab] of `batch.logits_rows`; overwritten by the next call."""
+        """Return the logits float32 [R, vocab] of `batch.logits_rows`, which the next call overwrites."""
         num_logits = len(batch.logits_rows)
         if len(self._logits) < num_logits:
             self._logits = torch.empty(num_logits, self._vocab)
@@ -76,7 +77,7 @@ class NativeDecoder:
         return logits
 
     def durations_seconds(self) -> dict[str, float]:
-        """How long the operations of each kind took, over all steps so far."""
+        """Return how long the operations of each kind took, over all steps so far."""
         durations_ns = np.zeros(len(self._operations), np.int64)
         self._library.durations(self._handle, durations_ns.ctypes.data)
         totals = dict.fromkeys(self._operations, 0.0)
@@ -88,7 +89,7 @@ class NativeDecoder:
         copy_blocks(self.caches, copies)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Takes over the first blocks of another executor's cache, by layer."""
+        """Take over the first blocks of another executor's cache, by layer, which has the plain layout."""
         adopt(self.caches, caches, num_blocks)
 
     def _build(self, decoder: Decoder) -> None:
@@ -138,12 +139,12 @@ class NativeDecoder:
         self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
 
     def _norm(self, norm: Norm | None) -> None:
-        """Of the hidden state, as matrices read it; None: as it is."""
+        """Add the operation that norms the hidden state as matrices read it; without a norm it is only converted."""
         normalize = Normalize(width=self._width) if norm is None else self._normalize(norm)
         self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
 
     def _attention(self, attention: Attention) -> None:
-        add, options = self._library, attention.options
+        add, parameters = self._library, attention.parameters
         cache = self._cache(attention)
         self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
         rotary = Rotary()
@@ -152,8 +153,8 @@ class NativeDecoder:
             rotary = Rotary(self._keep(table.cosines), self._keep(table.sines), 2 * pairs, table.is_interleaved)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
-        window, softcap = options.sliding_window or 0, options.softcap or 0.0
-        arguments = (self._queries, self._attended, cache, attention.heads, options.scaling, window, softcap)
+        window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
+        arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap)
         self._operation("attention", add.attend, *arguments)
 
     def _cache(self, attention: Attention) -> int:
@@ -168,7 +169,7 @@ class NativeDecoder:
         self._operations.append(name)
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
-        """To the hidden state."""
+        """Add the operation that multiplies with `matrix`, norms the product, and adds it to the hidden state."""
         weights = self._weights([matrix])
         if norm is None:
             self._operation(name, self._library.project, x, self._hidden, weights, True, scale)
@@ -178,7 +179,7 @@ class NativeDecoder:
             self._operation("norm", self._library.add_norm, *arguments)
 
     def _weights(self, matrices: list[Matrix]) -> int:
-        """Of matrices that lie below each other."""
+        """Return the index of the packed weights of matrices that lie below each other."""
         weight = torch.cat([m.weight for m in matrices]) if len(matrices) > 1 else matrices[0].weight.contiguous()
         bias = None
         if any(m.bias is not None for m in matrices):

@@ -1,9 +1,12 @@
-"""From a loaded model to its native step, which is known to compute what the model does; or to native attention, where
-there is no such step."""
+"""Starts the native step of a model on a CPU, after checking that it computes the same; or native attention alone.
+
+Native attention is for models that the native step has no operations for. Either replaces the eager executor.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -12,20 +15,20 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import Quantize
-from oaiserve.engine.model.attention import Backend, LayerCache, reference
+from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, library_path
-from oaiserve.engine.model.cpu.describe import AttentionOptions, NotKnown, describe
+from oaiserve.engine.model.cpu.describe import AttentionParameters, NotKnown, describe
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.times import monotonic_ns
 
@@ -37,6 +40,7 @@ _SLOWER = "The model runs without its native step, which is slower: %s"
 
 def start_native(
     runner: ModelRunner,
+    eager: EagerExecutor,
     loaded: LoadedModel,
     *,
     num_blocks: int,
@@ -44,20 +48,22 @@ def start_native(
     num_threads: int,
     quantize: Quantize = "none",
 ) -> None:
-    """Lets `runner` use the native step: at once where its library is on disk, else when a thread has compiled it.
-    Where that cannot be, the log says why, and the model's own code gets native attention, if that can be.
+    """Replace the runner's executor `eager` by the native step: at once if its library is on disk, else once a thread
+    has compiled it.
 
-    Quantized weights have no other code that could run: StartupError where these cannot be.
+    Where that is impossible, the log says why, and the eager executor gets native attention if that is possible. No
+    other code can run quantized weights: StartupError where the native step cannot.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(native_decoder, loaded, quantize=quantize, **sizes)
     if quantize != "none":
         try:
-            runner.use(make())
+            native = make()
         except (BuildError, NotKnown) as error:
             raise StartupError(
                 f"--quantize {quantize} needs the native step, which cannot be used: {error}."
             ) from error
+        runner.replace(_hand_over(eager, native, native))
         return
     try:
         is_built = library_path(loaded.dtype).exists()
@@ -66,62 +72,81 @@ def start_native(
         return
     started_ns = monotonic_ns()
 
-    def prepare() -> None:
+    def start() -> None:
         try:
-            runner.use(make())
-        except NotKnown as error:  # of the model, which nobody can do anything about
+            native = make()
+        except NotKnown as error:  # which is about the model: there is nothing that a user could do
             log.info(_SLOWER, error)
-            use_attention()
+            start_attention()
         except (BuildError, MemoryError) as error:
             log.warning(_SLOWER, error)
-        except Exception:  # of transformers' code, which is read and called here in unusual ways
+        except Exception:  # of transformers' code, which is read and called in unusual ways
             log.exception(_SLOWER, "its code could not be read")
-            use_attention()
+            start_attention()
         else:
+            runner.replace(_hand_over(eager, native, native))
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
-    def use_attention() -> None:
+    def start_attention() -> None:
         try:
-            runner.use(native_attention(loaded, **sizes))
+            native = native_attention(loaded, **sizes)
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
+            runner.replace(_hand_over(eager, native, EagerExecutor(loaded, native.caches, native.prepare)))
             log.info("Its attention is native after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
-    thread = Thread(target=prepare, name="compile", daemon=True)
+    thread = Thread(target=start, name="compile", daemon=True)
     thread.start()
     if is_built:
         thread.join()
+
+
+def _hand_over(
+    eager: EagerExecutor, native: NativeDecoder | NativeAttention, executor: Executor
+) -> Callable[[], Executor]:
+    """Return the function by which `executor`, which uses `native`, takes over from `eager`; see
+    `ModelRunner.replace`."""
+
+    def hand_over() -> Executor:
+        native.adopt(list(eager.caches.values()), eager.num_used_blocks)
+        torch.set_num_threads(native.torch_threads)
+        return executor
+
+    return hand_over
 
 
 @torch.inference_mode()
 def native_decoder(
     loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int, quantize: Quantize = "none"
 ) -> NativeDecoder:
-    """Compiles the library where that has not been done. Raises BuildError, and NotKnown for a model that the native
-    step does not cover, or computes otherwise."""
+    """Make the native step of a model, and compile the library if that has not been done.
+
+    Raises BuildError, and NotKnown for a model that the native step does not cover, or computes otherwise.
+    """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize)
     batches = _batches(loaded, block_size)
-    options: dict[int, AttentionOptions] = {}
-    eager = EagerExecutor(loaded, num_blocks=1, block_size=block_size)
-    eager.backend = _recording(eager.caches, options)
-    expected = [eager.forward(batch) for batch in batches]
+    eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size)
+    parameters: dict[int, AttentionParameters] = {}
+    recording = EagerExecutor(loaded, eager.caches, _recording(eager.caches, parameters))
+    expected = [recording.forward(batch) for batch in batches]
     native = NativeDecoder(
-        library, describe(loaded, options), num_threads=num_threads, num_blocks=num_blocks, block_size=block_size
+        library, describe(loaded, parameters), num_threads=num_threads, num_blocks=num_blocks, block_size=block_size
     )
-    # What was read wrongly differs by more than this, or by nothing.
-    limit = 0.3 if quantize != "none" else 1e-3 if loaded.dtype == torch.float32 else 0.1
+    limit = tolerance(loaded.dtype, is_quantized=quantize != "none")
     for batch, logits in zip(batches, expected, strict=True):
-        difference = float((native.forward(batch) - logits).norm() / logits.norm())
-        if not difference <= limit:
-            raise NotKnown(f"its outputs differ by {difference:.1%} from those of transformers' code")
+        found = difference(native.forward(batch), logits)
+        if not found <= limit:
+            raise NotKnown(f"its outputs differ by {found:.1%} from those of transformers' code")
     return native
 
 
 def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:
-    """Compiles the library where that has not been done. Raises BuildError, and NotKnown for sizes that it does not
-    have."""
+    """Make native attention for a model, and compile the library if that has not been done.
+
+    Raises BuildError, and NotKnown for sizes that the library does not have.
+    """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     return NativeAttention(
         Library(loaded.dtype),
@@ -134,36 +159,39 @@ def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, n
 
 
 def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:
-    """A prompt, the token after it, and that one as if at the last position there is: where rotary tables end, and
-    what grows with positions is large."""
-    ids = [(7 * i + 3) % loaded.vocab_size for i in range(_NUM_TOKENS)]
-    batches = []
-    for start, end in ((0, _NUM_TOKENS - 1), (_NUM_TOKENS - 1, _NUM_TOKENS)):
-        sequence = Sequence("check", 0, ids[:end], SamplingParams(), max_len=_NUM_TOKENS)
-        sequence.blocks = [0]
-        batches.append(build_batch(Step([Chunk(sequence, start, end - start)]), block_size, loaded.device))
+    """Return a prompt, the token after it, and the same token as if it stood at the last position that the model has.
+
+    At the last position rotary tables end, and what grows with positions is large.
+    """
+    steps = (
+        prompt(_NUM_TOKENS - 1, loaded.vocab_size, block_size),
+        prompt(_NUM_TOKENS, loaded.vocab_size, block_size, start=_NUM_TOKENS - 1),
+    )
+    batches = [build_batch(step, block_size, loaded.device) for step in steps]
     batches.append(replace(batches[-1], positions=torch.tensor([loaded.max_model_len - 1])))
     return batches
 
 
-def _recording(caches: dict[int, LayerCache], options: dict[int, AttentionOptions]) -> Backend:
-    """The reference backend, which notes what each layer is called with."""
+def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]) -> Backend:
+    """Return the reference backend, recording in `parameters` what each layer calls it with."""
     layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
 
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        batch: Batch,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        options[layers[cache.keys.data_ptr()]] = AttentionOptions(scaling, sliding_window, softcap)
-        return reference.attend(
-            query, key, value, cache, batch, scaling=scaling, sliding_window=sliding_window, softcap=softcap
-        )
+    def prepare(batch: Batch) -> StepAttention:
+        attend = ReferenceAttention(batch)
 
-    return attend
+        def record(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            cache: LayerCache,
+            *,
+            scaling: float,
+            sliding_window: int | None,
+            softcap: float | None,
+        ) -> Tensor:
+            parameters[layers[cache.keys.data_ptr()]] = AttentionParameters(scaling, sliding_window, softcap)
+            return attend(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+
+        return record
+
+    return prepare

@@ -1,4 +1,5 @@
-"""Steps of a model that is split: the workers are sent each batch, and compute it at the same time."""
+"""The executor of a model that is split: each batch goes to the workers, and all members compute it at the same
+time."""
 
 from __future__ import annotations
 
@@ -8,28 +9,23 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from oaiserve.engine.model.attention import Backend, reference
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.parallel.messages import Copies, Shape
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.parallel.messages import BatchShape, Copies
 from oaiserve.engine.model.parallel.workers import Workers
-from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.sampler import Choose
-from oaiserve.engine.step import ChunkResult
 
 
 class ParallelExecutor:
-    """Computes the server's part with `own`, while the workers do theirs."""
+    """Computes the server's part with `own` while the workers compute theirs. The caches of all have as many blocks."""
 
-    def __init__(self, own: EagerExecutor, workers: Workers) -> None:
+    def __init__(self, own: Executor, workers: Workers) -> None:
         self._own = own
         self._workers = workers
 
     def forward(self, batch: Batch) -> torch.Tensor:
         with self._in_step():
             self._workers.send(shape_of(batch))
-            # On a GPU this waits for nobody: it is in the order of the stream, behind the ids that only the GPU knows.
+            # On a GPU the host does not wait for it: it is in the stream, behind the ids that only the GPU knows.
             dist.broadcast(packed(batch), src=0)
             return self._own.forward(batch)
 
@@ -44,37 +40,12 @@ class ParallelExecutor:
             with self._workers.explained():
                 yield
         except torch.OutOfMemoryError as error:
-            # Not to be tried again: the workers have done their part, or wait for this one's.
+            # The step cannot be tried again: the workers have computed their part, or wait for this one's.
             raise RuntimeError(f"No memory for a step of a model that is split over devices: {error}") from error
 
 
-class ParallelRunner(ModelRunner):
-    """Runs a model that is split, whose workers have caches of as many blocks."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        num_blocks: int,
-        block_size: int,
-        backend: Backend = reference.attend,
-        choose: Choose | None = None,
-    ) -> None:
-        super().__init__(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend, choose=choose)
-        assert isinstance(self._executor, EagerExecutor)
-        assert loaded.workers is not None
-        self._workers = loaded.workers
-        self._executor = ParallelExecutor(self._executor, self._workers)
-
-    def collect(self, launched: Launched) -> list[ChunkResult]:
-        results = super().collect(launched)
-        # What a GPU has added up with one that is gone are no results.
-        self._workers.check()
-        return results
-
-
-def shape_of(batch: Batch) -> Shape:
-    return Shape(
+def shape_of(batch: Batch) -> BatchShape:
+    return BatchShape(
         num_tokens=len(batch.input_ids),
         table_width=batch.block_tables.shape[1],
         num_logits_rows=len(batch.logits_rows),
@@ -85,7 +56,7 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def packed(batch: Batch) -> torch.Tensor:
-    """All that the model needs of a batch as one tensor: int64, on its device. `received` is the way back."""
+    """Return all that the model needs of a batch as one int64 tensor on its device. `received` is the way back."""
     filler = batch.input_ids.new_zeros(ALIGNMENT)
     parts = []
     for tensor in (
@@ -101,8 +72,8 @@ def packed(batch: Batch) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def received(shape: Shape, device: torch.device) -> Batch:
-    """The batch that the server is sending."""
+def received(shape: BatchShape, device: torch.device) -> Batch:
+    """Return the batch that the server broadcasts, whose lengths are `shape`."""
     num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
     lengths = [
         *(num_tokens, num_tokens, num_tokens),

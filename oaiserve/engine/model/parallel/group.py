@@ -1,7 +1,8 @@
-"""A model that several processes hold together, its *members*: each has a part of all large weights and of the cache.
+"""The group of processes, its *members*, that hold a model together: each has a part of all large weights and the
+cache.
 
 transformers knows how a model is split, loads each member's part, and has the collectives in its forward. So members
-run the same forward with the same batch at the same time, and member 0, the server, finds the whole logits.
+run the same forward with the same batch at the same time, and member 0, the server, gets the whole logits.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.errors import StartupError
 
-# Nobody waits for so long: whoever ends is noticed by other means. It only has to be longer than any two members differ
-# in loading their parts.
+# No member waits for so long: one that ends is noticed by other means. It only has to be longer than the difference
+# between the times that two members take to load their parts.
 TIMEOUT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of `size` processes. `join` meets the others; it is called once the model has proved fit to be split, with
-    the member's device, before the weights are loaded."""
+    """One of `size` processes. `join` joins the group; it is called with the member's device, before weights are
+    loaded, once it is known that the model can be split."""
 
     rank: int
     size: int
@@ -38,7 +39,7 @@ class Member:
 
 
 def place(device: torch.device, member: Member) -> torch.device:
-    """The device of a member, where all are to have one of this kind. Raises StartupError where that cannot be."""
+    """Return the device of a member, of the kind of `device`. Raises StartupError where there are not enough."""
     if dist.is_initialized():
         raise StartupError(
             f"--tensor-parallel {member.size} is not possible here: this process is in a group of torch.distributed "
@@ -57,7 +58,7 @@ def place(device: torch.device, member: Member) -> torch.device:
 
 
 def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, is_gguf: bool = False) -> None:
-    """Raises StartupError for a model that transformers cannot split, or not into so many equal parts."""
+    """Raise StartupError for a model that transformers cannot split, or not into `size` equal parts."""
     if is_gguf:
         raise StartupError(f"--tensor-parallel {size} is not for GGUF files; '{name}' is one.")
     if not config.base_model_tp_plan:
@@ -84,13 +85,13 @@ def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, i
 
 @contextmanager
 def environment(rank: int) -> Iterator[None]:
-    """The variables that torch.distributed and transformers read while members meet and load."""
+    """Set the variables that torch.distributed and transformers read while members join the group and load."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     ours = {
-        # All members are on this machine, and nobody outside has to do with them.
+        # All members are on this machine, and nothing outside it needs to reach them.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback),
-        # Else a thread of NCCL's would end this process at once when another member is gone.
+        # Otherwise a thread of NCCL's ends this process at once when another member is gone.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "LOCAL_RANK": str(rank),
     }
@@ -107,7 +108,7 @@ def environment(rank: int) -> Iterator[None]:
 
 
 def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: int) -> None:
-    """Meets the other members, by a file in `folder`, which they need until the end. Waits for all of them."""
+    """Join the group, by a file in `folder`, which it needs until the end. Blocks until all members have joined."""
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
@@ -126,27 +127,32 @@ def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: 
 
 
 def leave(*, broken: bool) -> None:
-    """The others need not do the same. `broken`: one of them is gone, and this process may be waiting for it on the
-    device; from now on it is not."""
+    """Leave the group; the other members need not do the same.
+
+    `broken` says that one of them is gone, so this process may be waiting for it on the device, and has to stop
+    waiting.
+    """
     if not dist.is_initialized():
         return
     if dist.get_backend() == "nccl":
-        # To destroy the group would mean to wait for the others.
+        # Destroying the group would wait for the others.
         dist.distributed_c10d._abort_process_group()
-    elif not broken:  # on a CPU, whoever waits for one that is gone has got an error
+    elif not broken:  # on a CPU, a member that waits for one that is gone gets an error
         dist.destroy_process_group()
 
 
-def least(number: int, device: torch.device) -> int:
-    """The smallest of the numbers that all members call this with."""
+def all_reduce_min(number: int, device: torch.device) -> int:
+    """Return the smallest of the members' numbers. Blocks until all members have called it."""
     tensor = torch.tensor([number], device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MIN)
     return int(tensor)
 
 
 def keep_local(model: PreTrainedModel) -> None:
-    """Makes the weights of split linear layers plain tensors. transformers' hooks take either; but with a distributed
-    tensor they look for its local part in each call."""
+    """Make the weights of split linear layers plain tensors.
+
+    transformers' hooks accept either, but with a distributed tensor they look up its local part in each call.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             for name, weight in module.named_parameters(recurse=False):

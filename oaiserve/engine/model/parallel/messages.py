@@ -1,4 +1,4 @@
-"""What the server and its workers tell each other, beside tensors."""
+"""The messages between the server and its workers. Tensors travel apart from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.config import EngineOptions
 
 
 class Task(NamedTuple):
-    """What a worker is to be; the first that it is told."""
+    """The first message to a worker: which part of which model it holds."""
 
     rank: int
     folder: Path  # where members meet
@@ -18,8 +18,8 @@ class Task(NamedTuple):
     options: EngineOptions
 
 
-class Shape(NamedTuple):
-    """Of a batch, which follows as a broadcast of its tensors. See Batch."""
+class BatchShape(NamedTuple):
+    """The lengths of a batch, see Batch. A broadcast of its tensors follows."""
 
     num_tokens: int
     table_width: int
@@ -30,32 +30,34 @@ class Shape(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Blocks to copy: (from, to)."""
+    """The message that blocks are to be copied."""
 
-    blocks: list[tuple[int, int]]
+    blocks: list[tuple[int, int]]  # (from, to)
 
 
-Work = Shape | Copies
+Work = BatchShape | Copies
 
 
 class Arrived(NamedTuple):
-    """A worker has imported what it needs, and comes to meet the others next."""
+    """A worker has imported what it needs, and is about to join the group."""
 
 
 class Ready(NamedTuple):
-    """A worker has loaded its part, and waits for work."""
+    """A worker has loaded its part of the model, and waits for work."""
 
 
 class Logged(NamedTuple):
+    """A worker has something to log, which the server logs."""
+
     level: int
     text: str
 
 
-class Failed(NamedTuple):
-    """A worker's last words."""
+class WorkerFailed(NamedTuple):
+    """A worker has failed and is about to end."""
 
     reason: str
-    traceback: str | None  # None where the user can put it right
+    traceback: str | None  # None where the reason is enough for the user to correct it
 
 
-Report = Arrived | Ready | Logged | Failed
+Report = Arrived | Ready | Logged | WorkerFailed

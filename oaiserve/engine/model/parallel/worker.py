@@ -1,6 +1,7 @@
-"""A process with a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`, started by `Workers`.
+"""The worker process with a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`.
 
-It computes what the server sends it, and ends when the server does, in whatever way that ends, or stops talking to it.
+`Workers` starts it. It computes what the server sends it, and ends when the server ends, in whatever way, or closes the
+connection.
 """
 
 from __future__ import annotations
@@ -25,15 +26,25 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel.executor import received
 from oaiserve.engine.model.parallel.group import Member, environment, join, keep_local
-from oaiserve.engine.model.parallel.messages import Arrived, Copies, Failed, Logged, Ready, Report, Shape, Task, Work
+from oaiserve.engine.model.parallel.messages import (
+    Arrived,
+    BatchShape,
+    Copies,
+    Logged,
+    Ready,
+    Report,
+    Task,
+    Work,
+    WorkerFailed,
+)
 from oaiserve.engine.model.start import start_member
 from oaiserve.errors import StartupError
 
-Tell = Callable[[Report], None]
+Send = Callable[[Report], None]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server knows what to do with these
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server acts on these
         signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
@@ -42,31 +53,31 @@ def main() -> None:
         return
     lock = Lock()
 
-    def tell(report: Report) -> None:
+    def send(report: Report) -> None:
         with lock:
             connection.send(report)
 
     inbox: SimpleQueue[Work] = SimpleQueue()
     Thread(target=_read, args=(connection, inbox, task.folder), name="read", daemon=True).start()
-    logging.basicConfig(level=logging.WARNING, handlers=[_ToServer(tell)])
+    logging.basicConfig(level=logging.WARNING, handlers=[_ToServer(send)])
     logging.captureWarnings(True)
     try:
-        _work(task, inbox, tell)
+        _work(task, inbox, send)
     except BaseException as error:
         is_known = isinstance(error, StartupError)
         reason = str(error) if is_known else f"{type(error).__name__}: {error}"
-        tell(Failed(reason, None if is_known else traceback.format_exc()))
+        send(WorkerFailed(reason, None if is_known else traceback.format_exc()))
     os._exit(1)  # without waiting for the other members
 
 
 @torch.inference_mode()
-def _work(task: Task, inbox: SimpleQueue[Work], tell: Tell) -> None:
+def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # the server says the same
+    transformers.utils.logging.set_verbosity_error()  # the server logs the same
     options, size = task.options, task.options.tensor_parallel
 
     def meet(device: torch.device) -> None:
-        tell(Arrived())
+        send(Arrived())
         join(task.rank, size, device, task.folder, options.cpu_threads or default_threads())
 
     with environment(task.rank), torch.inference_mode(False):  # weights are made as they are elsewhere
@@ -80,18 +91,18 @@ def _work(task: Task, inbox: SimpleQueue[Work], tell: Tell) -> None:
         )
         keep_local(loaded.model)
         executor = start_member(loaded, options)
-    tell(Ready())
+    send(Ready())
     while True:
         work = inbox.get()
         match work:
             case Copies():
                 executor.copy_blocks(work.blocks)
-            case Shape():
+            case BatchShape():
                 executor.forward(received(work, loaded.device))
 
 
 def _read(connection: Connection[Any, Any], inbox: SimpleQueue[Work], folder: Path) -> None:
-    """In a thread of its own, so that the server's end is seen in the midst of a collective too."""
+    """Read messages in a thread, so that the end of the server is noticed in the middle of a collective, too."""
     try:
         while True:
             inbox.put(connection.recv())
@@ -101,14 +112,14 @@ def _read(connection: Connection[Any, Any], inbox: SimpleQueue[Work], folder: Pa
 
 
 class _ToServer(logging.Handler):
-    """The server logs what a worker has to say: in one form, on one stream."""
+    """Sends log records to the server, which logs them in its own form."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, send: Send) -> None:
         super().__init__()
-        self._tell = tell
+        self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(Logged(record.levelno, self.format(record)))
+        self._send(Logged(record.levelno, self.format(record)))
 
 
 if __name__ == "__main__":

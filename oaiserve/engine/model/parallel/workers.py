@@ -1,4 +1,4 @@
-"""The server's side of a model that is split: starts the other processes, watches them, and ends them."""
+"""The server's side of a model that is split: starts the worker processes, watches them, and ends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -24,20 +24,23 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.load import LoadedModel, load_model
+from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group
-from oaiserve.engine.model.parallel.messages import Arrived, Failed, Logged, Ready, Task, Work
+from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Task, Work, WorkerFailed
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-EXPLAIN_SECONDS = 2.0  # after an error, for the news that a worker has ended, which may be its cause
-END_SECONDS = 10.0  # for a worker to end by itself
+EXPLAIN_SECONDS = 2.0  # the wait, after an error, for news that a worker has ended, which may be the cause
+END_SECONDS = 10.0  # the time that a worker gets to end by itself
 
 
-def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -> LoadedModel:
-    """As `load_model`, but only this process's part; the rest is with the workers of what is returned. Whoever has it
-    stops them. Raises StartupError, also for what a worker meets with."""
+def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -> tuple[LoadedModel, Workers]:
+    """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
+
+    Raises StartupError as `load_model` does, also for what goes wrong in a worker.
+    """
     workers = Workers(model, options, offline=offline)
     try:
         with group.environment(0), workers.explained():
@@ -53,7 +56,7 @@ def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -
     except BaseException:
         workers.stop()
         raise
-    return replace(loaded, workers=workers)
+    return loaded, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,13 @@ class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
     socket: socket.socket
-    connection: Connection[Any, Any]  # by a descriptor of its own
+    connection: Connection[Any, Any]  # over the same socket, by another descriptor
 
 
 class Workers:
-    """One process for each part of the model but the first. They are not started before `meet`.
+    """The processes with the parts of the model but the first. They are started by `meet`.
 
-    When one ends by itself, `failure` says why, the others are ended too, and nobody waits for them any longer. The
+    When one ends by itself, `failure` says why, the others are ended too, and this process stops waiting for them. The
     failure is a StartupError until all are ready, and a RuntimeError afterwards.
     """
 
@@ -84,35 +87,35 @@ class Workers:
         self._has_failed = Event()
 
     def meet(self, device: torch.device) -> None:
-        """Starts the workers, and joins them in a group. Raises StartupError where one of them does not come."""
+        """Start the workers, and join the group with them. Raises StartupError if one of them does not come."""
         self._folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
         for rank in range(1, self._options.tensor_parallel):
             self._start(Task(rank, self._folder, self._model, self._offline, self._options))
-        self._wait_for(Arrived)  # of those who are here it is unlikely that they do not meet
+        self._wait_for(Arrived)  # those that have come so far are unlikely to fail before they join
         num_threads = self._options.cpu_threads or default_threads()
         group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)
 
     def wait_until_ready(self) -> None:
-        """Raises StartupError where one does not become so."""
+        """Block until all workers have loaded their parts. Raises StartupError if one does not."""
         self._wait_for(Ready)
         with self._lock:
             self._is_ready = True
 
     def send(self, work: Work) -> None:
-        """To all. Raises RuntimeError where one has ended."""
+        """Send work to all workers. Raises RuntimeError if one has ended."""
         self.check()
         message = ForkingPickler.dumps(work)
         for worker in self._workers:
             worker.connection.send_bytes(message)
 
     def check(self) -> None:
-        """Raises the failure, if there is one."""
+        """Raise the failure if there is one."""
         if self.failure is not None:
             raise self.failure
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What goes wrong here because a worker has ended is told as that."""
+        """Replace an error whose cause is that a worker has ended by the worker's failure."""
         try:
             yield
         except Exception as error:
@@ -122,14 +125,14 @@ class Workers:
             raise
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
-        """Calls it with the failure, once, from any thread; at once if there is one already."""
+        """Call `on_failure` with the failure, once, from any thread; at once if there is one already."""
         with self._lock:
             self._on_failure, failure = on_failure, self.failure
         if failure is not None:
             on_failure(failure)
 
     def stop(self) -> None:
-        """Ends all workers, and waits for that. Nothing is computed any more. May be called twice."""
+        """End all workers, and wait until they have ended. May be called twice."""
         with self._lock:
             self._is_stopping = True
         for worker in self._workers:
@@ -155,8 +158,8 @@ class Workers:
     def _start(self, task: Task) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Not by multiprocessing, which would import the program's main module again. In a session of its own, for
-            # Ctrl-C is the server's.
+            # Multiprocessing would import the program's main module again. The worker has a session of its own so that
+            # Ctrl-C reaches the server only.
             process = subprocess.Popen(
                 [sys.executable, "-m", "oaiserve.engine.model.parallel.worker", str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -170,55 +173,55 @@ class Workers:
         self._workers.append(worker)
         self._watchers.append(watcher)
         watcher.start()
-        with suppress(OSError):  # of one that has ended already, the watcher has news
+        with suppress(OSError):  # the watcher notices a worker that has ended already
             worker.connection.send(task)
 
     def _wait_for(self, kind: type[Arrived | Ready]) -> None:
-        """From every worker."""
+        """Block until every worker has sent this message. Raises the failure if there is one."""
         for _ in self._workers:
             news = self._news.get()
             self.check()
             assert isinstance(news, kind)
 
     def _watch(self, worker: _Worker) -> None:
-        """In a thread of its own: takes what a worker has to say, to its end."""
-        last_words = None
+        """Receive a worker's messages, in a thread of its own, until it ends."""
+        failed: WorkerFailed | None = None
         try:
             while True:
                 report = worker.connection.recv()
                 match report:
                     case Logged():
                         log.log(report.level, "Worker %d: %s", worker.rank, report.text)
-                    case Failed():
-                        last_words = report
+                    case WorkerFailed():
+                        failed = report
                     case _:
                         self._news.put(report)
         except (EOFError, OSError):
             pass
-        self._ended(worker, worker.process.wait(), last_words)
+        self._ended(worker, worker.process.wait(), failed)
 
-    def _ended(self, worker: _Worker, code: int, last_words: Failed | None) -> None:
+    def _ended(self, worker: _Worker, code: int, report: WorkerFailed | None) -> None:
         with self._lock:
             if self._is_stopping or self.failure is not None:
                 return
-            reason = _reason(worker, code, last_words)
+            reason = _reason(worker, code, report)
             failure = self.failure = RuntimeError(reason) if self._is_ready else StartupError(reason)
             on_failure = self._on_failure
-        if last_words is not None and last_words.traceback is not None:
-            log.error("Worker %d failed\n%s", worker.rank, last_words.traceback)
+        if report is not None and report.traceback is not None:
+            log.error("Worker %d failed\n%s", worker.rank, report.traceback)
         self._has_failed.set()
         self._news.put(None)
         for other in self._workers:
-            other.process.kill()  # they may be waiting for the one that is gone
+            other.process.kill()  # it may be waiting for the one that is gone
         if on_failure is not None:
             on_failure(failure)
         group.leave(broken=True)
 
 
-def _reason(worker: _Worker, code: int, last_words: Failed | None) -> str:
-    if last_words is None:
+def _reason(worker: _Worker, code: int, report: WorkerFailed | None) -> str:
+    if report is None:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"The process with part {worker.rank} of the model {how}."
-    if last_words.traceback is None:
-        return last_words.reason
-    return f"The process with part {worker.rank} of the model failed ({last_words.reason})."
+    if report.traceback is None:
+        return report.reason
+    return f"The process with part {worker.rank} of the model failed ({report.reason})."

@@ -11,9 +11,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.cpu.start import native_decoder, start_native
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.tokenize import Tokenizer
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
@@ -105,8 +107,16 @@ def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 2) -
 
 
 def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
-    runner = ModelRunner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-    runner.use(native(loaded, num_blocks=num_blocks))
+    return ModelRunner(native(loaded, num_blocks=num_blocks), loaded.device, BLOCK_SIZE)
+
+
+def started_runner(
+    loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
+) -> ModelRunner:
+    """Return a runner that begins with the eager executor, after `start_native`: compiling may go on in a thread."""
+    eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
+    runner = ModelRunner(eager, loaded.device, block_size)
+    start_native(runner, eager, loaded, num_blocks=num_blocks, block_size=block_size, num_threads=1, **options)
     return runner
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -14,18 +13,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.attention import Backend, LayerCache, reference
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import attention
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.start import start_native
-from oaiserve.engine.model.load import KVShape, LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, EXPERTS, MIXTURES, config, load, make_engine, make_model
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    EXPERTS,
+    MIXTURES,
+    config,
+    load,
+    make_engine,
+    make_model,
+    started_runner,
+)
 from tools.random_models import generate
 
 pytestmark = pytest.mark.compiler
@@ -93,7 +101,7 @@ def plain_caches(dtype: torch.dtype) -> dict[int, LayerCache]:
 
 
 def outputs(
-    attend: Callable[..., Tensor], caches: dict[int, LayerCache], steps: list[Step], dtype: torch.dtype, seed: int
+    backend: Backend, caches: dict[int, LayerCache], steps: list[Step], dtype: torch.dtype, seed: int
 ) -> list[Tensor]:
     """Of each layer in each step, for the same random numbers, which are bfloat16's in any case."""
     generator = torch.Generator().manual_seed(seed)
@@ -106,13 +114,14 @@ def outputs(
     found = []
     for step in steps:
         batch = build_batch(step, BLOCK_SIZE, CPU)
+        attend = backend(batch)
         num_tokens = len(batch.slots)
         for index, (heads, shape, window, softcap) in enumerate(LAYERS):
             query = randn(heads, num_tokens, shape.key_dim)
             key = randn(shape.kv_heads, num_tokens, shape.key_dim)
             value = randn(shape.kv_heads, num_tokens, shape.value_dim)
             options = {"scaling": 0.2, "sliding_window": window, "softcap": softcap}
-            found.append(attend(query, key, value, caches[index], batch, **options))
+            found.append(attend(query, key, value, caches[index], **options))
     return found
 
 
@@ -132,8 +141,8 @@ def native(request: pytest.FixtureRequest) -> NativeAttention:
 @example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
 def test_every_layer_equals_the_reference(native: NativeAttention, shape: list[tuple[int, int]], seed: int) -> None:
     steps = steps_of(shape, torch.Generator().manual_seed(seed))
-    expected = outputs(reference.attend, plain_caches(torch.float32), steps, torch.float32, seed)
-    found = outputs(native.attend, native.caches, steps, torch.float32, seed)
+    expected = outputs(ReferenceAttention, plain_caches(torch.float32), steps, torch.float32, seed)
+    found = outputs(native.prepare, native.caches, steps, torch.float32, seed)
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
 
@@ -141,10 +150,10 @@ def test_every_layer_equals_the_reference(native: NativeAttention, shape: list[t
 def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
     dtype = torch.bfloat16
     steps = steps_of([(40, 1), (200, 1), (70, 90), (0, 130)], torch.Generator().manual_seed(3))
-    exact = outputs(reference.attend, plain_caches(torch.float32), steps, torch.float32, 3)
-    expected = outputs(reference.attend, plain_caches(dtype), steps, dtype, 3)
+    exact = outputs(ReferenceAttention, plain_caches(torch.float32), steps, torch.float32, 3)
+    expected = outputs(ReferenceAttention, plain_caches(dtype), steps, dtype, 3)
     native = native_attention(dtype)
-    found = outputs(native.attend, native.caches, steps, dtype, 3)
+    found = outputs(native.prepare, native.caches, steps, dtype, 3)
     for result, wanted, right in zip(found, expected, exact, strict=True):
         assert result.dtype == dtype
         own_error, error = (float((out.float() - right).norm() / right.norm()) for out in (wanted, result))
@@ -153,10 +162,8 @@ def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
 
 def start(loaded: LoadedModel, block_size: int = BLOCK_SIZE) -> ModelRunner:
     """With everything that can be had at once, since the library is on disk."""
-    runner = ModelRunner(loaded, num_blocks=64, block_size=block_size)
     Library(loaded.dtype)
-    start_native(runner, loaded, num_blocks=64, block_size=block_size, num_threads=1)
-    return runner
+    return started_runner(loaded, block_size=block_size)
 
 
 def answers(loaded: LoadedModel, runner: ModelRunner, **options: int) -> list[list[int]]:
@@ -195,5 +202,5 @@ def test_what_does_not_fit_keeps_the_reference(
     assert caplog.messages[1:] == [f"Its attention is in plain torch: {reason}"]
     sequence = Sequence("", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=4)
     sequence.blocks = [1]
-    (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, 3)])))
+    (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, 3)]))).chunks
     assert result.error is None

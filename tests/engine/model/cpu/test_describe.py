@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from oaiserve.engine.model.cpu.describe import AttentionOptions, Decoder, NotKnown, describe
+from oaiserve.engine.model.cpu.describe import AttentionParameters, Decoder, NotKnown, describe
 from oaiserve.engine.model.load import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
-NO_WINDOW = AttentionOptions(scaling=0.25, sliding_window=None, softcap=None)
+NO_WINDOW = AttentionParameters(scaling=0.25, sliding_window=None, softcap=None)
 
 
 def described(loaded: LoadedModel) -> Decoder:

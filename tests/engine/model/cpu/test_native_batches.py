@@ -94,7 +94,7 @@ def both(request: pytest.FixtureRequest) -> Both:
             for cache in decoder.caches:
                 for blocks in cache:
                     blocks.fill_(math.nan)
-    return Both(EagerExecutor(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
+    return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
 def test_bfloat16_on_other_cpus() -> None:
@@ -134,7 +134,7 @@ def test_logits_equal_the_reference(both: Both, shape: list[tuple[int, int]], se
         sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
         sequence.wants_prompt_logprobs = True
         if num_before:
-            before.chunks.append(Chunk(sequence, 0, num_before, samples=False))
+            before.chunks.append(Chunk(sequence, 0, num_before, max_draws=0))
         step.chunks.append(Chunk(sequence, num_before, num_now))
     for part in (before, step):
         part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first

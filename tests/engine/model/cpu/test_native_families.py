@@ -10,8 +10,7 @@ import torch
 
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.describe import NotKnown
-from oaiserve.engine.model.cpu.start import native_decoder, start_native
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -25,6 +24,7 @@ from tests.engine.model.cpu.small_models import (
     make_model,
     native,
     native_runner,
+    started_runner,
 )
 from tools.random_models import generate
 
@@ -76,8 +76,7 @@ def test_what_is_not_covered_is_said_in_one_line_and_answered_without(
     loaded = load(asked)
     with pytest.raises(NotKnown, match=reason):
         native(loaded)
-    runner = ModelRunner(loaded, num_blocks=64, block_size=BLOCK_SIZE)
-    start_native(runner, loaded, num_blocks=64, block_size=BLOCK_SIZE, num_threads=1)  # returns when it is done
+    runner = started_runner(loaded)
     line, attention = [
         text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level >= logging.INFO
     ]

@@ -138,10 +138,13 @@ def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -
 
     def layers() -> list[Callable[[], Tensor]]:
         native = native_attention()
+
+        def attend(step: Batch, tensors: list[Tensor], layer: int, window: int | None) -> Tensor:
+            attention = native.prepare(step)
+            return attention(*tensors, native.caches[layer], scaling=0.2, sliding_window=window, softcap=2.0)
+
         return [
-            partial(
-                native.attend, *tensors, native.caches[layer], step, scaling=0.2, sliding_window=window, softcap=2.0
-            )
+            partial(attend, step, tensors, layer, window)
             for step, tensors in zip(BATCHES, inputs, strict=True)
             for layer, window in ((0, None), (1, 20), (2, None))
         ]

@@ -7,14 +7,13 @@ import torch
 
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.start import native_decoder, start_native
-from oaiserve.engine.model.load import LoadedModel
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, load
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, config, load, started_runner
 
 pytestmark = pytest.mark.compiler
 STEP = 2.0**-9
@@ -66,9 +65,8 @@ def test_quantization_is_refused_without_the_native_step(problem: str, monkeypat
         monkeypatch.setenv("CXX", "no-such-compiler")
     block_size = 8 if problem == "block size" else BLOCK_SIZE
     loaded = load(FAMILIES["llama"])
-    runner = ModelRunner(loaded, num_blocks=8, block_size=block_size)
     with pytest.raises(StartupError, match="--quantize int8 needs the native step, which cannot be used: the "):
-        start_native(runner, loaded, num_blocks=8, block_size=block_size, num_threads=1, quantize="int8")
+        started_runner(loaded, num_blocks=8, block_size=block_size, quantize="int8")
 
 
 def test_quantized_libraries_have_names_of_their_own() -> None:

@@ -16,11 +16,10 @@ from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.describe import NotKnown
-from oaiserve.engine.model.cpu.start import start_native
-from oaiserve.engine.model.load import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, MIXTURES, load, make_engine, native
+from tests.engine.model.cpu.small_models import FAMILIES, MIXTURES, load, make_engine, native, started_runner
 
 pytestmark = pytest.mark.compiler
 SLOWER = "The model runs without its native step, which is slower: "
@@ -29,12 +28,6 @@ SLOWER = "The model runs without its native step, which is slower: "
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return load(FAMILIES["llama"])
-
-
-def start(loaded: LoadedModel) -> ModelRunner:
-    runner = ModelRunner(loaded, num_blocks=64, block_size=BLOCK_SIZE)
-    start_native(runner, loaded, num_blocks=64, block_size=BLOCK_SIZE, num_threads=1)
-    return runner
 
 
 def join_compile_thread() -> None:
@@ -75,7 +68,7 @@ def test_requests_are_answered_while_the_library_is_compiled(
     slow_compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(slow_compiler))
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
-    runner = start(loaded)
+    runner = started_runner(loaded)
     expected = answer(loaded, runner)
     assert lines(caplog, logging.INFO) == []
     gate.write_text("go on\n")
@@ -87,7 +80,7 @@ def test_requests_are_answered_while_the_library_is_compiled(
 def test_it_is_there_at_once_where_its_library_is(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     build.build(torch.float32)
-    start(loaded)
+    started_runner(loaded)
     (line,) = lines(caplog, logging.INFO)
     assert line.startswith("The native step is ready after ")
 
@@ -113,7 +106,7 @@ def test_what_keeps_it_from_being_compiled_is_one_line_and_no_more(
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, value)
-    runner = start(loaded)
+    runner = started_runner(loaded)
     join_compile_thread()
     (line,) = lines(caplog, logging.INFO)
     assert line.startswith(SLOWER)
@@ -132,7 +125,7 @@ def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.
     hook = loaded.model.base_model.layers[1].mlp.register_forward_hook(a_little_more)
     with pytest.raises(NotKnown, match=r"^its outputs differ by \d+\.\d% from those of transformers' code$"):
         native(loaded)
-    start(loaded)
+    started_runner(loaded)
     line, attention = lines(caplog, logging.INFO)
     assert line.startswith(f"{SLOWER}its outputs differ by ")
     assert attention.startswith("Its attention is native after ")
@@ -165,7 +158,7 @@ def test_a_model_that_gives_nan_is_refused() -> None:
 def test_code_that_cannot_be_read_leaves_its_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     loaded = load(FAMILIES["llama"])
     loaded.model.base_model.rotary_emb.forward = lambda x, position_ids: 1 / 0
-    start(loaded)
+    started_runner(loaded)
     (record,) = [record for record in caplog.records if record.name.startswith("oaiserve")]
     assert record.getMessage() == f"{SLOWER}its code could not be read"
     assert record.exc_info is not None

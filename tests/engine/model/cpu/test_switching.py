@@ -1,5 +1,4 @@
-"""From transformers' code to the native step, or to native attention, in the middle of everything: nobody can tell from
-the answers."""
+"""The switch from transformers' code to native code between any two steps: the answers stay the same."""
 
 from __future__ import annotations
 
@@ -9,12 +8,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from oaiserve.engine.model.attention import reference
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_attention
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.cpu.start import _hand_over, native_attention
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.step import Step
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, MIXTURES, load, make_engine, native
@@ -26,23 +28,38 @@ PARAMS = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, n=2)
 
 
 class SwitchingRunner(ModelRunner):
-    """Goes over to native code with step `switch_at`; notes which steps copy blocks."""
+    """Switches to native code before step `switch_at`, and records which steps copy blocks."""
 
     def __init__(
-        self, loaded: LoadedModel, native: NativeDecoder | NativeAttention | None, switch_at: int | None
+        self,
+        loaded: LoadedModel,
+        native: NativeDecoder | NativeAttention | None = None,
+        switch_at: int | None = None,
+        backend: Backend = ReferenceAttention,
     ) -> None:
-        super().__init__(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self._eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=backend)
+        super().__init__(self._eager, loaded.device, BLOCK_SIZE)
         self.num_steps = 0
         self.copying_steps: list[int] = []
         self._native, self._switch_at = native, switch_at
+        self._next: Executor | None = native if isinstance(native, NativeDecoder) else None
+        if isinstance(native, NativeAttention):
+            self._next = EagerExecutor(loaded, native.caches, native.prepare)
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._switch_in_time()
+        self.copying_steps.append(self.num_steps)
+        super().copy_blocks(copies)
 
     def launch(self, step: Step) -> Launched:
-        if self.num_steps == self._switch_at and self._native is not None:
-            self.use(self._native)
-        if step.copies:
-            self.copying_steps.append(self.num_steps)
+        self._switch_in_time()
         self.num_steps += 1
         return super().launch(step)
+
+    def _switch_in_time(self) -> None:
+        if self.num_steps == self._switch_at and self._native is not None and self._next is not None:
+            self.replace(_hand_over(self._eager, self._native, self._next))
+            self._native = None
 
 
 def answers(loaded: LoadedModel, runner: ModelRunner) -> list[list[int]]:
@@ -67,7 +84,7 @@ def switches(eager: SwitchingRunner) -> list[int]:
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_running_sequences_go_on_with_the_same_tokens(family: str) -> None:
     loaded = load(FAMILIES[family])
-    eager = SwitchingRunner(loaded, None, None)
+    eager = SwitchingRunner(loaded)
     expected = answers(loaded, eager)
     for switch_at in switches(eager):
         decoder = native(loaded, num_blocks=NUM_BLOCKS)
@@ -80,21 +97,20 @@ def test_running_sequences_go_on_with_the_same_tokens(family: str) -> None:
 @pytest.mark.parametrize("family", MIXTURES)
 def test_they_go_on_with_native_attention(family: str) -> None:
     loaded = load(MIXTURES[family])
-    eager = SwitchingRunner(loaded, None, None)
+    eager = SwitchingRunner(loaded)
     expected = answers(loaded, eager)
     num_reference_calls = 0
 
-    def counting(*args: Any, **kwargs: Any) -> Tensor:
-        nonlocal num_reference_calls
-        num_reference_calls += 1
-        return attend(*args, **kwargs)
+    class Counting(ReferenceAttention):
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+            nonlocal num_reference_calls
+            num_reference_calls += 1
+            return super().__call__(*args, **kwargs)
 
-    attend = reference.attend
     for switch_at in switches(eager):
         native = native_attention(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
-        runner = SwitchingRunner(loaded, native, switch_at)
+        runner = SwitchingRunner(loaded, native, switch_at, backend=Counting)
         num_reference_calls = 0
-        runner._executor.backend = counting  # type: ignore[attr-defined]
         assert answers(loaded, runner) == expected, f"switched before step {switch_at}"
         assert runner.num_steps > switch_at + 3
-        assert num_reference_calls == switch_at * len(loaded.kv_shapes), "not one more from then on"
+        assert num_reference_calls == switch_at * len(loaded.kv_shapes), "none after the switch"

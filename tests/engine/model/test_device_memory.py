@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
-from oaiserve.engine.model import largest_step as module
+from oaiserve.engine.model import device_memory as module
 from oaiserve.engine.model import start
-from oaiserve.engine.model.attention import reference
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.largest_step import Reading, largest_step, measure
-from oaiserve.engine.model.load import LoadedModel, move, prepare
+from oaiserve.engine.model.device_memory import MemoryReading, measure
+from oaiserve.engine.model.load import move, prepare
 from oaiserve.engine.model.memory import MemoryUse
+from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampler import NUM_TOP
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 from tools.random_models import FAMILIES, random_model
 
@@ -48,7 +50,7 @@ def test_it_has_all_tokens_and_sequences_that_a_step_can_have(
     assert len(step.chunks) == max_running
     ones = [chunk.num_tokens == 1 for chunk in step.chunks]
     assert ones == sorted(ones, reverse=True)
-    assert all(chunk.samples and chunk.start >= 0 and chunk.end == longest for chunk in step.chunks)
+    assert all(chunk.max_draws == 1 and chunk.start >= 0 and chunk.end == longest for chunk in step.chunks)
     batch = build_batch(step, block_size, torch.device("cpu"))
     assert len(batch.unknown_rows) == 0
     assert batch.logits_rows.shape == (max_running,)
@@ -60,33 +62,35 @@ def test_it_has_all_tokens_and_sequences_that_a_step_can_have(
 class FakeGPU:
     """Gives these readings, one after the other."""
 
-    def __init__(self, *readings: Reading) -> None:
+    def __init__(self, *readings: MemoryReading) -> None:
         self._readings = list(readings)
 
-    def read(self) -> Reading:
+    def read(self) -> MemoryReading:
         return self._readings.pop(0)
 
 
-BEFORE = Reading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, most_in_tensors=15 * GIB)
+BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, peak_in_tensors=15 * GIB)
 # The step took two GiB, of which one is kept by a library; another program took one more.
-AFTER = Reading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, most_in_tensors=17 * GIB)
+AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, peak_in_tensors=17 * GIB)
 
 
 def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
     asked = EngineOptions(max_running=6, **options)
     return measure(
-        FakeGPU(BEFORE, AFTER), loaded, asked, max_step_tokens=40, backend=backend, choose=None, graph_bytes=7
+        FakeGPU(BEFORE, AFTER), loaded, asked, max_step_tokens=40, backend=backend, sample_ids=None, graph_bytes=7
     )
 
 
 def test_what_is_used_is_told_apart(loaded: LoadedModel) -> None:
     steps = []
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, batch: Any, **how: Any) -> Any:
-        steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
-        return reference.attend(query, key, value, cache, batch, **how)
+    class Attention(ReferenceAttention):
+        def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, **how: Any) -> Any:
+            batch = self._batch
+            steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
+            return super().__call__(query, key, value, cache, **how)
 
-    use = measured(loaded, attend, gpu_memory_utilization=0.8)
+    use = measured(loaded, Attention, gpu_memory_utilization=0.8)
     assert use == MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=7, others=5 * GIB, utilization=0.8)
     assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # with one block for all
 
@@ -97,7 +101,7 @@ def test_the_cache_gets_the_rest_and_the_log_says_what_is_not_the_rest(
     monkeypatch.setattr(module, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks = start._gpu_blocks(loaded, options, reference.attend, None)
+    blocks = start._gpu_blocks(loaded, options, ReferenceAttention, None)
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [
         "Memory of cpu: 72.0 of 80.0 GiB may be in use by --gpu-memory-utilization 0.9, of which weights take 15.0, "
@@ -107,11 +111,11 @@ def test_the_cache_gets_the_rest_and_the_log_says_what_is_not_the_rest(
 
 
 def test_a_step_that_finds_no_memory_stops_the_start(loaded: LoadedModel) -> None:
-    def attend(*_: Any, **__: Any) -> torch.Tensor:
+    def prepare(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB.")
 
     with pytest.raises(StartupError) as error:
-        measured(loaded, attend)
+        measured(loaded, prepare)
     assert str(error.value).startswith(
         "The model's weights take 15.0 GiB, and the 60.0 GiB that are free beside them are too little for its largest "
         f"step, of 40 tokens of 6 sequences with {loaded.max_model_len} tokens each: lower --max-step-tokens"

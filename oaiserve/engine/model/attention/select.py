@@ -1,0 +1,35 @@
+"""Selects the attention backend: by name, or the fastest for the device."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from oaiserve.config import Attention
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.errors import StartupError
+
+
+def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
+    """Return the backend of this name; `auto` is the fastest on the device that every model can use.
+
+    Raises StartupError for one that the device, or what is installed, does not support.
+    """
+    has_triton = find_spec("triton") is not None
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and has_triton else "reference"
+    if name == "reference":
+        return ReferenceAttention
+    if device.type != "cuda":
+        raise StartupError(f"--attention {name} is for NVIDIA GPUs; the model is on {device}. Use --attention auto.")
+    if not has_triton:
+        raise StartupError(f"--attention {name} needs the package triton. Install it, or use --attention reference.")
+    if name == "varlen":
+        from oaiserve.engine.model.attention.varlen import VarlenAttention
+
+        return VarlenAttention
+    from oaiserve.engine.model.attention.triton import TritonAttention
+
+    return TritonAttention

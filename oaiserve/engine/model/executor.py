@@ -1,0 +1,22 @@
+"""The protocol of an executor: one way to compute a model's forward pass."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from oaiserve.engine.model.batch import Batch
+
+
+class Executor(Protocol):
+    """An executor runs the model, and owns the KV cache in the layout that suits it."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Return the logits [R, vocab] of `batch.logits_rows`.
+
+        The caller may write into them, and the next call does.
+        """
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError, having copied none."""

@@ -1,0 +1,88 @@
+"""Rehearsed steps: made-up prompts and decodes that are computed before the first request, and thrown away.
+
+They show what a model's layers keep, whether another way to compute it gives the same logits, how much memory the
+largest step takes, and they let kernels be compiled before a user has to wait for them. Which blocks they write into is
+for the caller to choose: none may hold a request's keys yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from oaiserve.engine.model.sampler import NUM_TOP
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+
+# By how much the logits of two ways to compute the same may differ, relative to their norm. What is computed wrongly
+# differs by more than this; what is only rounded otherwise, by far less.
+FLOAT32_TOLERANCE = 1e-3
+HALF_TOLERANCE = 0.1  # bfloat16 and float16
+QUANTIZED_TOLERANCE = 0.3
+
+# The ways to draw a token that have kernels of their own, each for the model's logits and for edited ones.
+_WAYS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.9),
+)
+_BIASES: tuple[dict[int, float], ...] = ({}, {0: 1.0})
+# All that makes drawing a token take memory. Log-probabilities of prompts take more, in steps where they are asked for;
+# if these do not fit, they are computed in parts.
+_COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias={0: 1.0}, logprobs=NUM_TOP)
+
+
+def prompt(num_tokens: int, vocab_size: int, block_size: int, *, start: int = 0) -> Step:
+    """Return a step with one sequence of `num_tokens` varied tokens in the first blocks, computed from `start` on."""
+    ids = [(7 * position + 3) % vocab_size for position in range(num_tokens)]
+    sequence = Sequence("rehearsal", 0, ids, SamplingParams(), max_len=num_tokens + 1)
+    sequence.blocks = list(range(-(-num_tokens // block_size)))
+    return Step([Chunk(sequence, start, num_tokens - start)])
+
+
+def sampling_steps() -> list[Step]:
+    """Return a step for each way to draw a token that has kernels of its own. They write into the first block."""
+    steps = []
+    for params, logit_bias in product(_WAYS, _BIASES):
+        chunks = []
+        for num_tokens in (1, 2):
+            params = replace(params, logit_bias=logit_bias)
+            sequence = Sequence("rehearsal", 0, [0] * num_tokens, params, max_len=num_tokens + 1)
+            sequence.blocks = [0] * num_tokens
+            chunks.append(Chunk(sequence, 0, num_tokens))
+        steps.append(Step(chunks))
+    return steps
+
+
+def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_size: int) -> Step:
+    """Return the step that takes the most memory: as many sequences as may run, each at the end of `longest` tokens.
+
+    All of them draw, in the costliest way. They have one token each, but for those that prefill with what is left of
+    the step's tokens. All their blocks are the first one: the numbers that are computed mean nothing.
+    """
+    token_ids, blocks = [0] * longest, [0] * -(-longest // block_size)
+    prefills: list[Chunk] = []
+    decodes: list[Chunk] = []
+    left = max_step_tokens
+    for index in range(max_running):
+        num_tokens = max(1, min(longest, left - (max_running - index - 1)))
+        left -= num_tokens
+        sequence = Sequence("rehearsal", index, [0], _COSTLY, max_len=longest + 1)
+        sequence.token_ids, sequence.num_tokens, sequence.blocks = token_ids, longest, blocks
+        (decodes if num_tokens == 1 else prefills).append(Chunk(sequence, longest - num_tokens, num_tokens))
+    return Step(decodes + prefills)
+
+
+def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference of two tensors of logits, relative to the norm of those that are expected."""
+    return float((logits.float() - expected.float()).norm() / expected.float().norm())
+
+
+def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
+    """Return the largest `difference` that rounding explains, for a model that is computed in `dtype`."""
+    if is_quantized:
+        return QUANTIZED_TOLERANCE
+    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE

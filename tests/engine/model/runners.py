@@ -1,0 +1,25 @@
+"""Runners of small models for the tests, with the parts that a test wants to replace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+
+
+def eager_runner(
+    loaded: LoadedModel,
+    *,
+    num_blocks: int,
+    block_size: int,
+    backend: Backend = ReferenceAttention,
+    executor: type[EagerExecutor] = EagerExecutor,
+    **arguments: Any,
+) -> ModelRunner:
+    """Return a runner on an eager executor; `arguments` are those of ModelRunner."""
+    eager = executor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
+    return ModelRunner(eager, loaded.device, block_size, **arguments)

@@ -1,0 +1,50 @@
+"""Steps that are rehearsed at the start: each kind of step has been computed before a GPU gets its first request."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.model import sampler
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.rehearsal import difference, sampling_steps, tolerance
+from oaiserve.engine.model.sampler import SampledIds, row_parameters
+from oaiserve.engine.step import Chunk
+from tests.engine.model.runners import eager_runner
+from tools.random_models import FAMILIES, random_model
+
+
+def test_all_ways_to_sample_and_the_smallest_prompts_are_computed() -> None:
+    loaded = prepare(random_model(FAMILIES["llama"], dtype=torch.bfloat16))
+    ways: set[tuple[str, torch.dtype]] = set()
+    shapes: set[tuple[int, ...]] = set()
+
+    def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+        if all(chunk.sequence.params.temperature == 0 for chunk in chunks):
+            way = "best"
+        else:
+            way = "cut" if any(row_parameters(chunk).cuts(logits.shape[1]) for chunk in chunks) else "drawn"
+        ways.add((way, logits.dtype))
+        return sampler.plain_sample_ids(logits, chunks)
+
+    def prepare_attention(batch: Any) -> ReferenceAttention:
+        shapes.add(tuple(batch.query_lens))
+        return ReferenceAttention(batch)
+
+    runner = eager_runner(loaded, num_blocks=1, block_size=1, backend=prepare_attention, sample_ids=sample_ids)
+    for step in sampling_steps():
+        runner.collect(runner.launch(step))
+    assert ways == set(product(("best", "drawn", "cut"), (torch.bfloat16, torch.float32)))
+    assert shapes == {(1, 2)}
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1.002), (torch.bfloat16, 1.2), (torch.float16, 1.2)])
+def test_logits_that_differ_by_more_than_rounding_are_beyond_the_tolerance(dtype: torch.dtype, factor: float) -> None:
+    logits = torch.linspace(-3, 3, 100)
+    assert difference(logits * factor, logits) > tolerance(dtype)
+    assert difference(logits.to(dtype), logits) < tolerance(dtype) / 10
+    assert not difference(logits * torch.nan, logits) <= tolerance(dtype, is_quantized=True)
