@@ -77,12 +77,12 @@ def simulate(
         before = time.perf_counter()
         scheduler.advance(step)
         for chunk in step.chunks:
-            scheduler.commit(chunk, 7 if chunk.samples else None)
+            scheduler.commit(chunk, [7] if chunk.max_draws else [])
         result.commit_us.append((time.perf_counter() - before) * 1e6)
         result.running.append(len(scheduler.running))
         for chunk in step.chunks:
             sequence = chunk.sequence
-            if chunk.samples and sequence.num_generated == 1:
+            if chunk.max_draws and sequence.num_generated == 1:
                 result.ttft_seconds.append(result.simulated_seconds - arrived[sequence])
             if len(sequence.token_ids) >= sequence.max_len:
                 del arrived[sequence]

@@ -4,8 +4,10 @@ There is no prefill phase and no decode phase: a sequence has a number of tokens
 out their token budget until the second catches up with the first. Prefix hits, other choices of the same prompt and
 resuming after preemption only start with a higher number computed.
 
-Each step is scheduled, launched, advanced, and committed when its results are here. The next one may be scheduled
-before that commit: then the ids that the first one draws are not known yet, but how many they are is.
+Each step is scheduled, launched, advanced, and committed when its results are on the host. The next step may be
+scheduled before that commit. Then the ids that the first one draws are not known yet. Where it can draw only one token
+for a sequence, their number is known, and the sequence takes part in the next step. Where it can draw several, the
+number is not known either: the sequence is held until the commit, and takes no part in the next step.
 """
 
 from __future__ import annotations
@@ -43,6 +45,19 @@ class Limits:
             raise ValueError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_running ({self.max_running})"
             )
+
+
+def is_void(chunk: Chunk) -> bool:
+    """Return True where a chunk was computed for a token that the step before was expected to draw and did not.
+
+    This can be asked when it is the chunk's turn to be committed. Its results mean nothing.
+    """
+    return chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids)
+
+
+def _max_draws(sequence: Sequence, end: int) -> int:
+    """Return how many tokens may be drawn after the first `end` ones: at least one, also for `max_tokens=0`."""
+    return max(1, min(sequence.max_draws, sequence.max_len - end))
 
 
 class Scheduler:
@@ -119,34 +134,52 @@ class Scheduler:
         return step if step.chunks else None
 
     def advance(self, step: Step) -> None:
-        """The step is under way: what it computes counts as computed, and what it draws as there.
+        """Count what a launched step computes as computed, and reserve room for the tokens that it draws.
 
-        Steps run one after the other, so whoever uses its blocks later finds in them what it wrote. A sequence that
-        needs no other step leaves at once; its last tokens are committed as all others are.
+        Steps run one after the other, so a later step that gets a block finds in it what this one wrote. A sequence
+        whose one token is its last by length leaves at once; the token is committed as all others are.
         """
         size = self.pool.block_size
-        for sequence, start, num_tokens, samples in step.chunks:
+        for sequence, start, num_tokens, max_draws in step.chunks:
             sequence.num_computed = end = start + num_tokens
             if end % size < num_tokens and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
             if sequence.siblings and end >= sequence.prompt_len:
                 self._fork(sequence)
-            if samples:
+            if max_draws:
                 if end < sequence.max_len:
-                    sequence.num_tokens = end + 1
-                if end + 1 >= sequence.max_len:
+                    sequence.num_tokens = end + max_draws
+                if end + 1 >= sequence.max_len and max_draws == 1:
                     self.remove(sequence)
 
-    def commit(self, chunk: Chunk, token_id: int | None) -> None:
-        """The step has ended, and the chunk has drawn that token; None where it draws none, or where its sequence takes
-        none. Chunks of a sequence are committed in their order, unless it was removed: then no more at all."""
-        sequence, start, num_tokens, _ = chunk
-        if token_id is not None:
-            sequence.token_ids.append(token_id)
-        # A token whose id was not known when the step was launched may have filled a block. A sequence that gave way
-        # since has lost it.
-        if num_tokens == 1 and (start + 1) % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
-            self._publish(sequence, start, start + 1)
+    def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
+        """Append the tokens that a chunk has drawn to its sequence: at most `max_draws`, none for `max_tokens=0`.
+
+        Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
+        nothing. Where fewer tokens came than were reserved, the sequence goes on from those that are known. Returns
+        True where it had left for its length, and now waits again like a preempted one, because it is shorter.
+        """
+        sequence, start, num_tokens, max_draws = chunk
+        known, end = sequence.token_ids, start + num_tokens
+        if end > len(known):  # see is_void
+            return False
+        if max_draws:
+            known += token_ids
+        # A token whose id was not known when the step was launched may have filled a block. A sequence that was
+        # preempted since has lost it.
+        if num_tokens == 1 and end % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
+            self._publish(sequence, start, end)
+        if len(token_ids) == max_draws:
+            if max_draws > 1 and len(known) >= sequence.max_len:
+                self.remove(sequence)
+            return False
+        sequence.num_tokens = len(known)
+        # The last known token is computed again where it was computed already: its logits draw the next one.
+        sequence.num_computed = min(sequence.num_computed, len(known) - 1)
+        if sequence.place is not Place.NOWHERE or len(known) >= sequence.max_len:
+            return False
+        self._wait_again(sequence)
+        return True
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
@@ -155,11 +188,28 @@ class Scheduler:
         for sequence in self.running.copy():  # the one loop whose cost grows with what runs, in every step
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
+                self._make_room_for_several(sequence, step)
                 continue
             index = start // size
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
-                chunks.append(Chunk(sequence, start, 1))
+                max_draws = 1 if sequence.max_draws == 1 else _max_draws(sequence, start + 1)
+                chunks.append(Chunk(sequence, start, 1, max_draws))
         return len(chunks)
+
+    def _make_room_for_several(self, sequence: Sequence, step: Step) -> None:
+        """Give a sequence that has drawn several tokens in one step the blocks to compute them.
+
+        `_continue_prefills` gives it the tokens. The blocks are allocated before that because a sequence can only be
+        preempted while it has no chunk in the step. A prompt has got its blocks when it was admitted.
+        """
+        if sequence.place is not Place.RUNNING or sequence.is_held:
+            return
+        blocks, first = sequence.blocks, sequence.num_computed // self.pool.block_size
+        is_shared = first < len(blocks) and not self.pool.is_writable(blocks[first])
+        new = range(len(blocks), self.pool.blocks_for(sequence.num_tokens))
+        for index in (first, *new) if is_shared else new:
+            if not self._make_room(sequence, index, step):
+                return
 
     def _make_room(self, sequence: Sequence, index: int, step: Step) -> bool:
         """A block of its own for the token to compute. Without a free one others give way, at worst itself."""
@@ -186,10 +236,7 @@ class Scheduler:
         """Takes its blocks; those that are published stay where they are as long as nobody needs the room."""
         if sequence.place is Place.RUNNING:
             self._leave_running(sequence)
-            self.waits.join(sequence)
-            self._wait(sequence)
-            sequence.num_preemptions += 1
-            self.num_preemptions += 1
+            self._wait_again(sequence)
             step.preempted.append(sequence)
         self._forked.pop(sequence, None)
         self._release(sequence)
@@ -201,7 +248,7 @@ class Scheduler:
         for sequence in self.running:
             if spent == budget:
                 break
-            if sequence.num_uncomputed > 1:
+            if sequence.num_uncomputed > 1 and not sequence.is_held:
                 num_prefills += 1
                 spent += self._take(sequence, step, budget - spent)
         return num_prefills, spent
@@ -280,7 +327,8 @@ class Scheduler:
     def _take(self, sequence: Sequence, step: Step, budget: int) -> int:
         num_uncomputed = sequence.num_uncomputed
         num_tokens = min(num_uncomputed, budget)
-        chunk = Chunk(sequence, sequence.num_computed, num_tokens, num_tokens == num_uncomputed)
+        max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
+        chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
@@ -347,6 +395,14 @@ class Scheduler:
         sequence.place = Place.WAITING
         self.num_waiting += 1
         heapq.heappush(self._waiting, (sequence.key, sequence))
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        """Let a sequence that has lost its blocks wait. It is computed again from what is still cached."""
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waits.join(sequence)
+        self._wait(sequence)
 
     def _next_waiting(self) -> Sequence | None:
         """Takes it off the queue."""

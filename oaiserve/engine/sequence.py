@@ -57,6 +57,7 @@ class Sequence:
         "index",
         "key",
         "last_token_ns",
+        "max_draws",
         "max_len",
         "needs_ids",
         "num_cached",
@@ -130,13 +131,20 @@ class Sequence:
         # written by the engine loop
         self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
         self.last_token_ns: int | None = None
+        # written by whatever drafts tokens for it, or forces its tokens
+        self.max_draws = 1  # tokens that a step may draw for it
         # written by the sampler, where a penalty asks for it
         self.token_counts: TokenCounts | None = None
 
     @property
     def num_pending(self) -> int:
-        """Those whose ids are not known yet."""
+        """The number of tokens that a step under way may draw: their ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a step under way may draw several tokens, so that their number is not known before its commit."""
+        return self.num_tokens > len(self.token_ids) + 1
 
     @property
     def num_uncomputed(self) -> int:

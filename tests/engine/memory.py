@@ -8,9 +8,11 @@ from typing import Any
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.scheduler import Limits, Scheduler, is_void
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+
+NEVER = -1  # stands for a token that is not drawn
 
 
 def make(
@@ -36,7 +38,8 @@ class Memory:
     """Computes steps in their order. A slot holds the token whose keys and values would be there, and all before it.
 
     With overlap, the results of a step are committed when the next one has been launched. `last_token` ends a sequence,
-    which the scheduler cannot know before."""
+    which the scheduler cannot know before.
+    """
 
     overlap = False
 
@@ -45,25 +48,21 @@ class Memory:
         self.last_token = last_token
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.num_computed = 0  # tokens, in all
+        self.num_void = 0  # chunks whose last token was never drawn
         self._drawn: dict[Sequence, list[int]] = {}  # ids that the scheduler does not know yet
-        self._in_flight: list[tuple[Chunk, int | None]] = []
+        self._in_flight: list[tuple[Chunk, list[int]]] = []
 
     def run(self, next_token: int = 7) -> list[tuple[str, int]]:
         step = self.scheduler.schedule()
         if step is None:
             self.settle()
-            return []
-        return self.execute(step, next_token)
+            step = self.scheduler.schedule()  # of sequences that were held
+        return [] if step is None else self.execute(step, next_token)
 
-    def execute(self, step: Step, next_token: int | Callable[[Sequence], int] = 7) -> list[tuple[str, int]]:
+    def execute(self, step: Step, next_token: int | Callable[[Sequence], int | list[int]] = 7) -> list[tuple[str, int]]:
+        """Compute a step, and draw one token or a list of tokens for each chunk that draws, as far as it may."""
         self._compute(step)
-        drawn: list[tuple[Chunk, int | None]] = []
-        for chunk in step.chunks:
-            token = None
-            if chunk.samples and chunk.sequence.max_len > chunk.sequence.prompt_len:
-                token = next_token if isinstance(next_token, int) else next_token(chunk.sequence)
-                self._drawn.setdefault(chunk.sequence, []).append(token)
-            drawn.append((chunk, token))
+        drawn = [(chunk, self._draw(chunk, next_token)) for chunk in step.chunks]
         self.scheduler.advance(step)
         self.scheduler.check_integrity()
         if self.overlap:
@@ -72,50 +71,75 @@ class Memory:
         return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
 
     def settle(self) -> None:
-        """Commits the step under way."""
+        """Commit the step in flight."""
         drawn, self._in_flight = self._in_flight, []
         self._commit(drawn)
 
     def remove(self, sequence: Sequence) -> None:
-        """For a reason of its own. What steps under way draw for it is lost."""
+        """Remove a sequence that ends. What steps in flight draw for it is lost."""
         self.scheduler.remove(sequence)
-        self._in_flight = [(chunk, token) for chunk, token in self._in_flight if chunk.sequence is not sequence]
+        self._in_flight = [(chunk, tokens) for chunk, tokens in self._in_flight if chunk.sequence is not sequence]
         self._drawn.pop(sequence, None)
 
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        return any(chunk.sequence is sequence for chunk, _ in self._in_flight)
+
     def run_out(self) -> None:
-        """Until nothing is left to do; sequences leave at their max_len."""
+        """Run steps until nothing is left to compute. Sequences leave at their max_len."""
         while self.run():
             pass
 
     def _ids(self, sequence: Sequence) -> list[int]:
-        ids = [*sequence.token_ids, *self._drawn.get(sequence, ())]
-        assert len(ids) == sequence.num_tokens
-        return ids
+        return [*sequence.token_ids, *self._drawn.get(sequence, ())]
+
+    def _draw(self, chunk: Chunk, next_token: int | Callable[[Sequence], int | list[int]]) -> list[int]:
+        sequence, ids = chunk.sequence, self._ids(chunk.sequence)
+        assert (chunk.max_draws > 0) == (chunk.end >= len(ids))
+        if not chunk.max_draws or sequence.max_len == sequence.prompt_len:
+            return []
+        assert chunk.end + chunk.max_draws <= sequence.max_len
+        if chunk.end > len(ids):
+            return [NEVER] * chunk.max_draws
+        drawn = next_token if isinstance(next_token, int) else next_token(sequence)
+        tokens = drawn[: chunk.max_draws] if isinstance(drawn, list) else [drawn]
+        self._drawn.setdefault(sequence, []).extend(tokens)
+        return tokens
 
     def _compute(self, step: Step) -> None:
         size = self.scheduler.pool.block_size
-        copied = {
-            (new, i): self.slots[old, i] for old, new in step.copies for i in range(size) if (old, i) in self.slots
-        }
-        self.slots |= copied
+        for old, new in step.copies:
+            self.slots |= {(new, i): self.slots[old, i] for i in range(size) if (old, i) in self.slots}
+        # The device writes something even for a token that the step before was expected to draw, and did not.
+        ids_of = {chunk.sequence: [*self._ids(chunk.sequence), NEVER][: chunk.end] for chunk in step.chunks}
         for chunk in step.chunks:
-            blocks, ids = chunk.sequence.blocks, self._ids(chunk.sequence)
-            assert chunk.samples == (chunk.end == len(ids))
-            assert chunk.end <= len(ids)
+            blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
+            assert not chunk.sequence.is_held
+            assert chunk.end == len(ids)
             for position in range(chunk.start, chunk.end):
                 self.slots[blocks[position // size], position % size] = tuple(ids[: position + 1])
             self.num_computed += chunk.num_tokens
         for chunk in step.chunks:
-            blocks, ids = chunk.sequence.blocks, self._ids(chunk.sequence)
+            blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
             for position in range(chunk.end):
                 found = self.slots[blocks[position // size], position % size]
                 assert found == tuple(ids[: position + 1]), f"position {position} of {chunk.sequence.request_id}"
 
-    def _commit(self, drawn: list[tuple[Chunk, int | None]]) -> None:
-        for chunk, token in drawn:
-            if token is not None:
-                assert self._drawn[chunk.sequence].pop(0) == token
-            self.scheduler.commit(chunk, token)
-            if token is not None and token == self.last_token and chunk.sequence.place is not Place.NOWHERE:
-                self.remove(chunk.sequence)
+    def _commit(self, drawn: list[tuple[Chunk, list[int]]]) -> None:
+        for chunk, tokens in drawn:
+            sequence = chunk.sequence
+            if is_void(chunk):
+                before = (sequence.token_ids.copy(), sequence.num_tokens, sequence.num_computed, sequence.place)
+                self.scheduler.commit(chunk, tokens)
+                assert before == (sequence.token_ids, sequence.num_tokens, sequence.num_computed, sequence.place)
+                self.num_void += 1
+                continue
+            assert self._drawn.get(sequence, [])[: len(tokens)] == tokens
+            if tokens:
+                del self._drawn[sequence][: len(tokens)]
+            if self.last_token in tokens:
+                tokens = tokens[: tokens.index(self.last_token) + 1]  # what comes after the end does not count
+            self.scheduler.commit(chunk, tokens)
+            assert sequence.num_pending == len(self._drawn.get(sequence, ())) or self.is_in_flight(sequence)
+            if self.last_token in tokens:
+                self.remove(sequence)
         self.scheduler.check_integrity()

@@ -21,6 +21,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Any mix of arrivals, steps and departures keeps the promises of scheduler, pool and cache."""
 
     policy, prefix_cache, overlap = "fcfs", True, False
+    fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,13 +65,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.memory.remove(gone)
         assert (gone.blocks, gone.place) == ([], Place.NOWHERE)
 
-    @rule(tokens=st.lists(st.integers(0, LAST_TOKEN), min_size=4, max_size=4), took_ns=st.integers(0, 9))
-    def step(self, tokens: list[int], took_ns: int = 1) -> None:
+    @rule(
+        tokens=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=4), min_size=4, max_size=4),
+        max_draws=st.integers(0, 99),
+        took_ns=st.integers(0, 9),
+    )
+    def step(self, tokens: list[list[int]], max_draws: int = 0, took_ns: int = 1) -> None:
         self.now_ns += took_ns
+        for number, one in enumerate(self.open):
+            one.max_draws = 1 + (max_draws + number) % self.most_draws
+        if self.fewest_draws == 1:
+            tokens = [row or [0] for row in tokens]
         step = self.scheduler.schedule(self.now_ns)
-        assert (step is None) == (not self.open), "there is always something to compute, or deadlock"
         if step is None:
+            present = [one for one in self.open if one.place is not Place.NOWHERE]
+            assert not present or any(one.is_held for one in present), "there is something to compute, or deadlock"
             self.memory.settle()
+            self.forget_those_that_left()
             return
         admitted = [chunk.sequence for chunk in step.chunks if chunk.sequence in step.admitted]
         assert len(admitted) == len(step.admitted)
@@ -94,23 +105,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.forget_those_that_left()
 
     def forget_those_that_left(self) -> None:
-        for gone in [one for one in self.open if one.place is Place.NOWHERE]:
-            self.open.remove(gone)
-            assert gone.num_tokens == gone.max_len or gone.token_ids[-1] == LAST_TOKEN
-            assert LAST_TOKEN not in gone.generated_ids[:-1], "it went on after its end"
+        for one in self.open.copy():
+            if one.place is Place.NOWHERE and not self.memory.is_in_flight(one):
+                self.open.remove(one)
+                assert len(one.token_ids) == one.max_len or one.token_ids[-1] == LAST_TOKEN
+            assert LAST_TOKEN not in one.generated_ids[:-1], "it went on after its end"
 
     @invariant()
     def consistent(self) -> None:
         self.scheduler.check_integrity()
         scheduler = self.scheduler
         assert len(scheduler.running) <= scheduler.limits.max_running
-        assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(self.open)
+        present = [one for one in self.open if one.place is not Place.NOWHERE]
+        assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(present)
 
     def teardown(self) -> None:
         for _ in range(10_000):  # whatever happened: everybody gets to the end
             if not self.open:
                 break
-            self.step([0, 1, 2, 0])
+            self.step([[0], [1], [2], [0]])
         assert not self.open
         assert self.scheduler.pool.num_used == 0
         self.memory.settle()
@@ -141,18 +154,51 @@ class OverlapByPriority(ByPriority):
     overlap = True
 
 
+class Several(SchedulerMachine):
+    fewest_draws, most_draws = 0, 4
+
+
+class SeveralWithoutCache(WithoutCache):
+    fewest_draws, most_draws = 0, 4
+
+
+class SeveralOverlap(Overlap):
+    fewest_draws, most_draws = 0, 4
+
+
+class SeveralOverlapWithoutCache(OverlapWithoutCache):
+    fewest_draws, most_draws = 0, 4
+
+
+class SeveralOverlapByPriority(OverlapByPriority):
+    fewest_draws, most_draws = 0, 4
+
+
+class AtMostOneOverlap(Overlap):
+    """A step in flight often computes for a token that the step before does not draw."""
+
+    fewest_draws, most_draws = 0, 1
+
+
 MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, OverlapWithoutCache, OverlapByPriority)
-for machine in MACHINES:
+SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
+for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap):
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
 TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase for machine in MACHINES[4:])
+TestSeveral, TestSeveralWithoutCache, TestSeveralOverlap = (machine.TestCase for machine in SEVERAL[:3])
+TestSeveralOverlapWithoutCache, TestSeveralOverlapByPriority = (machine.TestCase for machine in SEVERAL[3:])
+TestAtMostOneOverlap = AtMostOneOverlap.TestCase
 
 
+@pytest.mark.parametrize("most_draws", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(policy: str, overlap: bool) -> None:
-    """20,000 steps for each policy; nobody waits for ever."""
+def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(
+    policy: str, overlap: bool, most_draws: int
+) -> None:
+    """20,000 steps for each policy. No sequence waits for ever. With more than one draw, none can come, too."""
     rng = random.Random(policy)
     scheduler = make(kv_blocks=24, max_running=6, max_step_tokens=16, policy=POLICIES[policy])
     alive: dict[Sequence, int] = {}  # since which step
@@ -164,6 +210,7 @@ def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(policy: s
             leader = None
             for _ in range(rng.choice([1, 1, 3])):
                 made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), priority=num_arrived // 50)
+                made.max_draws = rng.randint(1, most_draws)
                 scheduler.add(made, leader)
                 leader, alive[made], num_arrived = leader or made, number, num_arrived + 1
         if rng.random() < 0.02:
@@ -177,9 +224,11 @@ def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(policy: s
         for chunk in ended.chunks if ended else ():
             if chunk.sequence not in alive:
                 continue
-            token = rng.randrange(50) if chunk.samples else None
-            scheduler.commit(chunk, token)
-            if token == 0 or len(chunk.sequence.token_ids) == chunk.sequence.max_len:
+            num_tokens = min(chunk.max_draws, rng.randint(int(most_draws == 1), 4))
+            tokens = [rng.randrange(50) for _ in range(num_tokens)]
+            tokens = tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
+            scheduler.commit(chunk, tokens)
+            if 0 in chunk.sequence.generated_ids or len(chunk.sequence.token_ids) == chunk.sequence.max_len:
                 scheduler.remove(chunk.sequence)
                 assert number - alive.pop(chunk.sequence) < 2_000
         if number % 25 == 0:
