@@ -27,7 +27,7 @@ from oaiserve.engine.request import (
     TokenLogprob,
     Usage,
 )
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
@@ -213,6 +213,8 @@ class OpenRequests:
             opened = self._open.get(chunk.sequence.request_id)
             if opened is None or chunk.sequence not in opened.outputs:
                 continue  # it has ended since the step was scheduled
+            if is_void(chunk):
+                continue  # it is scheduled again
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
@@ -251,8 +253,6 @@ class OpenRequests:
         self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int
     ) -> None:
         sequence, notes = chunk.sequence, opened.notes
-        wants_token = chunk.samples and sequence.max_len > sequence.prompt_len  # not with max_tokens 0
-        self._scheduler.commit(chunk, result.token_id if wants_token else None)
         prompt = opened.prompts[sequence.index // opened.request.params.n]
         if result.prompt_logprobs is not None and prompt.logprobs is not None:
             # A prompt that was preempted half-way is computed again from its start.
@@ -262,19 +262,10 @@ class OpenRequests:
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
-        if not chunk.samples:
-            return
-        sequence.wants_prompt_logprobs = False
-        notes.drew(sequence, now_ns, batch)
-        if sequence.num_generated <= 1 and sequence.index % opened.request.params.n == 0:
-            opened.usage.cached_tokens += sequence.num_cached
         output = opened.outputs[sequence]
-        if wants_token:
-            assert result.token_id is not None
-            opened.usage.completion_tokens += 1
-            output.push(result.token_id, result.logprobs)
-        else:
-            output.finish_without_token()
+        token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
+        if self._scheduler.commit(chunk, token_ids):
+            notes.preempted(sequence, now_ns)
         self._emit_chunk(opened, prompt, sequence, output)
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
@@ -283,6 +274,31 @@ class OpenRequests:
             if not opened.outputs:
                 opened.request.times.last_token = now_ns
                 self._end(opened, Finished(opened.request.request_id, opened.usage))
+
+    def _push(
+        self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
+    ) -> list[int]:
+        """Push the tokens that a chunk has drawn to the output of its choice, one by one, up to the end of the choice.
+
+        Return those that were taken. What comes after the end counts nowhere.
+        """
+        sequence, notes = chunk.sequence, opened.notes
+        sequence.wants_prompt_logprobs = False
+        is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
+        is_begun = sequence.last_token_ns is not None
+        if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
+            opened.usage.cached_tokens += sequence.num_cached
+        if is_empty:
+            notes.drew(sequence, now_ns, batch)
+            output.finish_without_token()
+            return []
+        for index, token_id in enumerate(result.token_ids):
+            notes.drew(sequence, now_ns, batch)
+            opened.usage.completion_tokens += 1
+            output.push(token_id, None if result.logprobs is None else result.logprobs[index])
+            if output.finish_reason is not None:
+                return result.token_ids[: index + 1]
+        return result.token_ids
 
     def _emit_chunk(self, opened: OpenRequest, prompt: _Prompt, sequence: Sequence, output: ChoiceOutput) -> None:
         token_chunk = output.take()

@@ -22,7 +22,9 @@ class ChoiceOutput:
         stream_interval: int,
     ) -> None:
         params = sequence.params
-        self._sequence = sequence
+        self._sequence = sequence  # what is fixed of it; its tokens may be ahead of this output
+        self._max_tokens = sequence.max_len - sequence.prompt_len
+        self._num_tokens = 0
         self._table = table
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._stream_interval = stream_interval  # see Request
@@ -36,12 +38,13 @@ class ChoiceOutput:
         self.stop_reason: str | int | None = None
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
-        """The next token of the choice, which the sequence already holds. It may end the choice.
+        """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
         The order of the checks: end of sequence, stop token, stop string, length; so a stop string that completes
         with the last allowed token counts as a stop.
         """
-        sequence, params = self._sequence, self._sequence.params
+        params = self._sequence.params
+        self._num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(token_logprob(self._table, logprobs))
@@ -53,7 +56,7 @@ class ChoiceOutput:
             self._finish(FinishReason.STOP, token_id)
         else:
             self._add(self._detokenizer.push(token_id))
-            if self.finish_reason is None and len(sequence.token_ids) >= sequence.max_len:
+            if self.finish_reason is None and self._num_tokens >= self._max_tokens:
                 self._finish(FinishReason.LENGTH)
 
     def finish_without_token(self) -> None:
@@ -84,7 +87,7 @@ class ChoiceOutput:
         """Text that is complete; before min_tokens stop strings do not count."""
         if not text:
             return
-        enabled = self._sequence.num_generated >= self._sequence.params.min_tokens
+        enabled = self._num_tokens >= self._sequence.params.min_tokens
         sendable, matched = self._stops.push(text, enabled=enabled)
         self._text.append(sendable)
         if matched is not None:
