@@ -3,8 +3,9 @@
 The thread owns scheduler, runner and open requests. Commands come in through one inbox, events go out with one call per
 step and consumer, numbers go out as an immutable snapshot. Hence no locks.
 
-With overlap, a step is launched before the results of the one before are here, so that the device has something to do
-while they are handed over. At most one step is under way when the next is scheduled.
+With overlap, a step is launched before the results of the step before are on the host, so that the device computes
+while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
+step in flight wait until these are committed; the forward and all other draws of the step do not.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
-from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import Place
-from oaiserve.engine.shortage import Shortage, compute_in_parts
-from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
+from oaiserve.engine.scheduler import Scheduler, is_void
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
+from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
 from oaiserve.errors import APIError, InternalError, Unavailable
@@ -33,18 +34,36 @@ from oaiserve.record import HostPart
 
 log = logging.getLogger(__name__)
 
-TELL_INTERVAL_NS = 60_000_000_000  # between two lines about the same trouble
+WARN_INTERVAL_NS = 60_000_000_000  # between two lines about the same trouble
 
 
 class Runner(Protocol):
+    """The device as the loop sees it. It computes steps in the order of their launches, and writes into none of them.
+
+    A chunk's draw waits if the sequence `needs_ids` and the chunk ends with a token that the step in flight draws.
+    """
+
     is_asynchronous: bool  # `launch` returns before the step has been computed
 
-    def launch(self, step: Step) -> Any:
-        """Begins to compute the step, after all those launched before. Returns what `collect` is to be given. Raises
-        OutOfMemory where the device has no memory for the step, which may then come again in parts."""
+    def copy_blocks(self, copies: Copies) -> None:
+        """Copy blocks of the KV cache, before the step that needs them is launched. May raise OutOfMemory, having
+        copied none."""
 
-    def collect(self, launched: Any) -> list[ChunkResult]:
-        """Waits until the step has been computed. One result per chunk, in order; in the order of the launches."""
+    def launch(self, step: Step) -> Any:
+        """Begin to compute the step, and to draw for all chunks whose draw does not wait.
+
+        Return what `draw` and `collect` are given. May raise OutOfMemory; the step may then come again in parts.
+        """
+
+    def draw(self, launched: Any) -> None:
+        """Draw for the chunks that wait, now that the results of the step before are committed.
+
+        This is called once for each launched step, before its `collect` and before the next launch. A sequence may have
+        ended meanwhile, or its chunk may be void: its result is dropped.
+        """
+
+    def collect(self, launched: Any) -> StepResult:
+        """Wait until the step has been computed, and return its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,11 @@ class _Launched:
     handle: Any  # of the runner
     at_ns: int
     newcomers: list[OpenRequest]  # whose first step it is
+    has_waiting_draws: bool = False
+
+
+def _has_waiting_draw(chunk: Chunk) -> bool:
+    return chunk.sequence.needs_ids and chunk.max_draws > 0 and chunk.end > len(chunk.sequence.token_ids)
 
 
 class EngineLoop:
@@ -112,7 +136,7 @@ class EngineLoop:
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
         self._account = StepAccount(self._host)
-        self._told_ns: dict[str, int] = {}  # when each warning was last given
+        self._warned_ns: dict[str, int] = {}  # when each warning was last given
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
         self._pacing: PrefillBudget | None = None
         if itl_target_seconds is not None:
@@ -162,7 +186,11 @@ class EngineLoop:
         in_flight, self._in_flight = self._in_flight, launched
         if in_flight is not None:
             self._complete(in_flight)
-        if launched is not None and not self._may_overlap(launched.step):
+        if launched is not None:
+            if launched.has_waiting_draws:
+                self._host.enter(HostPart.LAUNCH, launched.step)
+            self._runner.draw(launched.handle)
+        if launched is not None and not self._overlap:
             self._in_flight = None
             self._complete(launched)
         elif in_flight is None:
@@ -173,77 +201,91 @@ class EngineLoop:
     def _launch(self) -> _Launched | None:
         now_ns = self._host.enter(HostPart.SCHEDULE)
         if self._shortage.is_on:
-            self._shortage.passes(now_ns)
+            self._shortage.recover(now_ns)
             self._scheduler.max_step_tokens = self._shortage.step_tokens
         step = self._scheduler.schedule(now_ns)
         if step is None:
             return None
         if step.preempted:
-            self._tell_of_preemptions(now_ns)
+            self._warn_of_preemptions(now_ns)
         newcomers = self.requests.scheduled(step, now_ns)
         at_ns = self._host.enter(HostPart.LAUNCH, step)
-        launched = _Launched(step, None, at_ns, newcomers)
+        if step.copies and not self._copy_blocks(step, now_ns):
+            return None
         if self._shortage.allows(step):
+            has_waiting_draws = self._in_flight is not None and any(_has_waiting_draw(chunk) for chunk in step.chunks)
             try:
-                launched.handle = self._runner.launch(step)
+                handle = self._runner.launch(step)
             except OutOfMemory as error:
-                self._shortage.met(step.num_tokens, now_ns)
-                self._tell_of_shortage(step, error, now_ns)
+                self._report_shortage(step, error, now_ns)
             else:
                 self._profiling.launched()
                 self._scheduler.advance(step)
-                return launched
-        self._compute_in_parts(launched)
+                return _Launched(step, handle, at_ns, newcomers, has_waiting_draws)
+        self._compute_in_parts(step, at_ns, newcomers)
         return None
 
-    def _compute_in_parts(self, launched: _Launched) -> None:
-        """For want of memory. When this returns, the step is over like any other, and none is under way."""
-        step = launched.step
+    def _copy_blocks(self, step: Step, now_ns: int) -> bool:
+        """Copy the blocks of a step. Return False where one of them does not fit, and the step has failed for that."""
+        try:
+            self._runner.copy_blocks(step.copies)
+        except OutOfMemory as error:
+            self._report_shortage(step, error, now_ns)
+            if not copy_in_parts(self._runner.copy_blocks, step.copies):
+                # A sequence may have got a copy and no chunk. It must not go on without its keys and values either.
+                targets = {target for _, target in step.copies}
+                concerned = [chunk.sequence for chunk in step.chunks]
+                concerned += [one for one in self._scheduler.running if not targets.isdisjoint(one.blocks)]
+                self._fail_for_memory(concerned)
+                return False
+        return True
+
+    def _compute_in_parts(self, step: Step, at_ns: int, newcomers: list[OpenRequest]) -> None:
+        """Compute a step that the device has no memory for. Afterwards it has ended, and none is in flight."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
-            self._complete(in_flight)  # the device only has the ids that the step before draws: parts need them here
-        # Whoever that one ended is gone. Its blocks are free, but nobody has got them yet.
-        step.chunks = [chunk for chunk in step.chunks if chunk.sequence.place is Place.RUNNING]
-        if not step.chunks:
+            self._complete(in_flight)  # only the device has the ids that the step before draws: parts need them here
+        # The blocks of sequences that this has ended are free, but no other sequence has got them yet.
+        chunks = [chunk for chunk in step.chunks if chunk.sequence.place is Place.RUNNING and not is_void(chunk)]
+        if not chunks:
             return
-        results = compute_in_parts(self._compute, step, self._shortage.step_tokens)
+        results = compute_in_parts(self._compute, Step(chunks), self._shortage.step_tokens)
         self._profiling.launched()
-        for chunk, result in zip(step.chunks, results, strict=True):
-            if result is None:
-                message = "The device has no memory left to go on with this request; try again later."
-                self.requests.fail(chunk.sequence.request_id, Unavailable(message))
-        # Before the others advance: what it should have computed must not get into the prefix cache.
+        self._fail_for_memory([chunk.sequence for chunk, result in zip(chunks, results, strict=True) if result is None])
+        # Before the others advance: what a failed sequence has not computed must not get into the prefix cache.
         computed = [
             (chunk, result)
-            for chunk, result in zip(step.chunks, results, strict=True)
+            for chunk, result in zip(chunks, results, strict=True)
             if result is not None and chunk.sequence.place is Place.RUNNING
         ]
-        step.chunks = [chunk for chunk, _ in computed]
         if computed:
+            step = Step([chunk for chunk, _ in computed])
             self._scheduler.advance(step)
-            self._end_step(launched, [result for _, result in computed])
+            self._end_step(_Launched(step, None, at_ns, newcomers), StepResult([result for _, result in computed]))
 
     def _compute(self, part: Step) -> list[ChunkResult]:
         self._host.enter(HostPart.LAUNCH, part)
         handle = self._runner.launch(part)
+        self._runner.draw(handle)
         self._host.enter(HostPart.WAIT, part)
-        return self._runner.collect(handle)
+        return self._runner.collect(handle).chunks
 
-    def _may_overlap(self, step: Step) -> bool:
-        """Whether the next step can be launched without the ids that this one draws."""
-        return self._overlap and not any(chunk.samples and chunk.sequence.needs_ids for chunk in step.chunks)
+    def _fail_for_memory(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            message = "The device has no memory left to go on with this request; try again later."
+            self.requests.fail(sequence.request_id, Unavailable(message))
 
     def _complete(self, launched: _Launched) -> None:
         self._host.enter(HostPart.WAIT, launched.step)
         self._end_step(launched, self._runner.collect(launched.handle))
 
-    def _end_step(self, launched: _Launched, results: list[ChunkResult]) -> None:
+    def _end_step(self, launched: _Launched, result: StepResult) -> None:
         step = launched.step
         ended_ns = self._host.enter(HostPart.PROCESS, step)
         for opened in launched.newcomers:
             opened.notes.first_step_ended(self._account.totals)
-        step_ns = self._account.step_ended(step, launched.at_ns, ended_ns)
-        self.requests.computed(step, results, ended_ns)
+        step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
+        self.requests.computed(step, result.chunks, ended_ns)
         self._pace(step, step_ns)
         self._hand_over()
 
@@ -299,7 +341,7 @@ class EngineLoop:
             self._profiling.finish(now_ns)
         self.requests.end_overdue(now_ns)
 
-    def _tell_of_preemptions(self, now_ns: int) -> None:
+    def _warn_of_preemptions(self, now_ns: int) -> None:
         self._warn(
             now_ns,
             "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
@@ -307,7 +349,8 @@ class EngineLoop:
             self._scheduler.num_preemptions,
         )
 
-    def _tell_of_shortage(self, step: Step, error: OutOfMemory, now_ns: int) -> None:
+    def _report_shortage(self, step: Step, error: OutOfMemory, now_ns: int) -> None:
+        self._shortage.shrink(step.num_tokens, now_ns)
         self._warn(
             now_ns,
             "The device had no memory for a step of %d tokens of %d sequences; %d such steps so far. They are "
@@ -322,9 +365,9 @@ class EngineLoop:
 
     def _warn(self, now_ns: int, message: str, *arguments: object) -> None:
         """Unless it was said a moment ago."""
-        told_ns = self._told_ns.get(message)
-        if told_ns is None or now_ns - told_ns > TELL_INTERVAL_NS:
-            self._told_ns[message] = now_ns
+        warned_ns = self._warned_ns.get(message)
+        if warned_ns is None or now_ns - warned_ns > WARN_INTERVAL_NS:
+            self._warned_ns[message] = now_ns
             log.warning(message, *arguments)
 
     def _pace(self, step: Step, step_ns: int) -> None:

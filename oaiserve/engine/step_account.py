@@ -15,7 +15,7 @@ from oaiserve.engine.host_time import HostTime, kind_of
 from oaiserve.engine.request import Request
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.record import EventKind, HostPart, StepRecord
 
 MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
@@ -96,7 +96,7 @@ class RequestNotes:
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
-        """A token of it is on the host."""
+        """Note that a token of a choice is on the host. The second one of a step comes 0 ns after the first."""
         if sequence.last_token_ns is None:
             self._account.note(EventKind.FIRST_TOKEN, now_ns, sequence.index, batch=batch)
             if self._times.first_token is None:
@@ -136,8 +136,8 @@ class StepAccount:
         """There was nothing to compute before."""
         self._work_since_ns = now_ns
 
-    def step_ended(self, step: Step, launched_ns: int, ended_ns: int) -> int:
-        """Its results are on the host. Returns how long it took.
+    def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
+        """Record a step whose results are on the host. Return how long it took.
 
         Steps run one after the other, so it began when it was launched, or when the one before it had ended. The host
         sees that end when it takes the results, which may be late; a device that has a clock of its own knows better.
@@ -145,10 +145,10 @@ class StepAccount:
         began_ns = max(launched_ns, self._last_ended_ns)
         duration_ns = ended_ns - began_ns
         idle_ns = max(0, launched_ns - max(self._work_since_ns, self._last_ended_ns))
-        if step.device_ns is not None:
-            duration_ns = step.device_ns
-        if step.device_gap_ns is not None:
-            idle_ns = min(step.device_gap_ns, launched_ns - self._work_since_ns)
+        if result.device_ns is not None:
+            duration_ns = result.device_ns
+        if result.device_gap_ns is not None:
+            idle_ns = min(result.device_gap_ns, launched_ns - self._work_since_ns)
         self._last_ended_ns = ended_ns
         num_sequences, num_tokens = len(step.chunks), step.num_tokens
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
@@ -162,8 +162,8 @@ class StepAccount:
                 num_tokens,
                 number=self.totals.num_steps,
                 host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
-                device_ns=step.device_ns,
-                device_gap_ns=step.device_gap_ns,
+                device_ns=result.device_ns,
+                device_gap_ns=result.device_gap_ns,
             )
         )
         self._idle_ns += idle_ns

@@ -111,8 +111,8 @@ class FaultyRunner(ScriptedRunner):
             raise self.error
         for chunk, result in zip(step.chunks, results, strict=True):
             bad_at = {"bad logits at once": 0, "bad logits": 2}.get(prompt_of(chunk.sequence))
-            if chunk.samples and chunk.sequence.num_generated == bad_at:
-                result.token_id, result.error = None, BAD_LOGITS
+            if chunk.max_draws and chunk.sequence.num_generated == bad_at:
+                result.token_ids, result.error = [], BAD_LOGITS
         return results
 
 

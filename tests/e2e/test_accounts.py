@@ -38,7 +38,7 @@ class UnluckyRunner(ScriptedRunner):
         results = super().run(step)
         for chunk, result in zip(step.chunks, results, strict=True):
             if chunk.sequence.params.seed == UNLUCKY_SEED and chunk.sequence.num_generated == 2:
-                result.token_id, result.error = None, "The model produced no usable numbers."
+                result.token_ids, result.error = [], "The model produced no usable numbers."
         return results
 
 

@@ -13,7 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.step import Step, StepResult
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 
@@ -44,13 +44,19 @@ class RecordingRunner:
         self.held, self.open = Event(), Event()
         self.sequences_per_step: list[int] = []
 
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._runner.copy_blocks(copies)
+
     def launch(self, step: Step) -> Launched:
         self.held.set()
         assert self.open.wait(60)
         self.sequences_per_step.append(len(step.chunks))
         return self._runner.launch(step)
 
-    def collect(self, launched: Launched) -> list[ChunkResult]:
+    def draw(self, launched: Launched) -> None:
+        self._runner.draw(launched)
+
+    def collect(self, launched: Launched) -> StepResult:
         return self._runner.collect(launched)
 
 

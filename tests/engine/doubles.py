@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event as Gate
 from threading import Semaphore
@@ -25,7 +26,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Logprobs, Step
+from oaiserve.engine.step import ChunkResult, Logprobs, Step, StepResult
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
@@ -52,30 +53,64 @@ def next_letter(sequence: Sequence) -> int:
     return LETTERS[sequence.num_generated % len(LETTERS)]
 
 
+@dataclass(eq=False)
+class Launched:
+    step: Step
+    results: list[ChunkResult] | None = None
+    is_drawn: bool = False
+
+
 class ScriptedRunner:
-    """Gives each sequence the token that `token_of` says. With `gated`, each step waits for `permit()`. Where it is
-    asynchronous, a step is computed when its results are collected."""
+    """A runner that draws for each sequence the token, or the list of tokens, that `token_of` returns.
+
+    With `gated`, each step waits for `permit()`. An asynchronous one computes a step when its results are collected.
+    `max_draws` is what it lets the next step draw for the sequences of this one, as a drafter would.
+    """
 
     is_asynchronous = False
 
-    def __init__(self, token_of: Callable[[Sequence], int] = next_letter, *, gated: bool = False) -> None:
+    def __init__(
+        self,
+        token_of: Callable[[Sequence], int | list[int]] = next_letter,
+        *,
+        gated: bool = False,
+        max_draws: int = 1,
+    ) -> None:
         self.token_of = token_of
+        self.max_draws = max_draws
         self.steps: list[list[tuple[str, int, int]]] = []  # (request id, choice, tokens) of each chunk
         self.started: SimpleQueue[Step] = SimpleQueue()
         self._permits = Semaphore(0) if gated else None
+        self._last: Launched | None = None
 
     def permit(self, steps: int = 1) -> None:
         assert self._permits is not None
         self._permits.release(steps)
 
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
-        if self.is_asynchronous:
-            return lambda: self.run(step)
-        results = self.run(step)
-        return lambda: results
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        assert copies
 
-    def collect(self, launched: Callable[[], list[ChunkResult]]) -> list[ChunkResult]:
-        return launched()
+    def launch(self, step: Step) -> Launched:
+        launched = self.begin(step)
+        if not self.is_asynchronous:
+            launched.results = self.run(step)
+        return launched
+
+    def begin(self, step: Step) -> Launched:
+        assert self._last is None or self._last.is_drawn, "a step is launched before the draw of the one before"
+        for chunk in step.chunks:
+            chunk.sequence.max_draws = self.max_draws
+        self._last = Launched(step)
+        return self._last
+
+    def draw(self, launched: Launched) -> None:
+        assert launched is self._last, "only the step that was launched last can wait for its draw"
+        assert not launched.is_drawn, "a step is drawn twice"
+        launched.is_drawn = True
+
+    def collect(self, launched: Launched) -> StepResult:
+        assert launched.is_drawn, "a step is collected before it is drawn"
+        return StepResult(self.run(launched.step) if launched.results is None else launched.results)
 
     def run(self, step: Step) -> list[ChunkResult]:
         self.steps.append([(c.sequence.request_id, c.sequence.index, c.num_tokens) for c in step.chunks])
@@ -86,10 +121,11 @@ class ScriptedRunner:
         for chunk in step.chunks:
             result = ChunkResult()
             sequence = chunk.sequence
-            if chunk.samples:
-                result.token_id = self.token_of(sequence)
+            if chunk.max_draws:
+                drawn = self.token_of(sequence)
+                result.token_ids = drawn[: chunk.max_draws] if isinstance(drawn, list) else [drawn]
                 if sequence.params.logprobs is not None:
-                    result.logprobs = Logprobs(result.token_id, -0.5, [result.token_id], [-0.5])
+                    result.logprobs = [Logprobs(token_id, -0.5, [token_id], [-0.5]) for token_id in result.token_ids]
             if sequence.wants_prompt_logprobs:
                 last = min(chunk.end, sequence.prompt_len - 1)
                 result.prompt_logprobs = [

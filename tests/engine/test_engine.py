@@ -299,7 +299,7 @@ class OneBadSequence(ScriptedRunner):
         results = super().run(step)
         for chunk, result in zip(step.chunks, results, strict=True):
             if chunk.sequence.request_id == "bad":
-                result.token_id, result.error = None, "not a number"
+                result.token_ids, result.error = [], "not a number"
         return results
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.host_time import HostTime, describe
 from oaiserve.engine.request import Event
-from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.record import HostPart
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     Clock,
     Inbox,
+    Launched,
     ScriptedRunner,
     ShownRanges,
     make_engine,
@@ -107,11 +106,11 @@ class Slow(ScriptedRunner):
         super().__init__()
         self._clock = clock
 
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+    def launch(self, step: Step) -> Launched:
         self._clock.move(0.003)
         return super().launch(step)
 
-    def collect(self, launched: Callable[[], list[ChunkResult]]) -> list[ChunkResult]:
+    def collect(self, launched: Launched) -> StepResult:
         self._clock.move(0.005)
         return super().collect(launched)
 

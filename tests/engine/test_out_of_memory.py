@@ -5,183 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 
-from oaiserve.engine.request import (
-    TERMINAL,
-    Aborted,
-    Event,
-    Failed,
-    Finished,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TokenChunk,
-    TokenPrompt,
-)
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Logprobs, OutOfMemory, Step
-from oaiserve.record import EngineAccount
-from oaiserve.times import RequestTimes
-from tests.engine.doubles import (
-    EOS,
-    LETTERS,
-    TIMEOUT_SECONDS,
-    Clock,
-    Inbox,
-    Leaver,
-    ScriptedRunner,
-    make_engine,
-    request,
-)
+from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, Request
+from oaiserve.engine.step import Step
+from tests.engine.device import Device, answers, some_requests
+from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, Launched, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
-
-STAGES = ("before", "copied", "written")  # how far a step gets that there is no memory for
-Slot = tuple[int, int]
-
-
-class Device(ScriptedRunner):
-    """Steps are computed by their launch, one after the other; what they draw is told when it is collected. A slot of
-    the cache holds all ids up to its token. `has_room` says which steps fit."""
-
-    def __init__(self, has_room: Callable[[Step], bool] = lambda _: True, *, seed: int = 0) -> None:
-        super().__init__()
-        self.has_room = has_room
-        self.tried: list[tuple[int, bool]] = []  # tokens of each launch, and whether they fitted
-        self.num_copied = 0
-        self._random = random.Random(seed)
-        self._size = 4
-        self._slots: dict[Slot, tuple[int, ...]] = {}
-        self._drawn: dict[Sequence, dict[int, int]] = {}  # ids by position
-
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
-        fits = self.has_room(step)
-        self.tried.append((step.num_tokens, fits))
-        stage = None if fits else self._random.choice(STAGES)
-        if stage != "before":
-            self._copy(step)
-        if stage == "written":
-            for chunk in step.chunks:
-                written = self._slots_of(chunk.sequence, chunk.start, chunk.end)
-                self._slots |= dict.fromkeys(written, (-1,))  # some layers have it, others do not
-        if stage is not None:
-            raise OutOfMemory("2 GiB were asked for")
-        results = self._compute(step)
-        return lambda: results
-
-    def _copy(self, step: Step) -> None:
-        content = [[self._slots.get((source, i), ()) for i in range(self._size)] for source, _ in step.copies]
-        for (_, target), tokens in zip(step.copies, content, strict=True):
-            self._slots |= {(target, i): ids for i, ids in enumerate(tokens)}
-        self.num_copied += len(step.copies)
-        step.copies.clear()
-
-    def _compute(self, step: Step) -> list[ChunkResult]:
-        ids_of = {chunk.sequence: self._ids(chunk.sequence) for chunk in step.chunks}
-        for chunk in step.chunks:
-            ids = ids_of[chunk.sequence]
-            assert chunk.end <= len(ids)
-            for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
-                self._slots[slot] = tuple(ids[: position + 1])
-        results = []
-        for chunk in step.chunks:
-            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
-            read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]
-            assert read == [tuple(ids[: position + 1]) for position in range(chunk.end)], "it attends to its own tokens"
-            result = ChunkResult()
-            if chunk.samples:
-                assert chunk.end == len(ids)
-                letter = hash(tuple(ids)) % 29  # of integers: the same in every process
-                result.token_id = LETTERS[letter] if letter < len(LETTERS) else EOS
-                self._drawn.setdefault(sequence, {})[len(ids)] = result.token_id
-                if sequence.params.logprobs is not None:
-                    result.logprobs = Logprobs(result.token_id, -float(len(ids)), [], [])
-            if sequence.wants_prompt_logprobs:
-                last = min(chunk.end, sequence.prompt_len - 1)
-                result.prompt_logprobs = [Logprobs(ids[i + 1], -float(i + 1), [], []) for i in range(chunk.start, last)]
-            results.append(result)
-        return results
-
-    def _ids(self, sequence: Sequence) -> list[int]:
-        """With those that steps before have drawn and the engine does not know yet."""
-        ids, drawn = sequence.token_ids.copy(), self._drawn.get(sequence, {})
-        while len(ids) < sequence.num_tokens:
-            ids.append(drawn[len(ids)])
-        return ids
-
-    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
-        return [(sequence.blocks[p // self._size], p % self._size) for p in range(start, end)]
-
-
-class Answers(NamedTuple):
-    text: dict[tuple[str, int], str]  # by request and choice
-    token_ids: dict[tuple[str, int], list[int]]
-    logprobs: dict[tuple[str, int], list[float]]
-    reasons: dict[tuple[str, int], tuple[object, ...]]
-    prompt_logprobs: dict[str, list[float]]
-    ended: dict[str, Event]
-
-    def of(self, request_id: str) -> list[object]:
-        """All that a client sees of it."""
-        found: list[object] = [
-            {key: value for key, value in by_choice.items() if key[0] == request_id}
-            for by_choice in (self.text, self.token_ids, self.logprobs, self.reasons)
-        ]
-        event = self.ended[request_id]
-        assert isinstance(event, Finished)
-        return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
-
-
-def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
-    """Choices, common beginnings, ends of every kind, edits that need the ids before, logprobs."""
-    requests = []
-    for i in range(number):
-        prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 30)))]
-        asked = rng.choice([*[{}] * 4, {"logprobs": 0}, {"prompt_logprobs": 0}, {"repetition_penalty": 1.2}])
-        ends = rng.choice([*[{}] * 3, {"stop": ("a", "bc", "xyz")}, {"stop_token_ids": (LETTERS[3], LETTERS[4])}])
-        params = SamplingParams(
-            max_tokens=rng.choice([0, 1, 2, 8, 16]),
-            n=rng.choice([1, 1, 2, 3]),
-            **asked,
-            **ends,  # type: ignore[arg-type]
-        )
-        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
-    return requests
-
-
-def answers(
-    device: Device, requests: list[Request], leaves_after: dict[str, int] | None = None, **options: int
-) -> Answers:
-    """Nothing is left behind, and all that ended has ended once."""
-    engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
-    inbox = Leaver(engine, leaves_after or {})
-    requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
-    with engine:
-        for asked in requests:
-            engine.submit(asked, inbox)
-        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
-        num_steps = engine.snapshot().num_out_of_memory
-    assert engine.failure is None
-    assert num_steps <= sum(not fits for _, fits in device.tried)
-    scheduler = engine._loop._scheduler
-    scheduler.check_integrity()
-    assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
-    found = Answers({}, {}, {}, {}, {}, ended)
-    for event in (event for events in inbox.hand_overs for event in events):
-        if isinstance(event, PromptDone) and event.logprobs:
-            found.prompt_logprobs[event.request_id] = [row.logprob for row in event.logprobs[1:]]
-        elif isinstance(event, TokenChunk):
-            key = (event.request_id, event.index)
-            found.text[key] = found.text.get(key, "") + event.text
-            found.token_ids.setdefault(key, []).extend(event.token_ids)
-            found.logprobs.setdefault(key, []).extend(row.logprob for row in event.logprobs or [])
-            found.reasons[key] = (event.finish_reason, event.stop_reason)
-    return found
 
 
 def changing(rng: random.Random, rooms: list[int]) -> Callable[[Step], bool]:
@@ -313,7 +146,7 @@ def test_an_end_in_the_step_before_is_no_part_of_the_step_that_does_not_fit() ->
 class Breaks(Device):
     """On the second launch, for another reason."""
 
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+    def launch(self, step: Step) -> Launched:
         if len(self.tried) == 1:
             raise RuntimeError("the device is gone")
         return super().launch(step)
@@ -342,3 +175,33 @@ def test_a_step_in_parts_is_one_step_for_all_who_count() -> None:
     assert [step.num_tokens for step in steps] == [11, 1, 1]
     assert asked.account.num_steps == 3
     assert asked.account.model_ns == sum(step.duration_ns for step in steps)
+
+
+def copying_request() -> Request:
+    """Two choices whose prompt does not fill its last block, so one of them copies that block."""
+    return request("copies", prompt_len=6, n=2, max_tokens=4, ignore_eos=True)
+
+
+def test_blocks_are_copied_in_parts_where_there_is_little_memory() -> None:
+    requests = [copying_request(), *some_requests(random.Random(1))]
+    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
+    device = Device()
+    device.can_copy = lambda copies: len(copies) <= 1
+    found = answers(device, requests, kv_blocks=400, max_model_len=80)
+    assert device.num_copied > 0
+    for asked in requests:
+        assert found.of(asked.request_id) == expected.of(asked.request_id)
+
+
+def test_a_block_that_cannot_be_copied_ends_the_requests_of_its_step_and_no_later_one() -> None:
+    device, inbox = Device(), Inbox()
+    device.can_copy = lambda copies: False
+    with make_engine(device, tokenize_workers=0) as engine:
+        engine.submit(copying_request(), inbox)
+        failed = inbox.wait_terminal("copies")["copies"]
+        assert isinstance(failed, Failed)
+        assert failed.error.status == 503
+        assert engine.snapshot().num_out_of_memory == 1
+        device.can_copy = lambda copies: True
+        assert isinstance(list(engine.stream(copying_request()))[-1], Finished)
+        assert engine.snapshot().blocks_used == 0

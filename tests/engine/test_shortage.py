@@ -5,25 +5,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.shortage import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts
+from oaiserve.engine.shortage import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
 from tests.engine.memory import sequence
 
 
 def step_of(*sizes: int) -> Step:
-    """Chunks of so many tokens, each in the midst of its sequence; every other one draws."""
+    """Chunks of so many tokens, each in the midst of its sequence; every other one draws two tokens."""
     chunks = []
     for index, size in enumerate(sizes):
         one = sequence(f"{index}", 100)
         one.wants_prompt_logprobs = index % 3 == 0
-        chunks.append(Chunk(one, 10, size, samples=index % 2 == 0))
-    return Step(chunks, copies=[(1, 2)])
+        chunks.append(Chunk(one, 10, size, max_draws=2 * (index % 2 == 0)))
+    return Step(chunks)
 
 
 def results_of(step: Step) -> list[ChunkResult]:
     results = []
     for chunk in step.chunks:
-        result = ChunkResult(token_id=chunk.end) if chunk.samples else ChunkResult()
+        result = ChunkResult([chunk.end, chunk.end + 1]) if chunk.max_draws else ChunkResult()
         if chunk.sequence.wants_prompt_logprobs:
             result.prompt_logprobs = [Logprobs(p, -1.0, [], []) for p in range(chunk.start, chunk.end)]
         results.append(result)
@@ -38,12 +38,9 @@ def results_of(step: Step) -> list[ChunkResult]:
 def test_parts_come_to_the_same_as_the_whole(sizes: list[int], room: int, most_tokens: int) -> None:
     step = step_of(*sorted(sizes))
     computed: dict[str, int] = {chunk.sequence.request_id: chunk.start for chunk in step.chunks}
-    copied = []
 
     def compute(part: Step) -> list[ChunkResult]:
         assert part.num_tokens <= most_tokens, "known to be too much"
-        copied.extend(part.copies)
-        part.copies.clear()
         if part.num_tokens > room:
             raise OutOfMemory
         ones = [chunk.num_tokens == 1 for chunk in part.chunks]
@@ -55,7 +52,6 @@ def test_parts_come_to_the_same_as_the_whole(sizes: list[int], room: int, most_t
 
     assert compute_in_parts(compute, step, most_tokens) == results_of(step)
     assert computed == {chunk.sequence.request_id: chunk.end for chunk in step.chunks}
-    assert copied == [(1, 2)]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
@@ -108,23 +104,49 @@ def test_halves_have_about_as_many_tokens() -> None:
 
 
 def test_an_error_of_the_model_in_one_part_is_that_of_the_chunk() -> None:
-    results = {2: ChunkResult(error="bad"), 3: ChunkResult(token_id=1)}
+    results = {2: ChunkResult(error="bad"), 3: ChunkResult([1])}
     (result,) = compute_in_parts(lambda part: [results[part.num_tokens]], step_of(5), 3)
-    assert result == ChunkResult(token_id=1, error="bad")
+    assert result == ChunkResult([1], error="bad")
+
+
+@given(st.integers(2, 20), st.integers(1, 20))
+def test_copies_are_made_once_and_in_their_order_however_few_fit_at_once(number: int, most: int) -> None:
+    copies, copied = [(i, i + 1) for i in range(number)], []
+
+    def copy(part: list[tuple[int, int]]) -> None:
+        if len(part) > most:
+            raise OutOfMemory
+        copied.extend(part)
+
+    assert copy_in_parts(copy, copies)
+    assert copied == copies
+
+
+def test_a_copy_that_does_not_fit_alone_ends_all_copying() -> None:
+    tried = []
+
+    def copy(part: list[tuple[int, int]]) -> None:
+        tried.append(part)
+        if (3, 4) in part:
+            raise OutOfMemory
+
+    assert not copy_in_parts(copy, [(1, 2), (3, 4), (5, 6), (7, 8)])
+    assert tried == [[(1, 2), (3, 4)], [(1, 2)], [(3, 4)]]
+    assert not copy_in_parts(copy, [(3, 4)])
 
 
 def test_steps_are_half_as_large_after_each_shortage_and_grow_again_in_time() -> None:
     shortage = Shortage(512)
     assert (shortage.is_on, shortage.allows(step_of(512))) == (False, True)
-    shortage.met(512, now_ns=5)
+    shortage.shrink(512, now_ns=5)
     assert (shortage.is_on, shortage.step_tokens, shortage.num_steps) == (True, 256, 1)
     assert [shortage.allows(step_of(256)), shortage.allows(step_of(257))] == [True, False]
-    shortage.met(100, now_ns=6)
+    shortage.shrink(100, now_ns=6)
     assert (shortage.step_tokens, shortage.num_steps) == (50, 2)
-    shortage.passes(now_ns=5 + RELIEF_NS)
+    shortage.recover(now_ns=5 + RELIEF_NS)
     assert shortage.step_tokens == 50
     for number, tokens in enumerate((100, 200, 400, 512), 1):
-        shortage.passes(now_ns=6 + number * RELIEF_NS)
+        shortage.recover(now_ns=6 + number * RELIEF_NS)
         assert shortage.step_tokens == tokens
     assert (shortage.is_on, shortage.num_steps) == (False, 2)
 
@@ -134,6 +156,6 @@ def test_there_is_always_room_for_a_step(most_tokens: int, shortages: list[tuple
     shortage, now_ns = Shortage(most_tokens), 0
     for num_tokens, seconds in shortages:
         now_ns += seconds * 10**9
-        shortage.met(min(num_tokens, most_tokens), now_ns)
+        shortage.shrink(min(num_tokens, most_tokens), now_ns)
         assert min(LEAST_TOKENS, most_tokens) <= shortage.step_tokens <= most_tokens
-        shortage.passes(now_ns)
+        shortage.recover(now_ns)

@@ -1,0 +1,193 @@
+"""A device that computes with a memory of token ids, and what clients get of an engine that runs on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
+from oaiserve.record import EngineAccount
+from oaiserve.times import RequestTimes
+from tests.engine.doubles import EOS, LETTERS, Launched, Leaver, ScriptedRunner, make_engine
+from tests.engine.memory import NEVER
+
+STAGES = ("before", "written")  # how far a step gets that there is no memory for
+Slot = tuple[int, int]
+
+
+class Device(ScriptedRunner):
+    """A device that computes a step when it is launched, and returns what it draws when the step is collected.
+
+    A slot of the cache holds all ids up to its token. A draw that is edited by ids waits until the host knows these.
+    `has_room` returns which steps fit, `can_copy` which copies do. With `max_draws`, 0 to so many tokens are drawn.
+    """
+
+    def __init__(self, has_room: Callable[[Step], bool] = lambda _: True, *, seed: int = 0, max_draws: int = 1) -> None:
+        super().__init__(max_draws=max_draws)
+        self.has_room = has_room
+        self.can_copy: Callable[[list[tuple[int, int]]], bool] = lambda _: True
+        self.tried: list[tuple[int, bool]] = []  # tokens of each launch, and whether they fitted
+        self.num_copied = 0
+        self.num_copies_refused = 0
+        self.num_waited = 0  # draws
+        self.num_void = 0  # chunks whose last token was never drawn
+        self._random = random.Random(seed)
+        self._size = 4
+        self._slots: dict[Slot, tuple[int, ...]] = {}
+        # Of the last step: the ids that it draws, and the number of ids before them.
+        self._drawn: dict[Sequence, tuple[int, list[int]]] = {}
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        assert copies
+        if not self.can_copy(copies):
+            self.num_copies_refused += 1
+            raise OutOfMemory("1 MiB was asked for")
+        for source, target in copies:
+            self._slots |= {(target, i): self._slots.get((source, i), ()) for i in range(self._size)}
+        self.num_copied += len(copies)
+
+    def launch(self, step: Step) -> Launched:
+        fits = self.has_room(step)
+        self.tried.append((step.num_tokens, fits))
+        if not fits:
+            if self._random.choice(STAGES) == "written":
+                for chunk in step.chunks:
+                    written = self._slots_of(chunk.sequence, chunk.start, chunk.end)
+                    self._slots |= dict.fromkeys(written, (-1,))  # some layers have it, others do not
+            raise OutOfMemory("2 GiB were asked for")
+        launched = self.begin(step)
+        for chunk in step.chunks:
+            chunk.sequence.max_draws = self._random.randint(1, self.max_draws)
+        ids_of = {chunk.sequence: self._ids(chunk) for chunk in step.chunks}
+        self._compute(step, ids_of)
+        self._drawn = {}
+        launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
+        return launched
+
+    def draw(self, launched: Launched) -> None:
+        super().draw(launched)
+        assert launched.results is not None
+        for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
+            if chunk.sequence in self._waiting and chunk.end == len(chunk.sequence.token_ids):
+                self._draw(chunk, chunk.sequence.token_ids, result)
+
+    def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
+        for chunk in step.chunks:
+            ids = ids_of[chunk.sequence]
+            for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
+                self._slots[slot] = tuple(ids[: position + 1])
+        for chunk in step.chunks:
+            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
+            read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]
+            assert read == [tuple(ids[: position + 1]) for position in range(chunk.end)], "it attends to its own tokens"
+        self._waiting = {
+            chunk.sequence
+            for chunk in step.chunks
+            if chunk.max_draws and chunk.sequence.needs_ids and chunk.end > len(chunk.sequence.token_ids)
+        }
+        self.num_waited += len(self._waiting)
+
+    def _result(self, chunk: Chunk, ids: list[int]) -> ChunkResult:
+        sequence, result = chunk.sequence, ChunkResult()
+        if sequence not in self._waiting:
+            self._draw(chunk, ids, result)
+        if sequence.wants_prompt_logprobs:
+            last = min(chunk.end, sequence.prompt_len - 1)
+            result.prompt_logprobs = [Logprobs(ids[i + 1], -float(i + 1), [], []) for i in range(chunk.start, last)]
+        return result
+
+    def _draw(self, chunk: Chunk, ids: list[int], result: ChunkResult) -> None:
+        assert chunk.max_draws == 0 or chunk.end == len(ids)
+        num_tokens = chunk.max_draws if self.max_draws == 1 else self._random.randint(0, chunk.max_draws)
+        drawn: list[int] = []
+        for _ in range(num_tokens):
+            letter = hash((*ids, *drawn)) % 29  # of integers: the same in every process
+            drawn.append(LETTERS[letter] if letter < len(LETTERS) else EOS)
+        result.token_ids = drawn
+        if chunk.sequence.params.logprobs is not None:
+            result.logprobs = [Logprobs(token_id, -float(len(ids) + i), [], []) for i, token_id in enumerate(drawn)]
+        self._drawn[chunk.sequence] = (len(ids), drawn)
+
+    def _ids(self, chunk: Chunk) -> list[int]:
+        """Return the ids of a sequence, with those that the step before has drawn and the engine does not know yet."""
+        ids = chunk.sequence.token_ids.copy()
+        if chunk.end > len(ids):
+            num_before, drawn = self._drawn.get(chunk.sequence, (len(ids), []))
+            assert num_before == len(ids)
+            self.num_void += not drawn
+            ids += drawn or [NEVER]
+        assert chunk.end <= len(ids)
+        return ids
+
+    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
+        return [(sequence.blocks[p // self._size], p % self._size) for p in range(start, end)]
+
+
+class Answers(NamedTuple):
+    text: dict[tuple[str, int], str]  # by request and choice
+    token_ids: dict[tuple[str, int], list[int]]
+    logprobs: dict[tuple[str, int], list[float]]
+    reasons: dict[tuple[str, int], tuple[object, ...]]
+    prompt_logprobs: dict[str, list[float]]
+    ended: dict[str, Event]
+
+    def of(self, request_id: str) -> list[object]:
+        """All that a client sees of it."""
+        found: list[object] = [
+            {key: value for key, value in by_choice.items() if key[0] == request_id}
+            for by_choice in (self.text, self.token_ids, self.logprobs, self.reasons)
+        ]
+        event = self.ended[request_id]
+        assert isinstance(event, Finished)
+        return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
+
+
+def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
+    """Choices, common beginnings, ends of every kind, edits that need the ids before, logprobs."""
+    requests = []
+    for i in range(number):
+        prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 30)))]
+        asked = rng.choice([*[{}] * 4, {"logprobs": 0}, {"prompt_logprobs": 0}, {"repetition_penalty": 1.2}])
+        ends = rng.choice([*[{}] * 3, {"stop": ("a", "bc", "xyz")}, {"stop_token_ids": (LETTERS[3], LETTERS[4])}])
+        params = SamplingParams(
+            max_tokens=rng.choice([0, 1, 2, 8, 16]),
+            n=rng.choice([1, 1, 2, 3]),
+            **asked,
+            **ends,  # type: ignore[arg-type]
+        )
+        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
+    return requests
+
+
+def answers(
+    device: Device, requests: list[Request], leaves_after: dict[str, int] | None = None, **options: int
+) -> Answers:
+    """Nothing is left behind, and all that ended has ended once."""
+    engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
+    inbox = Leaver(engine, leaves_after or {})
+    requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
+    with engine:
+        for asked in requests:
+            engine.submit(asked, inbox)
+        ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+        num_steps = engine.snapshot().num_out_of_memory
+    assert engine.failure is None
+    assert num_steps <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
+    scheduler = engine._loop._scheduler
+    scheduler.check_integrity()
+    assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
+    found = Answers({}, {}, {}, {}, {}, ended)
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, PromptDone) and event.logprobs:
+            found.prompt_logprobs[event.request_id] = [row.logprob for row in event.logprobs[1:]]
+        elif isinstance(event, TokenChunk):
+            key = (event.request_id, event.index)
+            found.text[key] = found.text.get(key, "") + event.text
+            found.token_ids.setdefault(key, []).extend(event.token_ids)
+            found.logprobs.setdefault(key, []).extend(row.logprob for row in event.logprobs or [])
+            found.reasons[key] = (event.finish_reason, event.stop_reason)
+    return found
