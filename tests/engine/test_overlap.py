@@ -6,16 +6,30 @@ That all else is as without overlap is tested where all else is: tests that use 
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Event
 
 import pytest
 
 from oaiserve.engine.blocks import hash_block
 from oaiserve.engine.loop import Stop
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, TokenChunk
+from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
+from oaiserve.engine.request import Event as RequestEvent
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import ChunkResult, Step
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
+from oaiserve.engine.step import Step, StepResult
+from oaiserve.record import StepRecord
+from tests.engine.doubles import (
+    EOS,
+    TIMEOUT_SECONDS,
+    Clock,
+    Inbox,
+    Launched,
+    ScriptedRunner,
+    ShownRanges,
+    letter_id,
+    make_engine,
+    request,
+)
 from tests.engine.memory import Memory, make, sequence
 
 # -- the scheduler: tokens that are not known yet ---------------------------------------------------------------------
@@ -37,7 +51,7 @@ def test_a_sequence_goes_on_while_its_newest_token_is_on_its_way() -> None:
     scheduler.advance(first)
     assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([], 1, 5, 0)
     assert launch(scheduler) == [("a", 1)]
-    scheduler.commit(first.chunks[0], 7)
+    scheduler.commit(first.chunks[0], [7])
     assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([7], 1, 6, 1)
     assert launch(scheduler) == [("a", 1)]
     assert scheduler.schedule() is None  # its third token is its last, whatever it is
@@ -74,9 +88,9 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
     assert decode is not None
     scheduler.advance(decode)  # computes the fourth token, whose id is on its way
     assert scheduler.pool.num_cached == 0
-    scheduler.commit(prefill.chunks[0], 7)
+    scheduler.commit(prefill.chunks[0], [7])
     assert scheduler.pool.num_cached == 0  # who knows whether the answer goes on
-    scheduler.commit(decode.chunks[0], 8)
+    scheduler.commit(decode.chunks[0], [8])
     assert scheduler.pool.find(hash_block(None, [*one.token_ids[:3], 7])) == one.blocks[0]
 
 
@@ -104,7 +118,7 @@ def test_one_that_gives_way_with_a_token_on_its_way_has_it_when_it_comes_back() 
     assert launch(scheduler) == [("old", 1)]
     assert (young.place, young.blocks, young.num_pending) == (Place.WAITING, [], 1)
     for chunk in first.chunks:
-        scheduler.commit(chunk, 7)
+        scheduler.commit(chunk, [7])
     scheduler.check_integrity()
     assert launch(scheduler) == [("young", 5)]
 
@@ -130,30 +144,42 @@ class Device(ScriptedRunner):
         super().__init__(*([token_of] if token_of else []))
         self._clock, self._step_ns = clock, int(step_seconds * 1e9)
         self._ended_ns = 0
+        self._times_ns: dict[Launched, tuple[int, int]] = {}  # the gap before a step, and its end
         self.has_clock = False
         self.launched: list[Step] = []
         self.num_pending: list[list[int]] = []  # at the launch of each step, of each sequence in it
+        self.waiting: list[list[Sequence]] = []  # of each step, those whose draw waits
+        self.calls: list[tuple[str, int]] = []  # with the number of the step
 
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+    def launch(self, step: Step) -> Launched:
+        self.calls.append(("launch", len(self.launched)))
         self.launched.append(step)
         self.num_pending.append([chunk.sequence.num_pending for chunk in step.chunks])
+        self.waiting.append([c.sequence for c in step.chunks if c.sequence.needs_ids and c.sequence.num_pending])
         began_ns = max(self._clock.now_ns, self._ended_ns)
         gap_ns, self._ended_ns = began_ns - self._ended_ns, began_ns + self._step_ns
-        ended_ns = self._ended_ns
+        launched = super().launch(step)
+        self._times_ns[launched] = gap_ns, self._ended_ns
+        return launched
 
-        def wait() -> list[ChunkResult]:
-            self._clock.now_ns = max(self._clock.now_ns, ended_ns)
-            if self.has_clock:
-                step.device_ns, step.device_gap_ns = self._step_ns, gap_ns
-            return self.run(step)
+    def draw(self, launched: Launched) -> None:
+        super().draw(launched)
+        number = self.launched.index(launched.step)
+        self.calls.append(("draw", number))
+        assert all(one.num_pending <= 1 for one in self.waiting[number]), "an id before its draw is not known"
 
-        return wait
+    def collect(self, launched: Launched) -> StepResult:
+        self.calls.append(("collect", self.launched.index(launched.step)))
+        gap_ns, ended_ns = self._times_ns.pop(launched)
+        self._clock.now_ns = max(self._clock.now_ns, ended_ns)
+        results = super().collect(launched).chunks
+        return StepResult(results, self._step_ns, gap_ns) if self.has_clock else StepResult(results)
 
 
-def slow_consumer(clock: Clock, inbox: Inbox, seconds: float) -> Callable[[list[Event]], None]:
+def slow_consumer(clock: Clock, inbox: Inbox, seconds: float) -> Callable[[list[RequestEvent]], None]:
     """Each hand-over takes the engine thread so long."""
 
-    def deliver(events: list[Event]) -> None:
+    def deliver(events: list[RequestEvent]) -> None:
         clock.move(seconds)
         inbox(events)
 
@@ -234,12 +260,13 @@ def test_an_answer_of_full_length_takes_no_step_more_than_without_overlap(n: int
     assert steps[0] == steps[1]
 
 
-def test_an_end_that_nobody_could_know_costs_one_step_and_leaks_nothing() -> None:
+@pytest.mark.parametrize("edits", [{}, {"repetition_penalty": 1.1}], ids=["plain", "edited"])
+def test_an_end_that_only_the_token_tells_costs_one_step_and_leaks_nothing(edits: dict[str, float]) -> None:
     events = []
     for overlap in (False, True):
         device = Device(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
         with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
-            asked = request(max_tokens=50, logprobs=1)
+            asked = request(max_tokens=50, logprobs=1, **edits)
             events.append(list(engine.stream(asked)))
             for _ in range(3 + overlap):
                 device.started.get(timeout=TIMEOUT_SECONDS)
@@ -253,29 +280,88 @@ def test_an_end_that_nobody_could_know_costs_one_step_and_leaks_nothing() -> Non
     "params",
     [{"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": 0.1}, {"bad_words": ("ab",)}],
 )
-def test_logits_that_depend_on_the_ids_before_are_waited_for(params: dict[str, object]) -> None:
-    device, inbox = Device(Clock(), 0.01), Inbox()
+def test_a_draw_that_is_edited_by_ids_waits_for_them_and_its_forward_does_not(params: dict[str, object]) -> None:
+    device = Device(Clock(), 0.01)
     with make_engine(device, tokenize_workers=0) as engine:
-        engine.submit(request("free", max_tokens=20), inbox)
-        engine.submit(request("edited", max_tokens=3, **params), inbox)
-        inbox.wait_terminal("edited", "free")
-    pending = [
-        (chunk.sequence.request_id, num_pending)
-        for step, numbers in zip(device.launched, device.num_pending, strict=True)
-        for chunk, num_pending in zip(step.chunks, numbers, strict=True)
-    ]
-    assert ("edited", 1) not in pending
-    assert ("free", 1) in pending
+        list(engine.stream(request(max_tokens=4, **params)))
+    assert device.num_pending == [[0], [1], [1], [1]]
+    assert [len(sequences) for sequences in device.waiting] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     "params", [{"logit_bias": {5: 1.0}}, {"allowed_token_ids": (5, 6)}, {"min_tokens": 3}, {"seed": 3}]
 )
-def test_logits_that_do_not_are_not(params: dict[str, object]) -> None:
+def test_a_draw_that_is_edited_by_other_things_does_not_wait(params: dict[str, object]) -> None:
     device = Device(Clock(), 0.01)
     with make_engine(device, tokenize_workers=0) as engine:
         list(engine.stream(request(max_tokens=4, **params)))
     assert device.num_pending == [[0], [1], [1], [1]]
+    assert [len(sequences) for sequences in device.waiting] == [0] * 4
+
+
+def by_ids(sequence: Sequence) -> int:
+    return letter_id(chr(ord("a") + sum(sequence.token_ids) % 26))
+
+
+def batch_of_64(*, penalty: bool, overlap: bool = True) -> tuple[Device, list[StepRecord], list[str]]:
+    """64 requests that enter one step together and decode until the end. Each hand-over takes the host 4 ms."""
+    clock, inbox, device_inbox = Clock(), Inbox(), Inbox()
+    device = Device(clock, step_seconds=0.010, token_of=by_ids)
+    is_held, all_submitted = Event(), Event()
+
+    def hold(events: list[RequestEvent]) -> None:
+        is_held.set()
+        assert all_submitted.wait(TIMEOUT_SECONDS)
+        device_inbox(events)
+
+    options = {"max_running": 64, "max_step_tokens": 512, "kv_blocks": 640, "max_model_len": 80, "overlap": overlap}
+    with make_engine(device, clock_ns=clock, tokenize_workers=0, **options) as engine:
+        engine.submit(request("held", max_tokens=1), hold)
+        assert is_held.wait(TIMEOUT_SECONDS)
+        deliver = slow_consumer(clock, inbox, 0.004)
+        for number in range(64):
+            edits = {"repetition_penalty": 1.1} if penalty and number == 20 else {}
+            engine.submit(request(f"{number}", prompt_len=2 + number % 4, max_tokens=12, **edits), deliver)
+        all_submitted.set()
+        inbox.wait_terminal(*(f"{number}" for number in range(64)))
+        steps = engine.take_steps()
+    texts = ["".join(chunk.text for chunk in chunks_of(inbox, f"{number}")) for number in range(64)]
+    return device, steps, texts
+
+
+def test_one_row_that_waits_for_ids_leaves_the_overlap_of_63_others_as_it_is() -> None:
+    device, steps, texts = batch_of_64(penalty=True)
+    without, steps_without, texts_without = batch_of_64(penalty=False)
+    assert [len(step.chunks) for step in device.launched] == [1, *[64] * 12]
+    # The first of the two is the prompt's, whose ids are all known.
+    assert [len(sequences) for sequences in device.waiting] == [0, 0, *[1] * 11]
+    assert device.num_pending == without.num_pending == [[0], [0] * 64, *[[1] * 64] * 11]
+    assert device.calls == without.calls
+    per_step = [[("launch", n + 1), ("collect", n), ("draw", n + 1)] for n in range(1, 12)]
+    assert device.calls[3:] == [
+        ("launch", 1),
+        ("draw", 1),
+        *(call for calls in per_step for call in calls),
+        ("collect", 12),
+    ]
+    times = [(step.started_ns, step.duration_ns, step.idle_ns) for step in steps]
+    assert times == [(step.started_ns, step.duration_ns, step.idle_ns) for step in steps_without]
+    assert [(duration_ns, idle_ns) for _, duration_ns, idle_ns in times[1:]] == [(10_000_000, 0)] * 12
+    in_turn, _, texts_in_turn = batch_of_64(penalty=True, overlap=False)
+    assert in_turn.num_pending == [[0], *[[0] * 64] * 12]
+    assert texts == texts_without == texts_in_turn
+    assert len(set(texts)) == 4
+
+
+def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_host() -> None:
+    names = []
+    for edits in ({}, {"repetition_penalty": 1.1}):
+        shown = ShownRanges()
+        with make_engine(Device(Clock(), 0.01), ranges=shown, tokenize_workers=0) as engine:
+            list(engine.stream(request(max_tokens=3, **edits)))
+        names.append([name.split()[0] for name in shown.names if name.startswith(("launch", "wait"))])
+    assert names[0] == ["launch", "launch", "wait", "launch", "wait", "wait"]
+    assert names[1] == ["launch", "launch", "wait", "launch", "launch", "wait", "launch", "wait"]
 
 
 class Held(ScriptedRunner):
@@ -287,7 +373,7 @@ class Held(ScriptedRunner):
         super().__init__(*([token_of] if token_of else []), gated=True)
         self.launched: list[Step] = []
 
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+    def launch(self, step: Step) -> Launched:
         self.launched.append(step)
         return super().launch(step)
 
@@ -330,7 +416,7 @@ def test_a_request_with_the_id_of_one_whose_step_is_under_way_gets_nothing_of_it
 
 
 class BreaksOnLaunch(Held):
-    def launch(self, step: Step) -> Callable[[], list[ChunkResult]]:
+    def launch(self, step: Step) -> Launched:
         if len(self.launched) == 2:
             raise RuntimeError("the device is gone")
         return super().launch(step)

@@ -1,0 +1,243 @@
+"""Steps that draw several tokens of a sequence, or none: answers and accounts are those of one token a step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from oaiserve.engine.request import Aborted, Event, Finished, PromptDone, TokenChunk
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import Chunk
+from oaiserve.record import EventKind
+from tests.engine.device import Device, answers, some_requests
+from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.memory import Memory, make, sequence
+
+# -- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+def launch(scheduler: object) -> list[Chunk]:
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.advance(step)
+    return step.chunks
+
+
+def drafted(name: str, max_draws: int, prompt: int | list[int] = 4, max_tokens: int = 8) -> Sequence:
+    one = sequence(name, prompt, max_tokens)
+    one.max_draws = max_draws
+    return one
+
+
+def test_a_sequence_that_may_draw_several_is_held_until_their_commit_and_others_go_on() -> None:
+    scheduler, several, other = make(), drafted("several", 3), sequence("other")
+    scheduler.add(several)
+    scheduler.add(other)
+    first = launch(scheduler)
+    assert [(chunk.max_draws, chunk.sequence.num_tokens) for chunk in first] == [(3, 7), (1, 5)]
+    assert (several.is_held, other.is_held) == (True, False)
+    assert [chunk.sequence for chunk in launch(scheduler)] == [other]
+    scheduler.commit(first[0], [7, 8])
+    assert (several.is_held, several.num_tokens, several.num_computed, several.generated_ids) == (False, 6, 4, [7, 8])
+    (decode, catch_up) = launch(scheduler)
+    assert (decode.sequence, decode.max_draws) == (other, 1)
+    assert (catch_up.sequence, catch_up.start, catch_up.num_tokens, catch_up.max_draws) == (several, 4, 2, 3)
+
+
+def test_a_sequence_reserves_no_more_than_its_length_has_room_for_and_leaves_when_that_is_known() -> None:
+    scheduler, one = make(), drafted("a", 9, max_tokens=3)
+    scheduler.add(one)
+    (chunk,) = launch(scheduler)
+    assert (chunk.max_draws, one.num_tokens, one.place) == (3, 7, Place.RUNNING)
+    assert scheduler.schedule() is None
+    scheduler.commit(chunk, [7, 8, 9])
+    assert (one.place, scheduler.pool.num_used, scheduler.num_preemptions) == (Place.NOWHERE, 0, 0)
+
+
+def test_with_no_token_the_last_one_is_computed_again_for_its_logits() -> None:
+    scheduler, one = make(), drafted("a", 3)
+    scheduler.add(one)
+    (chunk,) = launch(scheduler)
+    scheduler.commit(chunk, [])
+    assert (one.num_tokens, one.num_computed) == (4, 3)
+    (again,) = launch(scheduler)
+    assert (again.start, again.num_tokens, again.max_draws) == (3, 1, 3)
+    assert scheduler.pool.is_writable(one.blocks[0]), "the block was in the prefix cache, so it is copied"
+
+
+def test_a_chunk_for_a_token_that_did_not_come_is_void_and_the_sequence_goes_on() -> None:
+    scheduler, one = make(), sequence("a")
+    scheduler.add(one)
+    (first,) = launch(scheduler)
+    (void,) = launch(scheduler)
+    scheduler.commit(first, [])
+    (again,) = launch(scheduler)
+    assert (again.start, again.num_tokens) == (3, 1)
+    scheduler.commit(void, [99])
+    assert (one.generated_ids, one.num_tokens) == ([], 5)
+    scheduler.commit(again, [7])
+    assert (one.generated_ids, one.num_tokens) == ([7], 5)
+
+
+def test_one_that_left_for_its_length_and_got_no_token_waits_again_like_a_preempted_one() -> None:
+    scheduler, one = make(), sequence("a", max_tokens=1)
+    scheduler.add(one)
+    (chunk,) = launch(scheduler)
+    assert one.place is Place.NOWHERE
+    assert scheduler.commit(chunk, [])
+    assert (one.place, one.num_preemptions, scheduler.num_preemptions) == (Place.WAITING, 1, 1)
+    (again,) = launch(scheduler)
+    assert not scheduler.commit(again, [7])
+    assert (one.place, one.generated_ids) == (Place.NOWHERE, [7])
+
+
+def test_a_block_is_published_when_the_last_of_several_tokens_in_it_is_computed() -> None:
+    scheduler, one = make(), drafted("a", 4, prompt=[1, 2])
+    scheduler.add(one)
+    (chunk,) = launch(scheduler)
+    scheduler.commit(chunk, [3, 4, 5])
+    assert scheduler.pool.num_cached == 0
+    (chunk,) = launch(scheduler)
+    assert (chunk.start, chunk.num_tokens, scheduler.pool.num_cached) == (2, 3, 1)
+
+
+def test_choices_that_draw_several_tokens_share_their_prompt_and_copy_its_last_block() -> None:
+    scheduler = make(kv_blocks=32, max_step_tokens=16)
+    memory = Memory(scheduler)
+    choices = [drafted(f"{i}", 3, prompt=[1, 2, 3, 4, 5, 6]) for i in range(3)]
+    for choice in choices:
+        scheduler.add(choice, None if choice is choices[0] else choices[0])
+    while (step := scheduler.schedule()) is not None:
+        memory.execute(step, lambda one: [10 * int(one.request_id) + i for i in range(3)])
+    assert all(len(choice.generated_ids) == 8 for choice in choices)
+
+
+# -- the engine -------------------------------------------------------------------------------------------------------
+
+several = pytest.mark.usefixtures("overlap")
+
+
+@several
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
+def test_answers_are_those_of_one_token_a_step(seed: int, kv_blocks: int) -> None:
+    """Also with preemption, choices, ends of every kind, edits by ids, and clients that leave."""
+    rng = random.Random(seed)
+    requests = some_requests(rng, 60)
+    expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
+    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.2}
+    rooms = [8, 24, 48, 48, 48]
+    device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed, max_draws=1 + seed % 4)
+    found = answers(device, requests, leaves, kv_blocks=kv_blocks, max_model_len=80)
+    for asked in requests:
+        if isinstance(found.ended[asked.request_id], Finished):
+            assert found.of(asked.request_id) == expected.of(asked.request_id)
+        else:
+            assert isinstance(found.ended[asked.request_id], Aborted)
+        for key, token_ids in found.token_ids.items():
+            assert token_ids == expected.token_ids[key][: len(token_ids)]
+
+
+def test_a_device_that_draws_nothing_at_times_computes_void_chunks_and_draws_that_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Device, "is_asynchronous", True)
+    device = Device(max_draws=2)
+    edits = [{}, {"repetition_penalty": 1.2}]
+    requests = [request(f"{i}", max_tokens=30, ignore_eos=True, **edits[i % 2]) for i in range(8)]
+    found = answers(device, requests, kv_blocks=400, max_model_len=80)
+    assert all(len(token_ids) == 30 for token_ids in found.token_ids.values())
+    assert device.num_void > 10
+    assert device.num_waited > 10
+
+
+def alphabet(one: Sequence) -> list[int]:
+    return (LETTERS[one.num_generated :] + LETTERS)[:9]
+
+
+def answer_of(runner: ScriptedRunner, **params: object) -> tuple[str, list[TokenChunk], Event]:
+    """Text, chunks and end of an answer to a prompt that is computed in two steps, so that the first draw is several
+    tokens already."""
+    with make_engine(runner, tokenize_workers=0) as engine:
+        *events, end = engine.stream(request(prompt_len=20, **params))
+        assert engine.snapshot().blocks_used == 0
+    chunks = [event for event in events if isinstance(event, TokenChunk)]
+    assert isinstance(events[0], PromptDone)
+    return "".join(chunk.text for chunk in chunks), chunks, end
+
+
+@several
+@pytest.mark.parametrize(
+    ("params", "text", "reason", "stop", "num_tokens"),
+    [
+        ({"max_tokens": 6}, "abcdef", "length", None, 6),
+        ({"stop": ("cd",)}, "ab", "stop", "cd", 4),
+        ({"stop": ("cd",), "include_stop_str_in_output": True}, "abcd", "stop", "cd", 4),
+        ({"stop": ("b", "g"), "min_tokens": 4}, "abcdef", "stop", "g", 7),
+        ({"stop_token_ids": (LETTERS[5],)}, "abcde", "stop", LETTERS[5], 6),
+        ({"stop": ("fg",), "max_tokens": 7}, "abcde", "stop", "fg", 7),
+        ({"max_tokens": 1}, "a", "length", None, 1),
+    ],
+)
+def test_what_comes_after_the_end_in_a_step_counts_nowhere(
+    params: dict[str, object], text: str, reason: str, stop: object, num_tokens: int
+) -> None:
+    found, chunks, end = answer_of(ScriptedRunner(alphabet, max_draws=4), **{"max_tokens": 20, "logprobs": 0, **params})
+    assert found == text
+    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == (reason, stop)
+    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    assert token_ids == LETTERS[:num_tokens]
+    assert [row.token_id for chunk in chunks for row in chunk.logprobs or []] == token_ids
+    assert end.usage.completion_tokens == num_tokens
+
+
+@several
+def test_an_end_of_sequence_in_the_midst_of_a_step_is_the_end() -> None:
+    found, chunks, end = answer_of(ScriptedRunner(lambda _: [LETTERS[0], EOS, LETTERS[1]], max_draws=3), max_tokens=20)
+    assert (found, chunks[-1].finish_reason, end.usage.completion_tokens) == ("a", "stop", 2)
+
+
+@several
+def test_max_tokens_0_takes_none_of_several() -> None:
+    found, _, end = answer_of(ScriptedRunner(alphabet, max_draws=4), max_tokens=0)
+    assert (found, end.usage.completion_tokens) == ("", 0)
+
+
+class Timed(ScriptedRunner):
+    """Each step takes 10 ms of the clock."""
+
+    def __init__(self, clock: Clock, token_of: object) -> None:
+        super().__init__(token_of, max_draws=3)
+        self._clock = clock
+
+    def run(self, step: object) -> list[object]:
+        self._clock.move(0.010)
+        return super().run(step)
+
+
+@several
+def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
+    clock, inbox = Clock(), Inbox()
+    asked = request(prompt_len=20, max_tokens=8)
+    with make_engine(Timed(clock, alphabet), clock_ns=clock, tokenize_workers=0) as engine:
+        engine.submit(asked, inbox)
+        inbox.wait_terminal("r")
+    times, gaps_ns = asked.times, list(asked.account.inter_token_ns)
+    assert gaps_ns == [0, 0, 10_000_000, 0, 0, 10_000_000, 0]
+    assert sum(gaps_ns) == times.last_token - times.first_token
+    assert [event.kind for event in asked.account.events].count(EventKind.FIRST_TOKEN) == 1
+
+
+@several
+def test_one_that_left_for_its_length_and_got_no_token_has_a_stall_in_its_account() -> None:
+    clock, inbox = Clock(), Inbox()
+    drawn = iter([[], [letter_id("x")]])
+    asked = request(prompt_len=4, max_tokens=1)
+    with make_engine(Timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:
+        engine.submit(asked, inbox)
+        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+        assert engine.snapshot().num_preemptions == 1
+    kinds = [event.kind for event in asked.account.events if event.kind is not EventKind.PREFILL_CHUNK]
+    assert kinds == [EventKind.PREEMPTED, EventKind.RESUMED, EventKind.FIRST_TOKEN, EventKind.FINISHED]
+    assert (asked.account.num_preemptions, len(asked.account.inter_token_ns)) == (1, 0)
