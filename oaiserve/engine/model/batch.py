@@ -1,4 +1,4 @@
-"""A batch is a step as packed tensors: all tokens of all chunks in one row, without padding."""
+"""Packs a step into a batch: tensors with all tokens of all chunks in one row, without padding."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-ALIGNMENT = 16  # integers: each tensor of a batch begins at a multiple of 128 bytes, as kernels like it
+ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each, the others one or
-    more.
+    """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each.
 
-    A token's *slot* is its place in the cache: block * block_size + offset. Host lists stand beside the tensors that
-    attention needs for shapes, so that nothing has to be read back from the device.
+    A token's *slot* is its place in the cache: block * block_size + offset. Lengths are also kept in lists on the host,
+    since attention needs them for shapes and must not read them back from the device.
     """
 
-    input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device knows
+    input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device has
     positions: torch.Tensor  # [T] int64
     slots: torch.Tensor  # [T] int64
     block_tables: torch.Tensor  # [B, M] int64, rows padded with block 0
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
     logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are wanted
-    # Tokens whose ids only the device knows, and where these are in the ids that the step before draws: int64 [P] each.
+    # Tokens whose ids only the device has, and their places in the ids that the step before draws: int64 [P] each.
     unknown_rows: torch.Tensor
     drawn_rows: torch.Tensor
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
     sample_chunks: list[int]  # chunks that draw, in order: their logits are the first rows
-    prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) of prompt positions
+    prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
 
 
 def build_batch(
@@ -46,8 +45,8 @@ def build_batch(
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `drawn_rows` has, for each sequence that draws a token in the step before, its row among the ids of that step. It is
-    needed for tokens whose ids are not on the host yet.
+    `drawn_rows` is needed if the ids of some tokens are not on the host yet. It maps each sequence that drew a token in
+    the step before to its row among the ids of that step.
     """
     input_ids: list[int] = []
     positions: list[int] = []
@@ -83,7 +82,7 @@ def build_batch(
             sample_chunks.append(index)
             last_rows.append(len(input_ids) - 1)
         if sequence.wants_prompt_logprobs:
-            # The logits at one position are about the next: the prompt's last position is about the answer.
+            # The logits at one position predict the next token, so those at the prompt's end belong to the answer.
             num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
             prompt_rows.append((index, len(prompt_positions), num_rows))
             prompt_positions += range(first, first + num_rows)
@@ -117,7 +116,7 @@ def build_batch(
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Return each list as int64 on the device. They are parts of one tensor, which is copied as a whole."""
+    """Return each list as an int64 tensor on the device. All are parts of one tensor, so that there is one copy."""
     packed: list[int] = []
     sizes: list[int] = []
     for values in lists:
@@ -125,6 +124,6 @@ def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
         packed += values
         packed += [0] * padding
         sizes += len(values), padding
-    # An array takes a list over three times as fast as a tensor does.
+    # Making an array from a list is over three times as fast as making a tensor from it.
     tensor = on_device(torch.frombuffer(array("q", packed), dtype=torch.int64), device)
     return list(tensor.split(sizes))[::2]

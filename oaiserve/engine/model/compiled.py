@@ -1,8 +1,8 @@
-"""Compiles the model's layers with Inductor: all that lies between matrix products and attention becomes a few kernels.
+"""Compiles the model's layers with Inductor, which makes a few kernels of all between matrix products and attention.
 
-Layers are alike, so what is compiled for one of a kind serves all of them. There is code for one token, which the
-compiler treats as a constant, and code for any other number. Both are made at the start and compared with the layers as
-they were. From then on nothing is compiled: a call that no code fits, which should not happen, runs as it is written.
+Layers of the same class share compiled code. There is code for one token, which the compiler treats as a constant, and
+code for any other number of tokens. Both are compiled at the start, and their outputs are compared with those of the
+uncompiled layers. After that nothing is compiled: a call that fits neither, which should not happen, runs uncompiled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.times import monotonic_ns
 
 COMPILED_ATTENTION = "oaiserve_paged_compiled"
-USUAL_TOKENS = 256  # of a step; the kernels' work is cut for so many, and right for any number
-# In one process, for kinds of layers times two. The compiler's own limit is 8, for code that is compiled over and over.
+USUAL_TOKENS = 256  # tokens of the step that kernels are tuned for; they are right for any number
+# The limit for one process: each class of layers needs two. The compiler's own limit of 8 is meant to keep code from
+# being compiled over and over.
 MAX_COMPILATIONS = 64
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 class _CurrentLayer(threading.local):
     """The attention and the index of the layer that the thread is running.
 
-    This is the one piece of state that is not passed as an argument: the compiled code would be compiled anew for each
-    step if it were.
+    This state is not passed as an argument, since the compiled code would then be compiled again for each step.
     """
 
     call: AttentionCall | None = None
@@ -47,7 +47,7 @@ _current = _CurrentLayer()
 
 @torch.library.custom_op(
     "oaiserve::attend",
-    mutates_args=(),  # of its arguments; the caches that it writes are none
+    mutates_args=(),  # the caches, which it writes, are not among its arguments
     schema="(Tensor query, Tensor key, Tensor value, float scaling, int? sliding_window, float? softcap) -> Tensor",
 )
 def _attend(
@@ -58,7 +58,7 @@ def _attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attend, as one operation that the compiler does not look into. For its arguments see `StepAttention`."""
+    """Compute attention in one operation that the compiler does not look into; see `StepAttention` for arguments."""
     call = _current.call
     assert call is not None
     cache = call.caches[_current.layer]
@@ -102,8 +102,8 @@ AttentionInterface.register(COMPILED_ATTENTION, _attention)
 def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int) -> bool:
     """Compile the layers of the model that `executor` runs, and return whether that was possible.
 
-    Where they cannot be compiled, or compute something else then, the log says why, and they stay as they were. Writes
-    into the first blocks of the KV cache.
+    If they cannot be compiled, or if compiled layers compute something else, the reason is logged and they stay as they
+    were. This function writes into the first blocks of the KV cache.
     """
     layers = _layers(loaded)
     if layers is None:
@@ -124,12 +124,12 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
     try:
         with torch._dynamo.config.patch(recompile_limit=MAX_COMPILATIONS):
             logits = [executor.forward(batch).clone() for batch in batches]
-    except Exception as error:  # whatever the compiler finds in the model's code, the model can do without it
+    except Exception as error:  # the compiler can raise anything, and the model runs without it
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     else:
         limit = tolerance(loaded.dtype)
         differences = [difference(got, want) for got, want in zip(logits, expected, strict=True)]
-        if not all(found <= limit for found in differences):  # NaN is not
+        if not all(found <= limit for found in differences):  # NaN fails this check
             shown = " and ".join(f"{found:.1%}" for found in differences)
             problem = f"the outputs would differ by {shown} (allowed: {limit:.1%})"
     if problem is not None:
@@ -142,14 +142,14 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
 
 
 def restore_layers(loaded: LoadedModel) -> None:
-    """Undo `compile_layers`, so that the model can be used for something else."""
+    """Undo `compile_layers`, so that another executor can use the model."""
     for layer in _layers(loaded) or ():
         layer.__dict__.pop("forward", None)
     loaded.model.set_attn_implementation(ATTENTION)
 
 
 def _layers(loaded: LoadedModel) -> list[torch.nn.Module] | None:
-    """Return the model's layers in the order of the KV cache's, or None where they are not in one list."""
+    """Return the model's layers in the order of their KV caches, or None if they are not in one list."""
     num_layers = len(loaded.kv_shapes)
     assert list(loaded.kv_shapes) == list(range(num_layers))
     lists = [m for m in loaded.model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_layers]
@@ -157,7 +157,7 @@ def _layers(loaded: LoadedModel) -> list[torch.nn.Module] | None:
 
 
 def _install(layers: list[torch.nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let each layer run the forward of its class, wrapped."""
+    """Replace the forward of each layer by the wrapped forward of its class."""
     wrapped = {kind: wrap(kind.forward) for kind in {type(layer) for layer in layers}}
     for index, layer in enumerate(layers):
         layer.forward = _forward(layer, index, wrapped[type(layer)])

@@ -1,4 +1,4 @@
-"""Measures what a GPU's memory is used for, by computing the largest step before there is a KV cache."""
+"""Measures how a GPU's memory is used, by computing the largest step before the KV cache is allocated."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ class MemoryReading(NamedTuple):
     """A reading of one GPU's memory, in bytes."""
 
     total: int
-    free: int  # for any program
+    free: int  # not in use by any program
     reserved: int  # by torch
-    in_tensors: int  # the part of the reserved memory that tensors have
-    peak_in_tensors: int  # the most that tensors had at any time since the reading before
+    in_tensors: int  # the part of the reserved memory that tensors use
+    peak_in_tensors: int  # the most that tensors used at any time since the previous reading
 
 
 class DeviceMemory(Protocol):
+    """A source of memory readings: `CudaMemory`, or a double in tests."""
+
     def read(self) -> MemoryReading:
-        """Read the memory after torch has given back what no tensor needs."""
+        """Return a reading, made after torch has freed the memory that no tensor uses."""
 
 
 class CudaMemory:
+    """Reads the memory of a CUDA device."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -58,10 +62,10 @@ def measure(
     sample_ids: SampleIds | None,
     graph_bytes: int,
 ) -> MemoryUse:
-    """Compute the largest step with a KV cache of one block, and return what memory is used for.
+    """Compute the largest step with a KV cache of one block, and return the uses of the memory.
 
-    Raises StartupError where there is no memory even for that step. For `sample_ids` see ModelRunner; `graph_bytes` is
-    what CUDA graphs are going to take.
+    For `sample_ids` see `ModelRunner`; `graph_bytes` is the memory that CUDA graphs will take. Raises StartupError if
+    there is not enough memory for that step.
     """
     before = memory.read()
     longest = max(1, min(loaded.max_model_len, before.total // loaded.kv_bytes_per_token))

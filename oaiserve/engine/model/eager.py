@@ -1,4 +1,4 @@
-"""The eager executor: the model as transformers wrote it, on any device, and ready as soon as it is loaded."""
+"""The eager executor: it runs transformers' own code, on any device, and is ready as soon as the model is loaded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from oaiserve.engine.model.spec import LoadedModel
 
 
 class EagerExecutor:
-    """Runs the model operation by operation, with the attention of `backend`, which can read `caches` (by layer)."""
+    """Runs the model operation by operation. `backend` computes attention, and reads and writes `caches`, by layer."""
 
     def __init__(self, loaded: LoadedModel, caches: dict[int, LayerCache], backend: Backend) -> None:
         self._model = loaded.model
         self._backend = backend
         self.caches = caches
-        self.num_used_blocks = 0  # the first blocks that hold anything; counted on a CPU, where they can be handed over
+        # All blocks from this one on are empty. Counted on a CPU only, where another executor may copy the used blocks.
+        self.num_used_blocks = 0
 
     @classmethod
     def with_cache(

@@ -1,4 +1,4 @@
-"""The protocol of an executor: one way to compute a model's forward pass."""
+"""The protocol of an executor, which computes a model's forward pass in one of several ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Executor(Protocol):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`.
 
-        The caller may write into them, and the next call does.
+        The caller may write into them. The next call may overwrite them.
         """
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:

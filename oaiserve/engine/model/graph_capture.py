@@ -1,4 +1,4 @@
-"""Captures decode steps as CUDA graphs: for which numbers of rows, and at what cost in memory."""
+"""Captures decode steps as CUDA graphs: chooses the numbers of rows, and estimates the memory that graphs take."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-# For the estimate of what graphs take. All share one pool, whose size follows from the largest.
-LAYER_BYTES = 64 << 10  # that the driver keeps for the launches of a layer, in each forward
-POOL_BYTES = 96 << 20  # hidden states of the largest, what cuBLAS works with, and what is lost between them
-DRAW_BYTES = 12  # for each logit: weights, and the candidates for the cuts with their ids
+# These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
+LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
+POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
+DRAW_BYTES = 12  # for each logit: its weight, and a candidate's weight and id for top_k and top_p
 
 
 def ladder(most: int) -> list[int]:
-    """Return the numbers of rows to capture, ascending, so that any up to `most` finds one that is not much larger.
+    """Return the numbers of rows to capture, ascending, so that each number up to `most` has a size not much larger.
 
-    A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as its weights take to be
-    read; so a step of a few rows too many takes hardly longer. A further size takes some 50 ms of the start.
+    A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as reading its weights.
+    So a few rows of padding cost hardly any time, while each further size adds some 50 ms to the start.
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 64)]
     return [size for size in sizes if size < most] + [most]
@@ -33,7 +33,7 @@ def ladder(most: int) -> list[int]:
 def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int) -> int:
     """Return an estimate of the device memory that `capture_decodes` will take in all."""
     sizes = ladder(max_running)
-    logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # of the model, and where they are kept
+    logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
     table_bytes = -(-max_model_len // block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     return max_running * row_bytes + len(sizes) * len(loaded.kv_shapes) * LAYER_BYTES + POOL_BYTES
@@ -42,7 +42,10 @@ def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: 
 def capture_decodes(
     executor: Executor, loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int
 ) -> DecodeGraphs | None:
-    """Capture the decode steps of the executor. Where the model cannot be captured, the log says why: None."""
+    """Capture the decode steps of the executor.
+
+    If the model cannot be captured, log the reason and return None.
+    """
     from oaiserve.engine.model import triton_sampling
 
     sizes, began_ns = ladder(max_running), monotonic_ns()
@@ -59,7 +62,7 @@ def capture_decodes(
             block_size=block_size,
         )
     except RuntimeError as error:
-        # Where a capture fails, its end fails, too, and knows nothing of the reason.
+        # After a capture has failed, ending it fails too, with an error that does not have the reason.
         reason = str(error.__context__ or error).strip().partition("\n")[0]
         log.warning(
             "Decode steps are launched operation by operation, which is slower: they cannot be captured as CUDA graphs "
@@ -79,22 +82,22 @@ def capture_decodes(
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share memory: what one leaves in its own tensors is gone when another is replayed."""
+    """Captures CUDA graphs that share memory: replaying one graph overwrites the tensors that others have allocated."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return what replays it. Raises RuntimeError where it cannot be captured."""
+        """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        # This `with` also puts the stream back that was in use before, which a capture that fails does not.
+        # This `with` also restores the stream that was in use before, which a failed capture does not.
         with torch.cuda.stream(self._stream):
-            # First as it is: kernels are compiled, libraries take the memory that they keep, and what waits for the
-            # device, as no captured work can, is found while torch can still go on as if nothing had happened.
+            # The first run is not captured. It compiles kernels and lets libraries allocate the memory that they keep.
+            # If something in it waits for the device, which captured work cannot, the error leaves torch usable.
             self._run_without_waiting(run)
             graph = torch.cuda.CUDAGraph()
-            # Other threads do not matter: none of them uses the device.
+            # No other thread uses the device, so the capture does not have to watch other threads.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 run()
         torch.cuda.current_stream().wait_stream(self._stream)

@@ -1,9 +1,9 @@
-"""Decode steps as graphs: all that the device does in such a step is launched as two graphs instead of hundreds of
-kernels.
+"""Runs decode steps as graphs: a step is launched as two graphs instead of hundreds of kernels.
 
-A step in which every sequence decodes one token is the same work each time, but for its inputs. So it is captured for
-some numbers of rows, and replayed with its inputs in the same places. Rows beyond the step's are padding: nothing is
-written for them. `graph_capture` decides what is captured and how; `ModelRunner` runs all other steps.
+A step in which every sequence decodes one token is the same work each time, except for its inputs. So it is captured
+for some numbers of rows, and replayed with its inputs at the same addresses. If a step has fewer rows than the graph,
+the rest is padding: nothing is written for these rows. `graph_capture` decides what is captured and how; `ModelRunner`
+runs all other steps.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from oaiserve.engine.step import Step
 
 T = TypeVar("T")
 Run = Callable[[], object]
-Capture = Callable[[Run], Run]  # runs it, and returns a function that launches the same work again
+Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
 
-# A row of padding: its token's id, the place to take the id from, position, slot, seq_len.
+# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len.
 INPUT_PADDING = (0, 0, 0, -1, 0)
 PARAMETER_PADDING = RowParameters(1.0, 0.0, 1.0, 1.0, 0.0)
-# Attention cuts sequences into as many splits as suit this length at most. Longer ones are computed just as well with
-# any number of splits; but where sequences are short, more splits would be programs that find nothing to do.
+# Attention chooses the number of splits of a sequence for this length at most. Longer sequences are computed correctly
+# with any number of splits, and for short sequences more splits would only be programs without work.
 USUAL_TOKENS = 8192
 
 
 class GraphSampler(Protocol):
-    """The ways to sample that can be captured: these functions of `triton_sampling`."""
+    """The interface of a sampler whose operations can be captured, which is two functions of `triton_sampling`."""
 
     def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds: ...
 
@@ -48,10 +48,10 @@ class GraphSampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The graphs for one number of rows. The forward is a graph of its own, and so is each way to sample.
+    """The graphs for one number of rows: one for the forward, and one for each way to sample.
 
-    One graph for both would have to be captured for each way to sample, and once more for steps whose logits are edited
-    in between. The second launch takes the host some microseconds, while the device is busy with the first.
+    With both in one graph, the forward would have to be captured again for each way to sample, and once more for steps
+    that edit logits in between. The second launch takes some microseconds of the host, while the device runs the first.
     """
 
     forward: Run
@@ -61,16 +61,17 @@ class Graphs:
 
 
 class Replayed:
-    """The tokens that a replayed step draws, as the device makes them; other steps have a `Sampling`.
+    """The tokens that a replayed step draws, while the device computes them. Other steps have a `Sampling` instead.
 
-    `drawn` int64 has the ids of the step's rows first, and from `first_finite` on, whether their logits were numbers.
+    `drawn` is int64. It has the ids of the step's rows first, and from `first_finite` on whether their logits were
+    finite.
     """
 
     def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
-        self.token_ids = drawn[:num_rows]  # on the device, until the next step that is replayed has drawn
+        self.token_ids = drawn[:num_rows]  # on the device; the next replayed step overwrites them
         self._num_rows, self._first_finite = num_rows, first_finite
         results = drawn[: first_finite + num_rows]
-        # On a CPU, where nothing travels, the next step would write over it.
+        # On a CPU, where nothing is copied to the host, the next step would overwrite the results.
         self.read_back = ReadBack([results if results.is_cuda else results.clone()])
 
     def wait(self) -> Sampled:
@@ -81,10 +82,10 @@ class Replayed:
 
 
 class DecodeGraphs:
-    """The decode steps that were captured for `sizes` rows, in ascending order; more than the last never run at once.
+    """The decode steps that were captured for `sizes` rows, in ascending order. No step has more rows than the last.
 
-    `forward` is an executor's, whose KV cache has blocks of `block_size` tokens and whose attention leaves padded rows
-    alone. Making them raises what `capture` raises.
+    `forward` is the one of an executor whose KV cache has blocks of `block_size` tokens, and whose attention writes
+    nothing for padded rows. The constructor raises what `capture` raises.
     """
 
     @torch.inference_mode()
@@ -107,22 +108,23 @@ class DecodeGraphs:
         self._usual_len = min(max_model_len, USUAL_TOKENS)
         self._device = loaded.device
         most, device = sizes[-1], loaded.device
-        # What the last step drew, as in `Replayed`, and then all that comes from the host for each row. In one tensor,
-        # so that one look-up takes ids from either part.
+        # One tensor has what the last step drew, as in `Replayed`, followed by all inputs of rows from the host. So a
+        # single look-up can take ids from either part.
         self._first_input = 2 * _aligned(most)
         num_inputs = len(INPUT_PADDING) * _aligned(most)
-        num_parameters = len(PARAMETER_PADDING) * _aligned(most)  # of which two fit into a word
+        num_parameters = len(PARAMETER_PADDING) * _aligned(most)  # two of these fit into one int64
         self._words = torch.zeros(
             self._first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device
         )
         self._tables = torch.zeros(most, -(-max_model_len // block_size), dtype=torch.int64, device=device)
         self._logits = torch.zeros(most, loaded.vocab_size, dtype=loaded.dtype, device=device)
         self._row_numbers = torch.arange(most + 1, device=device)
-        self._token_ids: torch.Tensor | None = None  # of the step that was replayed last
-        # The largest first: all others find room in the memory that it needs.
+        self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
+        # The largest is captured first: all others fit into the memory that it has allocated.
         self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
 
     def can_run(self, step: Step) -> bool:
+        """Return whether each sequence of the step decodes one token and wants no log-probabilities of its prompt."""
         return all(
             num_tokens == 1 and max_draws and not sequence.wants_prompt_logprobs
             for sequence, _, num_tokens, max_draws in step.chunks
@@ -137,9 +139,9 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, Replayed | None]:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
-        Where no logits are edited and no log-probabilities are asked for, the sampling is launched, too, and returned.
-        `drawn_ids` int64 [R] are those of the step before; for `drawn_rows` see `build_batch`. `began` is recorded when
-        the device has the step's inputs.
+        If no logits are edited and no log-probabilities are asked for, sampling is launched too, and its result is
+        returned. `drawn_ids` int64 [R] are the ids of the step before; for `drawn_rows` see `build_batch`. `began` is
+        recorded when the device has the step's inputs.
         """
         chunks = step.chunks
         num_rows = len(chunks)
@@ -170,7 +172,7 @@ class DecodeGraphs:
     def _upload(
         self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], parameters: list[RowParameters]
     ) -> None:
-        """Copy the inputs to the device: one copy for all that belongs to a row, and one for the block tables."""
+        """Copy the inputs to the device, in one copy for all values of rows, and one for the block tables."""
         token_ids, sources, positions, slots, tables = [], [], [], [], []
         block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
         assert width <= self._tables.shape[1]
@@ -195,13 +197,14 @@ class DecodeGraphs:
         self._tables[: len(step.chunks), :width].copy_(pinned(in_blocks, self._device), non_blocking=True)
 
     def _capture(self, size: int, capture: Capture) -> Graphs:
+        """Capture the graphs for `size` rows."""
         width = _aligned(size)
         num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
         words = self._words[self._first_input :]
         inputs = words[:num_inputs].view(-1, width)[:, :size]
         in_parameters = words[num_inputs : num_inputs + num_parameters // 2]
         parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
-        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])  # what is captured runs once, with padding alone
+        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])  # `capture` runs what it captures: all rows are padding
         parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
         logits, sampler = self._logits[:size], self._sampler
         drawn = self._words[:size], self._words[width : width + size]
@@ -217,9 +220,9 @@ class DecodeGraphs:
         )
 
     def _batch(self, inputs: torch.Tensor) -> Batch:
-        """Return the batch of `inputs` int64 [5, R].
+        """Return the batch that reads `inputs` int64 [5, R] and the block tables in place.
 
-        Its lengths on the host only decide how attention splits its work.
+        Its lengths on the host only decide how attention divides its work.
         """
         _, sources, positions, slots, seq_lens = inputs
         num_rows, none = len(sources), self._row_numbers[:0]
@@ -242,12 +245,12 @@ class DecodeGraphs:
 
 
 def _aligned(size: int) -> int:
-    """Return the size rounded up, so that each row of inputs begins at an aligned address."""
+    """Return the size rounded up so that each row of inputs begins at an aligned address."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _padded(columns: Iterable[Iterable[T]], padding: Iterable[T], width: int) -> list[T]:
-    """Return the columns one behind the other, each padded to `width`."""
+    """Return the columns as one list, each padded to `width`."""
     values: list[T] = []
     for number, (column, filler) in enumerate(zip(columns, padding, strict=True), start=1):
         values += column

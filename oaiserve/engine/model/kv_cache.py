@@ -1,4 +1,4 @@
-"""The memory of the KV cache: allocated, and copied block by block."""
+"""Allocates the memory of the KV cache, and copies its blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from oaiserve.engine.model.transfer import on_device
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Return zeros: attention multiplies what it masks by 0, and 0 times a NaN left in memory is NaN."""
+    """Return a tensor of zeros for keys or values.
+
+    Attention multiplies masked values by 0, and 0 times a NaN that is left in memory would be NaN.
+    """
     if device is not None and device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which
@@ -23,11 +26,12 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | No
 def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: list[tuple[int, int]]) -> None:
     """Copy the keys and values of whole blocks (from, to) in every layer; blocks are the tensors' first dimension.
 
-    All are copied at once, so a block may be copied from and to. Raises torch.OutOfMemoryError, having copied none.
+    In each tensor, all blocks are read before any is written, so a block may be copied from and to. Raises
+    torch.OutOfMemoryError before any block is copied.
     """
     all_blocks = [blocks for cache in caches for blocks in cache]
     source, target = on_device(copies, all_blocks[0].device).T
-    # All memory is allocated before the first block is copied: where there is none, all blocks stay as they are.
+    # All memory is allocated before the first block is copied: if there is none, all blocks stay as they are.
     room = all_blocks[0].new_empty(len(copies) * max(blocks[0].numel() for blocks in all_blocks))
     for blocks in all_blocks:
         copied = room[: len(copies) * blocks[0].numel()].view(len(copies), *blocks.shape[1:])

@@ -1,4 +1,4 @@
-"""Loads a model's weights and limits, and refuses everything that is not a decoder-only text model, saying why."""
+"""Loads a model's weights and limits. Models that are not decoder-only text models are refused with a reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 
-# The values of a model's generation_config.json that replace those which a request leaves out.
+# The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -59,8 +59,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a folder, a hub id or a GGUF file.
 
-    With `offline`, a model that is asked for by its id must be in the hub's cache. With `member`, only that member's
-    part is loaded. Raises StartupError with a sentence that says what to do, if possible before the weights are loaded.
+    With `offline`, a model given by a hub id must be in the hub's cache. With `member`, only that member's part is
+    loaded. Raises StartupError with a message for the user, if possible before the weights are loaded.
     """
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -89,14 +89,14 @@ def load_model(
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
-        # The progress bars of the GGUF conversion know no switch.
+        # The progress bars of the GGUF conversion cannot be switched off.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             loaded = AutoModelForCausalLM.from_pretrained(
                 source.location, dtype=torch_dtype, attn_implementation="eager", **arguments
             )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
-    if member is None:  # else it is there
+    if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))
     prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
@@ -117,7 +117,7 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
             f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
             "(nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another --device."
         ) from error
-    except RuntimeError as error:  # as where others have left no room for what CUDA itself needs
+    except RuntimeError as error:  # for example, other programs have left no memory for CUDA itself
         raise StartupError(f"--device {device}: CUDA does not start there: {_first_sentence(error)}") from error
 
 
@@ -142,6 +142,7 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
 
 
 def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
+    """Raise StartupError for a model that is not a decoder-only text model with a plain KV cache in every layer."""
     architecture = (config.architectures or [""])[0]
     problem = None
     if config.is_encoder_decoder:
@@ -162,9 +163,9 @@ def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, 
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
-        return torch.bfloat16  # its weights have a few bits each; the config says nothing
+        return torch.bfloat16  # weights in a GGUF file have a few bits each; its config has no dtype
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    # Half precision has no fast path on CPUs, and its range is narrower than bfloat16's.
+    # float16 is slow on CPUs, and its range is narrower than bfloat16's.
     return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
 
@@ -172,16 +173,16 @@ def _max_model_len(config: PreTrainedConfig) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or 2048)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        # These scale every position by the length of the longest sequence in the batch: neighbours would matter.
+        # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
         limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
     return limit
 
 
 def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
-    """Return the KV shape of every layer, seen in a short run whose logits must equal those of the model's own
-    attention.
+    """Return the KV shape of every layer, as seen in a short run with paged attention.
 
-    That catches what the interface cannot carry: attention sinks, ALiBi, layers that do not go through it.
+    The logits of that run must equal those of the model's own attention. That excludes what the attention interface
+    does not support: attention sinks, ALiBi, and layers that do not use it. Raises StartupError for such a model.
     """
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
@@ -194,7 +195,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
             raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
         try:
             logits = run_model(model, batch, shapes=shapes, attention=attention)
-        except TypeError as error:  # an argument did not get through, or is not known
+        except TypeError as error:  # the model's code does not pass an argument on, or does not accept it
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
             ) from error
@@ -223,7 +224,7 @@ def _probe(
     attention: StepAttention,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note the layer's KV shape, and attend with a cache of one block."""
+    """Record the layer's KV shape in `shapes`, and compute attention with a cache of one block."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
     shapes[layer] = shape

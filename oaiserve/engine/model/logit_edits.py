@@ -1,8 +1,8 @@
-"""Edits the logits by the requests' parameters, before temperature, for the whole batch at once on its device.
+"""Edits logits as the requests' parameters ask, before temperature is applied, for the whole batch on its device.
 
-The host works out which logits are concerned, from the rows that ask for an edit. Then each kind of edit is one look-up
-and one write for all of these together. The order is vLLM's: allowed ids, bad words and min_tokens, logit bias,
-penalties. The length of a sequence is that of its chunk: the sequence itself may have moved on by the time of the draw.
+The host collects the ids that each row edits. Then each kind of edit is one look-up and one write for all rows. The
+order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties. The length of a sequence is taken from
+its chunk, because the sequence itself may have grown by the time of the draw.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 
 
 def edit_logits(logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
-    """Return row i of `logits` [R, vocab] as `chunks[i]` wants it, in float32; in place where it is float32 already."""
+    """Edit row i of `logits` [R, vocab] as `chunks[i]` asks, and return the result.
+
+    The result is in float32 if any row is edited. Logits that are float32 already are edited in place.
+    """
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
@@ -47,7 +50,7 @@ def is_edited(chunk: Chunk) -> bool:
 
 
 def waits_for_ids(chunk: Chunk) -> bool:
-    """Return whether the chunk's draw has to wait: it needs ids that a step under way is still drawing."""
+    """Return whether the chunk's draw needs ids on the host that the step before is still drawing."""
     return bool(chunk.max_draws and chunk.sequence.needs_ids and chunk.end > len(chunk.sequence.token_ids))
 
 
@@ -84,8 +87,7 @@ def _mask_banned(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _banned_ids(chunk: Chunk) -> list[int]:
-    """Return the ids that would end the answer before min_tokens, or complete a bad word that it ends with but for
-    one id."""
+    """Return the ids that would end the answer before min_tokens, or would complete a bad word."""
     sequence = chunk.sequence
     banned = list(sequence.stop_ids) if _is_too_short(chunk) else []
     for *beginning, last in sequence.bad_words:
@@ -105,8 +107,7 @@ def _add_bias(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _penalise(logits: torch.Tensor, asking: Rows) -> None:
-    """Apply the repetition penalty to the ids of prompt and answer, frequency and presence penalty to those of the
-    answer."""
+    """Apply penalties: for repetition to ids of prompt and answer, for frequency and presence to ids of the answer."""
     ids, factors, subtrahends = [], [], []
     for row, chunk in asking:
         if not _has_penalty(chunk.sequence):
@@ -126,7 +127,10 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _token_counts(sequence: Sequence) -> TokenCounts:
-    """Return the counts kept with the sequence: counting thousands of tokens in each step would take longest of all."""
+    """Return the sequence's token counts, updated with its newest tokens.
+
+    They are kept with the sequence: counting thousands of tokens in each step would take longer than all other edits.
+    """
     counts = sequence.token_counts
     if counts is None:
         repeats_count = sequence.params.repetition_penalty != 1.0

@@ -1,4 +1,4 @@
-"""Decides how many blocks the KV cache gets: the rest of a GPU's memory, or a share of the main memory."""
+"""Decides how many blocks the KV cache gets: from what is left of a GPU's memory, or a share of the main memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
 CPU_SHARE = 0.25
-# On a CPU, other programs need memory, too. More than so many tokens would only serve the prefix cache: a CPU computes
-# too slowly to have more in use.
+# On a CPU, other programs need memory too. A cache of more tokens than this would only serve the prefix cache: a CPU
+# computes too slowly to have more in use.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The uses of a GPU's memory before there is a KV cache, in bytes, and the share of it that may be in use."""
+    """The uses of a GPU's memory without the KV cache, in bytes, and the share of the memory that may be in use."""
 
     total: int
     weights: int
-    step: int  # what the largest step needs beside the weights, while it is computed
-    graphs: int  # about what CUDA graphs are going to take
-    others: int  # what no tensor of this process has: the driver's, and that of other programs
+    step: int  # what the largest step needs in addition to the weights, while it is computed
+    graphs: int  # an estimate of what CUDA graphs will take
+    others: int  # memory outside this process's tensors: of the driver and of other programs
     utilization: float
 
     @property
     def left(self) -> int:
-        """Return what is left for the KV cache, in bytes."""
+        """Return the bytes that are left for the KV cache."""
         used = self.weights + self.step + self.graphs + self.others
         return max(0, int(self.total * self.utilization) - used)
 
@@ -45,11 +45,11 @@ class MemoryUse:
 def kv_blocks(
     loaded: LoadedModel, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
 ) -> int:
-    """Return how many blocks the KV cache gets.
+    """Return the number of blocks of the KV cache.
 
-    That is the number that the options ask for, or what fits the memory they ask for. Without either it is what there
+    The options give that number, or the memory that blocks may take. Otherwise the cache gets as many blocks as there
     is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. Raises
-    StartupError for more than there is, and where a GPU has no room for `least_tokens`.
+    StartupError if the options ask for more than there is, or if a GPU has no room for `least_tokens`.
     """
     block_bytes = loaded.kv_bytes_per_token * options.block_size
     if options.kv_blocks is not None:
@@ -90,7 +90,7 @@ def _blocks_left(use: MemoryUse, block_bytes: int, least: int) -> int:
 
 
 def _available_bytes() -> int:
-    """Return the memory that can be used without swapping; where the system does not report it, all memory."""
+    """Return the bytes that can be used without swapping, or all memory if the system does not report these."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

@@ -1,6 +1,6 @@
-"""What profilers see of the engine thread: torch's own, for a trace of some steps, and NVTX ranges, for NVIDIA's tools.
+"""Profiling of the engine thread: by torch's profiler, for a trace of some steps, and by NVTX, for NVIDIA's tools.
 
-Names of ranges come from the engine, which knows what it does.
+Both mark the parts of steps as ranges. The engine gives the names of the ranges.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class NvtxRanges:
-    """On the thread that calls. Needs torch with CUDA."""
+    """Marks ranges with NVTX, on the calling thread. It needs torch with CUDA."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -29,7 +29,7 @@ class NvtxRanges:
 
 
 class _RecordedRanges:
-    """Among what torch's profiler records."""
+    """Marks ranges that torch's profiler records among its operations."""
 
     def __init__(self) -> None:
         self._open: record_function | None = None
@@ -46,7 +46,7 @@ class _RecordedRanges:
 
 
 class TorchRecording:
-    """What torch's profiler has recorded, in its own form."""
+    """A finished recording of torch's profiler."""
 
     def __init__(self, recorded: profile) -> None:
         self._recorded = recorded
@@ -56,7 +56,7 @@ class TorchRecording:
 
 
 class TorchProfiler:
-    """Records the operations of the thread that starts it, and all that the device does."""
+    """Records the operations of the thread that starts it, and all work of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._activities = [ProfilerActivity.CPU]
@@ -72,6 +72,6 @@ class TorchProfiler:
 
     def stop(self) -> TorchRecording:
         recorded, self._profile = self._profile, None
-        assert recorded is not None, "it was not started"
+        assert recorded is not None, "the profiler was not started"
         recorded.stop()
         return TorchRecording(recorded)

@@ -1,8 +1,8 @@
-"""Rehearsed steps: made-up prompts and decodes that are computed before the first request, and thrown away.
+"""Makes rehearsal steps: artificial prompts and decodes that are computed before the first request, and thrown away.
 
-They show what a model's layers keep, whether another way to compute it gives the same logits, how much memory the
-largest step takes, and they let kernels be compiled before a user has to wait for them. Which blocks they write into is
-for the caller to choose: none may hold a request's keys yet.
+They show which keys and values a model's layers keep, whether another way to compute the model gives the same logits,
+and how much memory the largest step takes. They also get kernels compiled before a request has to wait for that. The
+blocks that they write into must not hold the keys of a request yet.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
-# By how much the logits of two ways to compute the same may differ, relative to their norm. What is computed wrongly
-# differs by more than this; what is only rounded otherwise, by far less.
+# The logits of two ways to compute the same may differ by so much, relative to their norm. A wrong computation differs
+# by more than this, and different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
 QUANTIZED_TOLERANCE = 0.3
@@ -30,13 +30,13 @@ _WAYS = (
     SamplingParams(temperature=1.0, top_k=50, top_p=0.9),
 )
 _BIASES: tuple[dict[int, float], ...] = ({}, {0: 1.0})
-# All that makes drawing a token take memory. Log-probabilities of prompts take more, in steps where they are asked for;
-# if these do not fit, they are computed in parts.
+# Everything that makes drawing a token take memory. Log-probabilities of prompts take more, in the steps that compute
+# them; if these do not fit, they are computed in parts.
 _COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias={0: 1.0}, logprobs=NUM_TOP)
 
 
 def prompt(num_tokens: int, vocab_size: int, block_size: int, *, start: int = 0) -> Step:
-    """Return a step with one sequence of `num_tokens` varied tokens in the first blocks, computed from `start` on."""
+    """Return a step that computes a sequence of `num_tokens` varied tokens from `start` on, in the first blocks."""
     ids = [(7 * position + 3) % vocab_size for position in range(num_tokens)]
     sequence = Sequence("rehearsal", 0, ids, SamplingParams(), max_len=num_tokens + 1)
     sequence.blocks = list(range(-(-num_tokens // block_size)))
@@ -44,7 +44,7 @@ def prompt(num_tokens: int, vocab_size: int, block_size: int, *, start: int = 0)
 
 
 def sampling_steps() -> list[Step]:
-    """Return a step for each way to draw a token that has kernels of its own. They write into the first block."""
+    """Return one step for each way to draw a token that has kernels of its own. They write into the first block."""
     steps = []
     for params, logit_bias in product(_WAYS, _BIASES):
         chunks = []
@@ -60,8 +60,8 @@ def sampling_steps() -> list[Step]:
 def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_size: int) -> Step:
     """Return the step that takes the most memory: as many sequences as may run, each at the end of `longest` tokens.
 
-    All of them draw, in the costliest way. They have one token each, but for those that prefill with what is left of
-    the step's tokens. All their blocks are the first one: the numbers that are computed mean nothing.
+    All of them draw a token, in the way that takes the most memory. They have one token each, except for those that
+    prefill with the rest of the step's tokens. All their blocks are the first block: the results mean nothing.
     """
     token_ids, blocks = [0] * longest, [0] * -(-longest // block_size)
     prefills: list[Chunk] = []
@@ -77,7 +77,7 @@ def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference of two tensors of logits, relative to the norm of those that are expected."""
+    """Return the norm of the difference of two tensors of logits, relative to the norm of `expected`."""
     return float((logits.float() - expected.float()).norm() / expected.float().norm())
 
 

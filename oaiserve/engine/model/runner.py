@@ -1,6 +1,6 @@
-"""The model runner: builds the batch of a step, has it computed by an executor, and samples.
+"""The model runner: it builds the batch of a step, has it computed by an executor, and samples.
 
-Steps are computed one after the other, on one stream: what a step writes, all later ones find.
+Steps are computed one after the other, on one stream, so each step sees everything that earlier steps have written.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class Launched:
     sample_chunks: list[int]  # as in Batch: the chunk that row i of the logits belongs to
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
     waiting_rows: list[int]  # rows whose draw needs ids that the step before draws
-    # On a CUDA device: when it had this step's inputs, and when the step before had ended.
+    # On a CUDA device: when the device had this step's inputs, and when the step before ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
     samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # with their rows
     rows_without_memory: list[int] = field(default_factory=list)
-    ended: torch.cuda.Event | None = None  # when all that was drawn so far had been
+    ended: torch.cuda.Event | None = None  # on a CUDA device: when the results of all draws so far were on the host
 
 
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` replaces plain torch, see `Sampling`. `graphs` are the executor's, for the steps that they can run.
-    `check_results` is called after the results of each step have arrived, and raises if they cannot be trusted.
+    `sample_ids` replaces sampling in plain torch, see `Sampling`. `graphs` are captured from the executor, and run the
+    steps that they can. `check_results` is called when the results of a step have arrived, and raises if they may be
+    wrong.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class ModelRunner:
         self._graphs = graphs
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
-        # Of the step that was launched last: the ids that it draws, the row of each sequence in these, and its end.
+        # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
+        # and when the step ends.
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
@@ -79,22 +81,22 @@ class ModelRunner:
         return self._graphs is not None
 
     def replace(self, hand_over: Callable[[], Executor]) -> None:
-        """Use another executor from the next step on. May be called from any thread.
+        """Use another executor from the next step on. This may be called from any thread.
 
-        `hand_over` is called between two steps, on the thread that runs them. It returns the new executor, with all
-        keys and values that the one before holds.
+        `hand_over` is called between two steps, on the thread that runs them. It returns the new executor, to which it
+        has copied all keys and values of the current one.
         """
         self._hand_over = hand_over
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy the keys and values of blocks (from, to). Raises OutOfMemory, having copied none."""
+        """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""
         _without_torch(lambda: self._copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, and draw for each chunk whose draw does not have to wait; on CUDA the host waits for nothing.
+        """Launch a step, with the draws that do not have to wait for ids. On CUDA, the host waits for nothing.
 
-        Ids that are not known to the host are those that the step before draws. Raises OutOfMemory where the device has
-        no memory for the step.
+        Ids that are not on the host yet are taken from the draws of the step before, on the device. Raises OutOfMemory
+        if the device has no memory for the step.
         """
         return _without_torch(lambda: self._launch(step))
 
@@ -105,7 +107,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch(self, step: Step) -> Launched:
         executor = self._executor_for_next_step()
-        # What the host takes to make the inputs is no time of the step, if the device waits for them.
+        # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         replayed: Replayed | None = None
         known: list[tuple[int, int]] = []
@@ -136,13 +138,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, launched: Launched) -> None:
-        """Draw for the chunks that waited for ids. Call it once those of the step before have been committed.
+        """Draw for the chunks that wait for ids. Call this after the results of the step before have been committed.
 
-        A chunk whose sequence ended with that step is skipped.
+        A chunk whose sequence has ended with that step is skipped.
         """
         if not launched.waiting_rows:
             return
-        # A sequence that ended without the token that its draw has waited for never gets it.
+        # A sequence that ended without the token that its draw waits for will never have that token.
         rows = [row for row in launched.waiting_rows if not waits_for_ids(_chunk(launched, row))]
         try:
             self._sample(launched, rows)
@@ -184,15 +186,18 @@ class ModelRunner:
         return self._executor
 
     def _sample(self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = ()) -> None:
-        """Sample for these rows of the logits, and look up the tokens of prompts that are `known` in the last ones."""
+        """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
         num_rows, logits = len(launched.sample_chunks), launched.logits
-        if len(rows) < num_rows:  # a copy, for what is sampled from gets lost
+        if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [_chunk(launched, row) for row in rows]
         launched.samplings.append((rows, Sampling(logits, chunks, known, self._sample_ids)))
 
     def _draw_one_by_one(self, launched: Launched, rows: list[int]) -> None:
-        """Draw with as little memory as there can be. The step cannot be launched again: others of it are drawn."""
+        """Draw row by row, which takes the least memory.
+
+        The step cannot be launched again instead, since some of its rows have been drawn already.
+        """
         for row in rows:
             torch.cuda.empty_cache()
             try:
@@ -201,7 +206,7 @@ class ModelRunner:
                 launched.rows_without_memory.append(row)
 
     def _keep_drawn(self, launched: Launched) -> None:
-        """Keep what the next step may need of this one: all that it draws has been launched."""
+        """Keep what the next step may need of this one, all of whose draws have been launched."""
         samplings = [sampling for _, sampling in launched.samplings]
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
@@ -212,12 +217,12 @@ class ModelRunner:
 
 
 def _without_torch(run: Callable[[], T]) -> T:
-    """Return what `run` returns, with OutOfMemory in place of torch's exception."""
+    """Call `run` and return its result. Raises OutOfMemory in place of torch's exception."""
     try:
         return run()
     except torch.OutOfMemoryError as error:
         reason = str(error)
-    # Only now is the exception gone, whose traceback kept the tensors of the step.
+    # The exception has been freed by now, and with its traceback the tensors of the step.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
 
@@ -227,7 +232,7 @@ def _chunk(launched: Launched, row: int) -> Chunk:
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
-    """Return the tokens of prompts that `batch.prompt_rows` are about, and how many alternatives to each are wanted."""
+    """Return the prompt tokens that `batch.prompt_rows` predict, each with the number of alternatives wanted."""
     known: list[tuple[int, int]] = []
     for index, _, num_rows in batch.prompt_rows:
         sequence, start, *_ = step.chunks[index]
@@ -241,4 +246,5 @@ def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) ->
 
 
 def _masks(sequence: Sequence) -> bool:
+    """Return whether the sequence's parameters can exclude tokens."""
     return bool(sequence.params.allowed_token_ids is not None or sequence.bad_words or sequence.params.min_tokens)

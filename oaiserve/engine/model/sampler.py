@@ -1,7 +1,8 @@
-"""Sampling: from logits to token ids and log-probabilities, for the whole batch at once on its device.
+"""Sampling: token ids and log-probabilities are computed from logits, for the whole batch at once on its device.
 
-A row is greedy (argmax), or drawn after temperature, min_p, top_k and top_p, in this order. No row pays for what others
-ask for. All results come back from the device in one copy, and the host does not wait for it before it needs them.
+A row is greedy (argmax), or drawn after temperature, min_p, top_k and top_p are applied in this order. A row costs only
+what its own request asks for. All results come back from the device in one copy, and the host waits for it only when it
+needs them.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.step import Chunk, Logprobs
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy
-NUM_TOP = 20  # alternatives that are looked up where any are wanted: no client can ask for more
+NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more
 
-SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the logits were numbers, bool [R]
-# Draws one id for each chunk from its row of the logits [R, vocab], which stay as they are.
+SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the logits were finite, bool [R]
+# A function that draws one id for each chunk from its row of the logits [R, vocab], and leaves these unchanged.
 SampleIds = Callable[[torch.Tensor, list[Chunk]], SampledIds]
 
 
 class RowParameters(NamedTuple):
-    """All that a row's draw depends on beside its logits. A greedy row is drawn from its best token alone."""
+    """The parameters that a row's draw depends on, with its logits. A greedy row is drawn from its best token alone."""
 
     temperature: float
     min_p: float
-    top_k: float  # 0: none
-    top_p: float  # 1: none
-    uniform: float
+    top_k: float  # 0: all ids stay
+    top_p: float  # 1: all ids stay
+    uniform: float  # the random number of the draw
 
     def cuts(self, vocab: int) -> bool:
-        """Return whether top_k or top_p leave out any of `vocab` ids."""
+        """Return whether top_k or top_p can exclude any of `vocab` ids."""
         return 0 < self.top_k < vocab or self.top_p < 1.0
 
 
@@ -53,18 +54,17 @@ class Sampled(NamedTuple):
     """The results of a `Sampling`, as lists with an entry for each row."""
 
     token_ids: list[int]
-    are_finite: list[bool]  # False: logits with NaN or infinity, or nothing but -inf; the id means nothing
-    logprobs: list[Logprobs | None]  # of the id, where the sequence asks for it
-    known_logprobs: list[Logprobs]
+    are_finite: list[bool]  # False: the logits have NaN or infinity, or only -inf; the id means nothing
+    logprobs: list[Logprobs | None]  # those of the id, if the sequence asks for them
+    known_logprobs: list[Logprobs]  # those of the `known` tokens
 
 
 class Sampling:
-    """The next token of each chunk's sequence, and log-probabilities of the unmodified logits, as the device makes
-    them.
+    """The next token of each chunk's sequence, and log-probabilities, while the device computes them.
 
-    `logits` is [S + K, vocab]. The first S rows belong to the chunks, and their content gets lost. The other K are
-    about tokens that are `known`: each with its id, and how many alternatives are wanted. `sample_ids` replaces the
-    plain torch of this file, as `triton_sampling.sample_ids` does.
+    `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
+    the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
+    unmodified logits. `sample_ids` replaces the plain torch of this file, as `triton_sampling.sample_ids` does.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Sampling:
 
 
 def take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Return these rows, which are in ascending order; no copy is made where it is all of them."""
+    """Return these rows of the tensor, which are in ascending order. If they are all rows, no copy is made."""
     return tensor if len(rows) == len(tensor) else tensor[on_device(rows, tensor.device)]
 
 
 def plain_sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-    """Sample in plain torch.
+    """Sample an id for each chunk in plain torch.
 
-    Rows of one method are sampled together, so a greedy row costs nothing that a drawn one needs.
+    Rows with the same method are sampled together, so a greedy row does not cost what a drawn row does.
     """
     rows_by_method: dict[SampleIds, list[int]] = {}
     for row, chunk in enumerate(chunks):
@@ -136,7 +136,7 @@ def _method(params: SamplingParams, vocab: int) -> SampleIds:
 
 def _take_best(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        # NumPy looks for the largest with vector instructions: eleven times as fast as torch.
+        # NumPy's argmax uses vector instructions, and is eleven times as fast as torch's.
         rows = logits.numpy()
         best_ids = rows.argmax(axis=-1)
         are_finite = np.isfinite(rows[np.arange(len(rows)), best_ids])
@@ -146,16 +146,16 @@ def _take_best(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
 
 
 def _draw(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-    """Draw from all ids, in their order."""
+    """Draw from all ids, in the order of ids."""
     cumulative = _probabilities(logits, chunks).cumsum(dim=-1)
     token_ids, are_finite = _invert(cumulative, cumulative[:, -1:].contiguous(), _uniforms(chunks, logits.device))
     return token_ids.squeeze(1), are_finite
 
 
 def _draw_from_best(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-    """Draw from the ids that top_k and then top_p leave, best first.
+    """Draw from the ids that stay after top_k and then top_p, in the order of their probabilities, highest first.
 
-    The id that reaches top_p is the last that stays.
+    The id with which the sum reaches top_p is the last one that stays.
     """
     device, vocab = logits.device, logits.shape[-1]
     probs, order = _sort(_probabilities(logits, chunks))
@@ -170,7 +170,7 @@ def _draw_from_best(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
 def _probabilities(logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
     """Return probabilities after temperature and min_p, not normalised: float32 [R, vocab].
 
-    NaN for a row without numbers.
+    A row whose logits are not finite gets NaN.
     """
     temperatures = _column([c.sequence.params.temperature for c in chunks], logits.device)
     probs = (logits / temperatures).softmax(dim=-1)
@@ -190,12 +190,14 @@ def _column(values: list[float], device: torch.device) -> torch.Tensor:
 
 
 def _sort(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row of `probs` [R, vocab] in descending order, and the ids in that order; of equals the lowest
-    first."""
+    """Return each row of `probs` [R, vocab] in descending order, and its ids in that order.
+
+    Of ids with equal probabilities, the lowest comes first.
+    """
     if probs.device.type != "cpu":
         return probs.sort(dim=-1, descending=True, stable=True)
-    # NumPy sorts integers with vector instructions: with 49,152 ids, ten times as fast as torch sorts floats. The bits
-    # of a float that is not negative are in the order of the floats, and an integer of 64 bits has room for the id too.
+    # NumPy sorts integers with vector instructions, for 49,152 ids ten times as fast as torch sorts floats. The bits of
+    # non-negative floats are ordered as the floats are, and an integer of 64 bits has room for the id too.
     keys = probs.view(torch.int32).to(torch.int64)
     keys.bitwise_left_shift_(32).neg_().add_(torch.arange(probs.shape[-1]))
     keys.numpy().sort(axis=-1)
@@ -204,12 +206,12 @@ def _sort(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _invert(cumulative: torch.Tensor, kept: torch.Tensor, uniforms: torch.Tensor) -> SampledIds:
-    """Draw from the shortest beginning of each row of `cumulative` [R, vocab] that has the mass `kept` [R, 1].
+    """Draw a place from the shortest prefix of each row of `cumulative` [R, vocab] that has the mass `kept` [R, 1].
 
-    Return the places [R, 1] where the sums pass `uniforms` [R, 1] times the mass of that beginning.
+    Return the places [R, 1] where the sums pass `uniforms` [R, 1] times the mass of that prefix.
     """
-    # The last place has some probability, so no place is drawn that has none, however sums are rounded. Sums that are
-    # NaN never reach anything: hence the clamp.
+    # The last place of the prefix has some probability, so no place without probability is drawn, however sums are
+    # rounded. Sums that are NaN never reach `kept`, hence the clamp.
     last = torch.searchsorted(cumulative, kept).clamp_(max=cumulative.shape[-1] - 1)
     mass = cumulative.gather(1, last)
     places = torch.searchsorted(cumulative, uniforms * mass, right=True)
@@ -217,10 +219,11 @@ def _invert(cumulative: torch.Tensor, kept: torch.Tensor, uniforms: torch.Tensor
 
 
 def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]) -> list[torch.Tensor]:
-    """Return ids and their values, [R, 1 + k] each: `token_ids` [R] first, then the best of each row of `logprobs`."""
+    """Return ids and their `logprobs`, [R, 1 + k] each: first those of `token_ids` [R], then the best of each row."""
     ids = token_ids[:, None]
     if any(num_top):
-        # Which of equal ones `topk` takes depends on how many it takes; that must not depend on the other rows.
+        # Which of several equal values `topk` takes depends on the number that it takes. So this number is the same
+        # whatever the other rows ask for.
         some = logprobs.topk(min(max(NUM_TOP, *num_top), logprobs.shape[-1]), dim=-1).indices.sort(dim=-1).values
         order = logprobs.gather(1, some).argsort(dim=-1, descending=True, stable=True)
         ids = torch.cat([ids, some.gather(1, order)[:, : max(num_top)]], dim=1)

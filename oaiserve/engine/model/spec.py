@@ -1,4 +1,4 @@
-"""What a loaded model is: its weights, its limits, and what its KV cache keeps of each token. Plain data."""
+"""The data of a loaded model: its weights, its limits, and the shape of its KV cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The keys and values that one layer keeps of one token: `kv_heads` of `key_dim` and of `value_dim` numbers."""
+    """The shape of the keys and values that one layer keeps of one token."""
 
     kv_heads: int
     key_dim: int
@@ -23,15 +23,15 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights on the device. If the model is split over processes, this is one part of it."""
+    """A model with its weights on the device, or the part of it that this process has if the model is split."""
 
     model: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
     vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
-    max_model_len: int  # tokens the positions are good for
+    max_model_len: int  # the most tokens of a sequence, prompt and answer together
     eos_token_ids: frozenset[int]
-    default_params: dict[str, float | int]
+    default_params: dict[str, float | int]  # of requests, from the model's generation_config.json
     kv_shapes: dict[int, KVShape]  # by layer index
 
     @property

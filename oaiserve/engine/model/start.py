@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A step of so many tokens keeps the device busy; a longer one would only make streams wait for the prompts of others.
+# A step of so many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 
 
 class Started(NamedTuple):
-    """A model that is ready to run steps."""
+    """All that the engine needs of a model that is ready to run steps."""
 
     runner: ModelRunner
     num_blocks: int
-    max_model_len: int  # in tokens: the model's, or what the KV cache holds where that is less
+    max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     profiler: TorchProfiler
-    ranges: NvtxRanges | None  # where parts of steps are marked
+    ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX
 
 
 def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers | None = None) -> Started:
-    """Make the runner of a model, and get it ready for requests. `workers` hold the other parts of a model that is
-    split.
+    """Make the runner of a model, and get it ready for requests.
 
-    Raises StartupError where the options ask for what the device or its memory does not have.
+    `workers` hold the other parts of a model that is split. Raises StartupError if the device, or its memory, does not
+    allow what the options ask for.
     """
     on_cpu = loaded.device.type == "cpu"
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
@@ -92,7 +92,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         block_size,
         sample_ids=sample_ids,
         graphs=graphs,
-        # The results that a GPU has reduced with a worker that is gone are wrong.
+        # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=None if workers is None else workers.check,
     )
     if options.compile and on_cpu:
@@ -106,8 +106,8 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
             num_threads=options.cpu_threads or default_threads(),
         )
     if not on_cpu:
-        # What a first step of each kind has to compile, is compiled before a request waits for it. Long prompts, and
-        # decodes of long sequences, have been computed when memory was measured.
+        # The first step of each kind compiles kernels, which is done now so that no request waits for it. The kernels
+        # for long prompts and long sequences have been compiled when memory was measured.
         for step in sampling_steps():
             runner.collect(runner.launch(step))
     return Started(
@@ -138,16 +138,16 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
 
 
 def _for_a_part(options: EngineOptions) -> EngineOptions:
-    """Return the options without what a model that is split cannot have."""
+    """Return the options with everything off that a model that is split does not support."""
     return replace(options, compile=False, cuda_graph=False)
 
 
 def _max_model_len(loaded: LoadedModel, capacity: int) -> int:
-    """Return the most tokens of a request, with a KV cache of `capacity` tokens."""
+    """Return the most tokens that a request can have with a KV cache of `capacity` tokens."""
     if capacity >= loaded.max_model_len:
         return loaded.max_model_len
     log.warning(
-        "The KV cache holds %d tokens, so no request can be longer (not %d); --max-model-len says so, too",
+        "The KV cache holds %d tokens, so no request can be longer (the model allows %d); set --max-model-len to match",
         capacity,
         loaded.max_model_len,
     )
@@ -155,9 +155,9 @@ def _max_model_len(loaded: LoadedModel, capacity: int) -> int:
 
 
 def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
-    """Return the size of the KV cache. For a model that is split, it is what all members have room for.
+    """Return the number of blocks of the KV cache. For a model that is split, all members have room for so many.
 
-    There each member computes the largest step together with the others, so this blocks until all have called it.
+    The members of such a model compute the largest step together, so this blocks until all have called it.
     """
     if loaded.device.type == "cuda":
         num_blocks = _gpu_blocks(loaded, options, backend, sample_ids)
@@ -167,6 +167,7 @@ def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, s
 
 
 def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
+    """Measure the memory of the GPU, log its uses, and return the number of blocks that it has room for."""
     from oaiserve.engine.model.device_memory import CudaMemory, measure
     from oaiserve.engine.model.graph_capture import graph_memory_bytes
 
@@ -202,12 +203,12 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, s
 
 
 def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> bool:
-    """Return whether decode steps are to be captured, which takes kernels for attention and for sampling."""
+    """Return whether decode steps are captured as CUDA graphs, which needs kernels for attention and for sampling."""
     return options.cuda_graph and sample_ids is not None and backend is not ReferenceAttention
 
 
 def _sample_ids(loaded: LoadedModel) -> SampleIds | None:
-    """Return the kernels that sample in place of plain torch, where there are any."""
+    """Return the function that samples with Triton kernels, or None if sampling is done in plain torch."""
     if loaded.device.type != "cuda" or find_spec("triton") is None:
         return None
     from oaiserve.engine.model import triton_sampling
@@ -216,6 +217,7 @@ def _sample_ids(loaded: LoadedModel) -> SampleIds | None:
 
 
 def _backend(loaded: LoadedModel, name: Attention) -> Backend:
+    """Return the attention backend of this name. Raises StartupError if the device or the model does not support it."""
     backend = select_backend(loaded.device, name)
     if name == "varlen":
         from oaiserve.engine.model.attention.varlen import refuse_unless_supported

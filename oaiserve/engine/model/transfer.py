@@ -1,4 +1,4 @@
-"""Between host and device without waiting: pinned memory, few copies, all in the order of the stream."""
+"""Copies tensors between host and device without waiting: from pinned memory, in few copies, in stream order."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-# As bytes, tensors of any kind travel together; these are the kinds that do.
+# The types of tensors that `pack` can put together as bytes.
 _NUMPY_TYPES = {torch.int64: np.int64, torch.float32: np.float32, torch.bool: np.bool_}
 
 
 def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Does not wait for what the device is computing, as `torch.tensor(values, device=device)` would."""
+    """Return `values` as a tensor on the device, without waiting for the work of the device.
+
+    `torch.tensor(values, device=device)` would wait for it.
+    """
     return pinned(torch.as_tensor(values, dtype=dtype), device).to(device, non_blocking=True)
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor`, which is on the host, in memory that a CUDA device copies from while nobody waits. torch keeps it until
-    the copy has been made, and then takes it again for the next."""
+    """Return a copy of a host tensor in pinned memory, from which a CUDA device copies while the host goes on.
+
+    torch keeps the memory until the copy to the device has been made, and then reuses it. For a CPU, return the tensor
+    itself.
+    """
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 class ReadBack:
-    """The way of some tensors of int64, float32 or bool to the host. They travel as one, behind all that the device has
-    to do; nobody waits for them before `wait`."""
+    """A copy of some tensors from the device to the host, in int64, float32 or bool. Only `wait` waits for it.
+
+    The tensors are copied as one, after all work that the device has been given before.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -37,7 +45,7 @@ class ReadBack:
             self.arrived.record()
 
     def wait(self) -> list[np.ndarray]:
-        """The tensors, once they are here. This is where the host waits for the device."""
+        """Wait until the tensors are on the host, and return them. This is where the host waits for the device."""
         if self._tensors[0].device.type == "cpu":
             return [tensor.numpy() for tensor in self._tensors]
         if self.arrived is not None:
@@ -46,13 +54,13 @@ class ReadBack:
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """All of them as one, in bytes."""
+    """Return all tensors as one tensor of bytes."""
     parts = [tensor.flatten().view(torch.uint8) for tensor in tensors]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def unpack(packed: np.ndarray, tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """What `pack` was given, of the same shapes and types as `tensors`."""
+    """Return the arrays that `packed` consists of. Their shapes and types are those of `tensors`."""
     arrays: list[np.ndarray] = []
     start = 0
     for tensor in tensors:

@@ -1,9 +1,9 @@
-"""Sampling with Triton: it replaces the plain path of `sampler` by a few launches, without a sort.
+"""Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `sampler`.
 
-`sample_ids` is passed to `Sampling`. The sampled ids are those of the plain path up to float32 rounding: sums of
+`sample_ids` is passed to `Sampling`. The sampled ids are those of plain torch up to float32 rounding. Sums of
 probabilities are added up in another order, so a draw that falls within a few millionths of a border between two tokens
-may go the other way, and a token whose probability is that close to the floor of min_p may be on its other side. Equal
-logits are equal here, too: the lower id comes first.
+may go the other way, and a token whose probability is that close to the floor of min_p may be on the other side of it.
+Of equal logits, the lower id comes first, as in plain torch.
 
 `take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
 """
@@ -26,12 +26,12 @@ from oaiserve.engine.model.triton_sampling_kernels import (
 )
 from oaiserve.engine.step import Chunk
 
-CHUNK = 4096  # ids per program
-TILE = 2048  # candidates at a time
+CHUNK = 4096  # ids that one program processes
+TILE = 2048  # candidates that a program processes at a time
 
 
 def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-    """Sample a token for each row of `logits` [R, vocab], which stay as they are."""
+    """Sample a token for each row of `logits` [R, vocab], which are not changed."""
     if all(chunk.sequence.params.temperature < GREEDY_BELOW for chunk in chunks):
         return take_best(logits)
     rows = [row_parameters(chunk) for chunk in chunks]
@@ -40,9 +40,9 @@ def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
 
 
 def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-    """Return the id of the highest logit of each row [R, vocab]; of equals the lowest.
+    """Return the id of the highest logit of each row [R, vocab]; of several equal logits, the lowest id.
 
-    `out` are the tensors that the results go into, both int64 [R].
+    `out` has the tensors that results are written to, both int64 [R].
     """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
@@ -59,7 +59,7 @@ def draw(
 ) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `RowParameters`.
 
-    Without `has_cuts`, their top_k and top_p are ignored. `out` are the tensors that the results go into, both
+    Without `has_cuts`, their top_k and top_p are ignored. `out` has the tensors that results are written to, both
     int64 [R].
     """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
@@ -70,7 +70,7 @@ def draw(
 
     highest, masses = empty(num_rows, num_chunks), empty(num_rows, num_chunks)
     token_ids, are_finite = out or _new_ids(logits)
-    # These are read only where something is cut.
+    # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
     weights, candidate_weights = empty(rows_of_cuts, vocab), empty(rows_of_cuts, vocab)
     candidate_ids = empty(rows_of_cuts, vocab, dtype=torch.int32)
@@ -139,7 +139,7 @@ def draw(
 
 
 def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
-    """Return the logits with the ids of a row side by side, and the numbers of rows, of ids, and of chunks in a row."""
+    """Return the logits with contiguous rows, and the numbers of rows, of ids, and of chunks in a row."""
     num_rows, vocab = logits.shape
     return logits if logits.stride(1) == 1 else logits.contiguous(), num_rows, vocab, triton.cdiv(vocab, CHUNK)
 

@@ -1,9 +1,10 @@
-"""The device code behind `triton_sampling`, which launches it and says what its arguments are.
+"""The device code of `triton_sampling`, which launches it and describes its arguments.
 
-A *weight* is a token's probability over that of the likeliest: in [0, 1], and 1 for that one. The bits of floats that
-are not negative are in the order of the floats, so a threshold is looked for bit by bit, and no row is ever sorted.
+A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
+floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
 
-Where a row's parameters begin in memory depends on the number of rows; nothing is compiled anew for that.
+The alignment of the parameters depends on the number of rows. Kernels are not specialised on it, so that no kernel is
+compiled again for another number.
 """
 
 import triton
@@ -15,7 +16,7 @@ INFINITY_BITS = tl.constexpr(0x7F800000)
 
 @triton.jit
 def _ordered(logits):
-    """int32 in the order of float32: -0.0 as 0.0, and NaN above infinity."""
+    """Return int32 that are ordered as the float32 logits are, with -0.0 equal to 0.0, and NaN above infinity."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return tl.where(logits != logits, 0x7FFFFFFF, bits)
@@ -23,7 +24,10 @@ def _ordered(logits):
 
 @triton.jit
 def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
-    """Program (row, chunk): the highest logit and the lowest id that has it, as one number: logit first."""
+    """Find the highest logit of a chunk and the lowest id that has it. The program is (row, chunk).
+
+    Both are stored as one number, with the logit in the upper bits.
+    """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
@@ -33,7 +37,7 @@ def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
 
 @triton.jit
 def best_kernel(best, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Program (row): the best of its chunks."""
+    """Find the best id of a row among those of its chunks. The program is (row)."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, TILE_CHUNKS)
     both = tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-(2**63))
@@ -45,7 +49,7 @@ def best_kernel(best, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constex
 
 @triton.jit
 def highest_kernel(logits, highest, stride, vocab, CHUNK: tl.constexpr):
-    """Program (row, chunk): the highest logit."""
+    """Find the highest logit of a chunk. The program is (row, chunk)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
@@ -67,7 +71,7 @@ def _weights(logits, row, stride, token_id, vocab, highest, temperature, min_p):
 
 @triton.jit
 def _floors():
-    """Weights from which on tokens are counted, [NUM_FLOORS]: 4**-1, 4**-2, ..., and at last whatever is not zero."""
+    """Return the floors [NUM_FLOORS], weights from which on tokens are counted: 4**-1, 4**-2, ..., the least float."""
     index = tl.arange(0, NUM_FLOORS)
     exponent = tl.where(index < NUM_FLOORS - 1, 125 - 2 * index, 1)
     return (exponent << 23).to(tl.float32, bitcast=True)
@@ -89,8 +93,10 @@ def weights_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Program (row, chunk): the sum of its weights; where rows are cut, also the weights, and how many there are from
-    each floor on, and their sum."""
+    """Compute the sum of the weights of a chunk. The program is (row, chunk).
+
+    With HAS_CUTS, it also stores the weights, and for each floor the number and the sum of the weights from it on.
+    """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _weights(
@@ -118,7 +124,7 @@ def candidates_kernel(
     masses,
     floor_counts,
     floor_masses,
-    top_ks,  # float32; 0: all
+    top_ks,  # float32; 0: all ids stay
     top_ps,
     candidate_weights,  # float32 [R, vocab]
     candidate_ids,  # int32 [R, vocab]
@@ -127,8 +133,11 @@ def candidates_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Program (row, chunk): which of its tokens top_k and top_p can leave, in the order of ids, after those of the
-    chunks before. The floor is the highest from which on there are enough; where all stay, nothing is done."""
+    """Store the tokens of a chunk that may stay after top_k and top_p: the candidates. The program is (row, chunk).
+
+    They are in the order of ids, after those of the chunks before. They are the tokens from the highest floor on that
+    leaves enough of them. If neither top_k nor top_p can exclude a token, nothing is stored.
+    """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     if not _is_cut(top_k, top_p, vocab):
@@ -158,9 +167,10 @@ def candidates_kernel(
 
 @triton.jit
 def _threshold(weights, num, goal, OF_COUNTS: tl.constexpr, IS_STRICT: tl.constexpr, TILE: tl.constexpr):
-    """The highest weight such that all from it on reach the goal together (IS_STRICT: exceed it); 0 where none is.
+    """Return the highest weight such that all weights from it on reach the goal together, or 0 if there is none.
 
-    Three bits at a time: the weights from each of eight pivots on are counted, or added up, in one pass.
+    With OF_COUNTS the goal is their number, otherwise their sum. With IS_STRICT they have to exceed the goal. Each pass
+    finds three bits: it counts, or adds up, the weights from each of eight pivots on.
     """
     pivot = tl.arange(0, 8)
     bits = 0
@@ -182,8 +192,10 @@ def _threshold(weights, num, goal, OF_COUNTS: tl.constexpr, IS_STRICT: tl.conste
 def _cut(
     weights, num, goal, last_weight, last_count, OF_COUNTS: tl.constexpr, IS_STRICT: tl.constexpr, TILE: tl.constexpr
 ):
-    """How far down the candidates one has to go, best first and of equal ones the lowest id first, to reach the goal,
-    and not beyond `last_count` of those with `last_weight`: a weight, how many of those that have it, the sum so far.
+    """Return how many candidates reach the goal together, best first, and of equals the lowest id first.
+
+    The result is the last candidate's weight, the number of candidates with that weight, and the sum of all weights up
+    to there. It does not go beyond the `last_count` first candidates with `last_weight`.
     """
     weight = tl.maximum(_threshold(weights, num, goal, OF_COUNTS, IS_STRICT, TILE), last_weight)
     mass, num_above, num_equal = 0.0, 0.0, 0.0
@@ -206,6 +218,7 @@ def _cut(
 
 @triton.jit
 def _draw_from_best(weights, token_ids, num, total, top_k, top_p, uniform, TILE: tl.constexpr):
+    """Draw from the candidates that stay after top_k and top_p, best first, and return the token id."""
     weight = float("inf")
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
@@ -218,7 +231,7 @@ def _draw_from_best(weights, token_ids, num, total, top_k, top_p, uniform, TILE:
         weight, count, mass = _cut(weights, num, mass * top_p, weight, count, False, False, TILE)
     weight, count, _ = _cut(weights, num, mass * uniform, weight, count, False, True, TILE)
 
-    # The `count`-th of those with this weight.
+    # The drawn token is the `count`-th of those with this weight.
     drawn, num_equal = 0, 0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
@@ -252,14 +265,16 @@ def draw_kernel(
     TILE_CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row): the token where the sums of weights pass the row's uniform number times their total. In the order
-    of ids where all tokens stay, best first where some are cut."""
+    """Draw the token where the running sum of weights passes the row's uniform number times their total.
+
+    The program is (row). The sum runs in the order of ids if all tokens stay, and best first if top_k or top_p is set.
+    """
     row = tl.program_id(0).to(tl.int64)
     best = _highest(highest, row, num_chunks, TILE_CHUNKS)
     chunk = tl.arange(0, TILE_CHUNKS)
     mass = tl.load(masses + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
     total = tl.sum(mass, 0)
-    is_finite = total < float("inf")  # a NaN makes a NaN of the sum, and so does infinity, or nothing but -infinity
+    is_finite = total < float("inf")  # the sum is NaN if a logit is NaN or infinity, or if all are -infinity
     tl.store(are_finite + row, is_finite)
     if not is_finite:
         tl.store(token_ids + row, 0)
@@ -274,8 +289,8 @@ def draw_kernel(
             )  # fmt: skip
             tl.store(token_ids + row, drawn.to(tl.int64))
             return
-    # Sums of floats can be off by a rounding, so a place has to have a weight, too; and the last that has one is
-    # taken where the sums do not get far enough.
+    # Sums of floats are rounded, so a drawn token must also have a weight above 0. If the sums do not reach the goal,
+    # the last token with a weight above 0 is taken.
     ends = tl.cumsum(mass, 0)
     goal = uniform * tl.max(ends, 0)
     last_chunk = tl.max(tl.where(mass > 0.0, chunk, 0), 0)

@@ -1,7 +1,7 @@
-"""The interface of paged attention: what a backend implements, and how transformers' modelling code reaches it.
+"""The interface of paged attention: what a backend implements, and how transformers' modelling code calls it.
 
-That code calls `paged_attention` under the name `ATTENTION`. The step's attention and the caches travel to it as
-keyword arguments of the model's forward, so nothing is global but the registered name. Each backend has its own file.
+transformers looks up `paged_attention` by its registered name, `ATTENTION`. It gets the step's attention and the caches
+as keyword arguments of the model's forward, so only that name is global. Each backend has its own file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LayerCache(NamedTuple):
 
 
 class StepAttention(Protocol):
-    """The attention of one step: called once for each layer, it keeps what all layers need of the step's batch."""
+    """The attention of one step. It is called once for each layer, and keeps what all layers need of the batch."""
 
     def __call__(
         self,
@@ -40,16 +40,16 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:  # [T, heads, value_dim]
         """Write the step's keys and values into the cache, then let each token attend to its own sequence up to itself.
 
-        With `sliding_window` it attends to the last so many tokens only; `softcap` squashes scores to (-softcap,
-        softcap).
+        With `sliding_window`, a token attends only to the last `sliding_window` tokens. `softcap` squashes scores to
+        the range from -softcap to softcap.
         """
 
 
-Backend = Callable[[Batch], StepAttention]  # prepares the attention of a step
+Backend = Callable[[Batch], StepAttention]  # makes the attention of a step
 
 
 class AttentionCall(NamedTuple):
-    """What the attention of every layer needs beside its own tensors."""
+    """The arguments that `paged_attention` needs in addition to a layer's own tensors."""
 
     attention: StepAttention
     caches: dict[int, LayerCache]  # by layer index
@@ -88,9 +88,9 @@ AttentionInterface.register(ATTENTION, paged_attention)
 
 
 def run_model(model: PreTrainedModel, batch: Batch, **arguments: Any) -> torch.Tensor:
-    """Return the logits [R, vocab] of `batch.logits_rows`. `arguments` travel to the attention function."""
-    # The 4-dimensional mask is a dummy: it keeps transformers from building one, and from looking (with a read-back
-    # from the device) for sequence bounds that the batch knows.
+    """Return the logits [R, vocab] of `batch.logits_rows`. `arguments` are passed on to the attention function."""
+    # The 4-dimensional mask is a dummy. It keeps transformers from building a mask, and from searching for sequence
+    # bounds, which would be a read-back from the device; the batch has these bounds already.
     logits: torch.Tensor = model(
         input_ids=batch.input_ids[None],
         position_ids=batch.positions[None],

@@ -1,4 +1,4 @@
-"""The reference backend: plain torch on any device. The other backends are compared with it."""
+"""The reference backend: attention in plain torch, on any device. Tests compare the other backends with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from oaiserve.engine.model.batch import Batch
 class ReferenceAttention:
     """The attention of one step in plain torch. It builds each mask once per step, not once per layer.
 
-    Decodes are gathered, padded to the longest and attend as one batch; each prefill attends on its own.
+    The keys of all decodes are gathered, padded to the longest sequence and attended to as one batch. Each prefill is
+    computed separately.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -54,7 +55,7 @@ class ReferenceAttention:
 
 
 def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
-    """Return one mask for all decodes together, where there are any, then one for each prefill."""
+    """Return one mask for all decodes together, if the batch has decodes, then one mask for each prefill."""
     masks = []
     num_decodes = batch.num_decodes
     if num_decodes:

@@ -1,4 +1,4 @@
-"""Selects the attention backend: by name, or the fastest for the device."""
+"""Selects the attention backend, by name or as the fastest for the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oaiserve.errors import StartupError
 
 
 def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
-    """Return the backend of this name; `auto` is the fastest on the device that every model can use.
+    """Return the attention backend of this name. `auto` is the fastest backend on the device that every model can use.
 
-    Raises StartupError for one that the device, or what is installed, does not support.
+    Raises StartupError for a backend that the device does not support or that needs a package which is not installed.
     """
     has_triton = find_spec("triton") is not None
     if name == "auto":

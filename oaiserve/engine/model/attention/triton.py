@@ -1,10 +1,10 @@
 """The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-Every choice here is made from numbers that the host knows; nothing is read back from the device. The grid of a step of
-decodes depends on the number of its rows and on the longest of `batch.context_lens`. So the step can be captured in a
-CUDA graph, with `context_lens` as long as sequences usually become, and replayed while `seq_lens` and all else that is
-on the device change: a sequence of any length is right with any number of splits. A padded row has seq_len 0 and slot
--1: nothing is written for it, and its result is zeros.
+This module makes every choice from numbers that are on the host; nothing is read back from the device. The grid of a
+decode step depends only on its number of rows and on the longest of `batch.context_lens`. So the step can be captured
+in a CUDA graph, with `context_lens` as long as sequences usually become, and replayed while `seq_lens` and everything
+else on the device changes: the result for a sequence of any length is right with any number of splits. A padded row has
+seq_len 0 and slot -1: nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from oaiserve.engine.model.attention.triton_kernels import decode_kernel, prefil
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.transfer import on_device
 
-# A sequence is cut into splits that run side by side where there are too few sequences to keep the device busy.
-PROGRAMS_PER_SM = 3  # so many of the decode kernel's fit into an SM
-MIN_SPLIT_TOKENS = 256  # for less, the reduction takes longer than it saves
-MAX_SPLIT_TOKENS = 4096  # a long sequence among short ones is not left to a few programs
+# If there are too few sequences to keep the device busy, sequences are cut into splits that run side by side.
+PROGRAMS_PER_SM = 3  # the number of programs of the decode kernel that fit into an SM
+MIN_SPLIT_TOKENS = 256  # in a smaller split, the reduction takes longer than the split saves
+MAX_SPLIT_TOKENS = 4096  # a few programs would take too long for a long sequence among short ones
 MAX_SPLITS = 64
 
-DECODE_BYTES = 32 << 10  # keys and values that a program of the decode kernel asks for at once
+DECODE_BYTES = 32 << 10  # the keys and values that a program of the decode kernel loads at once
 
 
 class Tile(NamedTuple):
-    """A tile is how much of the work a program of a kernel takes at a time, and with what resources."""
+    """A tile is the amount of work that a program of a kernel does at a time, and the resources it uses for that."""
 
     rows: int  # tokens times the query heads that share a key head
-    tokens: int  # of the cache
+    tokens: int  # tokens of the KV cache
     num_warps: int
-    num_stages: int  # of loading ahead
+    num_stages: int  # stages of the loop's software pipeline, which loads ahead
 
 
 class Scoring(NamedTuple):
-    """The parameters by which scores are made of queries and keys."""
+    """The parameters with which attention scores are computed from queries and keys."""
 
     scaling: float
     sliding_window: int | None
     softcap: float | None
 
     def scalars(self) -> tuple[float, float]:
-        """Return what the kernels multiply scores by, and the cap, for weights in base 2."""
+        """Return the factor that the kernels multiply scores by, and the softcap, both for weights in base 2."""
         log2_e = math.log2(math.e)
         if self.softcap is None:
             return self.scaling * log2_e, 0.0
@@ -55,7 +55,7 @@ class Scoring(NamedTuple):
 
 
 class TritonAttention:
-    """The attention of one step by Triton's kernels: bfloat16, float16 or float32, added up in float32."""
+    """The attention of one step by Triton kernels, in bfloat16, float16 or float32. Sums are in float32."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -90,17 +90,17 @@ class TritonAttention:
 
 
 class PrefillTiles:
-    """The prefills of a step cut into tiles, each size of tile cut once: every layer needs the same list."""
+    """The prefills of a step cut into tiles. The list is made once for each size of tile, since all layers share it."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._tiles: dict[int, torch.Tensor] = {}
 
     def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of `num_tokens` tokens: row, first token, number of tokens, position of the first.
+        """Return the tiles of up to `num_tokens` tokens, as int32 [N, 4].
 
-        They are int32 [N, 4]. Those that see the most keys come first, so that no long one is left when the device runs
-        out of others.
+        The columns are the row of the block table, the first token, the number of tokens and the position of the first
+        token. Tiles that see the most keys come first, so that the device does not end with one long tile alone.
         """
         if num_tokens not in self._tiles:
             self._tiles[num_tokens] = _cut(self._batch, num_tokens)
@@ -108,7 +108,7 @@ class PrefillTiles:
 
 
 def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> int:
-    """Return into how many splits to cut sequences of up to `num_tokens` that need `num_programs` without splits."""
+    """Return the number of splits for sequences of up to `num_tokens` that need `num_programs` without splits."""
     to_fill = num_multiprocessors * PROGRAMS_PER_SM // num_programs
     at_least = -(-num_tokens // MAX_SPLIT_TOKENS)
     at_most = -(-num_tokens // MIN_SPLIT_TOKENS)
@@ -117,7 +117,7 @@ def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> 
 
 @functools.cache
 def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
-    """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` dimensions."""
+    """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` in total."""
     token_bytes = triton.next_power_of_2(tile_dims * itemsize)
     tokens = min(64, max(16, DECODE_BYTES // token_bytes))
     num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
@@ -127,9 +127,11 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
 
 @functools.cache
 def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
-    """Return the prefill tile: one of two sizes of each kind, since every further one is compiled while a request
-    waits."""
-    if itemsize == 4:  # no tensor cores: for comparisons, not for speed
+    """Return the prefill tile for the longest query of a step.
+
+    There are only two sizes for each model: every further size would be compiled while a request waits.
+    """
+    if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
         return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
     rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
     if tile_dims > 256:
@@ -138,7 +140,7 @@ def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) 
 
 
 def write(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: torch.Tensor, *, first_token: int) -> None:
-    """The keys and values of the tokens from `first_token` on, all heads, into their slots."""
+    """Write the keys and values of the tokens from `first_token` on, of all heads, into their slots of the cache."""
     write_kernel[(key.shape[0] - first_token,)](
         key,
         value,
@@ -232,7 +234,10 @@ def prefill(
     tiles: PrefillTiles,
     tile: Tile | None = None,
 ) -> None:
-    """Compute all rows of `out`, [T, heads, value_dim], but those of decodes. Keys and values are in the cache."""
+    """Compute the rows of `out`, [T, heads, value_dim], that belong to prefills.
+
+    Their keys and values must be in the cache already.
+    """
     kv_heads = cache.keys.shape[2]
     group = query.shape[1] // kv_heads
     constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
@@ -263,10 +268,13 @@ def prefill(
     )
 
 
-# Cached, as are the tiles: triton's arithmetic is slow on the host, and this is needed for every layer of every step.
+# The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
 @functools.cache
 def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """Return what both kernels are compiled for. Triton's matrix product needs 16 dimensions at least."""
+    """Return the constants that both attention kernels are compiled for.
+
+    Triton's matrix product needs at least 16 dimensions.
+    """
     return {
         "GROUP": group,
         "KEY_DIM": key_dim,
@@ -279,7 +287,7 @@ def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dic
 
 @functools.cache
 def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
-    """Return what the kernel that writes into the cache is compiled for."""
+    """Return the constants that the kernel that writes into the cache is compiled for."""
     tile_heads = triton.next_power_of_2(kv_heads)
     tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     return {
@@ -289,12 +297,13 @@ def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, i
         "TILE_HEADS": tile_heads,
         "TILE_KEY_DIM": tile_key_dim,
         "TILE_VALUE_DIM": tile_value_dim,
-        # 8 numbers, of 2 bytes mostly, per thread
+        # Each thread writes 8 numbers, of 2 bytes in most models.
         "num_warps": min(8, max(1, tile_heads * max(tile_key_dim, tile_value_dim) // 256)),
     }
 
 
 def _cut(batch: Batch, num_tokens: int) -> torch.Tensor:
+    """Cut the prefills into the tiles that `PrefillTiles.of` returns."""
     tiles, first = [], batch.num_decodes
     for row in range(batch.num_decodes, len(batch.query_lens)):
         query_len = batch.query_lens[row]

@@ -1,25 +1,27 @@
-"""The device code behind the Triton backend; `attention.triton` launches it and says what its arguments are.
+"""The device code of the Triton backend. `attention.triton` launches it and describes its arguments.
 
-A *tile* is what one program works on at a time: some rows of queries against TILE_N tokens of the cache. A row is one
-query head of one token. The heads that share a key head are rows of the same tile, so that its keys are read once for
-all of them. Scores are kept in base 2 (scaling times log2(e)), which is what the hardware has an instruction for.
+A *tile* is the work that one program does at a time: some rows of queries against TILE_N tokens of the cache. A row is
+one query head of one token. The heads that share a key head are rows of the same tile, so that its keys are read once
+for all of them. Scores are in base 2 (scaling times log2(e)), because the hardware has an instruction for exp2.
 
-What differs from step to step is not specialised on, so that nothing is compiled anew while somebody waits.
+Kernels are not specialised on values that differ from step to step, so that no kernel is compiled while a request
+waits.
 """
 
 import triton
 import triton.language as tl
 
-# Below any score, but finite: a row that sees nothing of a tile gets weights that mean nothing, and the first key that
-# it does see multiplies these by exp2(MASKED - score) = 0. With -inf that would be NaN.
+# The score of a masked key is below any other score, but finite. A row that sees no key of a tile gets meaningless
+# weights, and the first key that it sees multiplies these by exp2(MASKED - score) = 0. With -inf the result would be
+# NaN.
 MASKED = tl.constexpr(-1e30)
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def _dot(a, b, acc):
-    """a @ b + acc in float32, without TF32."""
-    if IS_INTERPRETED:  # which would multiply the bits of bfloat16 as integers
+    """Return a @ b + acc in float32, without TF32."""
+    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
@@ -48,7 +50,7 @@ def write_kernel(
     TILE_KEY_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
 ):
-    """Program (token): its keys and values of all heads into its slot."""
+    """Write the keys and values of one token, of all heads, into its slot. The program is (token)."""
     token = (first_token + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
@@ -65,7 +67,10 @@ def write_kernel(
 
 @triton.jit
 def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr, ALL_ROWS: tl.constexpr):
-    """`pointers` [R, TILE_DIM], zeros where there is no row or no dimension: without a mask where there is none."""
+    """Load `pointers` [R, TILE_DIM], with zeros for rows and dimensions that do not exist.
+
+    If all of them exist, the load has no mask.
+    """
     if ALL_ROWS and DIM == TILE_DIM:
         return tl.load(pointers)
     elif ALL_ROWS:
@@ -78,7 +83,7 @@ def _load_rows(pointers, is_row, dim, DIM: tl.constexpr, TILE_DIM: tl.constexpr,
 
 @triton.jit
 def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
-    """Where the tokens are: block 0 for those from `last` on, of which nothing is read."""
+    """Return the blocks of the tokens. Tokens from `last` on get block 0, of which nothing is read."""
     return tl.load(table + token // BLOCK_SIZE, mask=token < last, other=0)
 
 
@@ -86,20 +91,20 @@ def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
 def _attend(
     state,  # (weighted values [ROWS, TILE_VALUE_DIM], sum of weights [ROWS], highest score [ROWS]), all float32
     query,  # [ROWS, TILE_KEY_DIM]
-    position,  # [ROWS], of each row's token in its sequence; None: every row sees all of the range
+    position,  # [ROWS]: the position of each row's token in its sequence; None: every row sees all of the range
     first,
-    last,  # tokens first..last-1 of the sequence
-    keys,  # of this head
-    values,  # of this head
-    table,  # of this sequence
+    last,  # the range is tokens first..last-1 of the sequence
+    keys,  # the keys of this head
+    values,  # the values of this head
+    table,  # the block table of this sequence
     scale,
     softcap,
     keys_stride_block,
     keys_stride_token,
     values_stride_block,
     values_stride_token,
-    HAS_ENDS: tl.constexpr,  # False: the range is whole tiles
-    WINDOW: tl.constexpr,  # 0: none
+    HAS_ENDS: tl.constexpr,  # False: the range consists of whole tiles
+    WINDOW: tl.constexpr,  # 0: there is no sliding window
     HAS_SOFTCAP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -108,15 +113,15 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Online softmax over a range of the cache: the state after it."""
+    """Add a range of the cache to an online softmax, and return the new state."""
     acc, total, highest = state
     key_dim = tl.arange(0, TILE_KEY_DIM)
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     token = first + tl.arange(0, TILE_N)
     block = _blocks(table, token, last, BLOCK_SIZE)
     for _ in range(first, last, TILE_N):
-        # Asked for one tile ahead. Were it asked for here, the compiler would spend its stages of loading ahead on the
-        # table, and there would be one stage for keys and values, which cannot overlap with anything.
+        # The blocks are loaded one tile ahead. If each iteration loaded its own, the compiler would spend its pipeline
+        # stages on the table. One stage would be left for keys and values, which cannot overlap with anything.
         next_block = _blocks(table, token + TILE_N, last, BLOCK_SIZE)
         is_token = token < last
         offset = token % BLOCK_SIZE
@@ -124,7 +129,7 @@ def _attend(
         key = _load_rows(key_rows[:, None] + key_dim[None, :], is_token, key_dim, KEY_DIM, TILE_KEY_DIM, not HAS_ENDS)
         scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], TILE_N], tl.float32)) * scale
         if HAS_SOFTCAP:
-            # softcap * tanh(x) by way of exp2; `scale` and `softcap` are made for this, see the launch.
+            # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
         if position is not None:
             is_visible = token[None, :] <= position[:, None]
@@ -154,7 +159,7 @@ def prefill_kernel(
     out,
     keys,
     values,
-    tiles,  # int32 [num_tiles, 4]: row of the block table, first token in `query`, number of tokens, their position
+    tiles,  # int32 [num_tiles, 4]: row of the block table, first token in `query`, number of tokens, first position
     block_tables,
     scale,
     softcap,
@@ -180,7 +185,10 @@ def prefill_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Program (key head, tile): some tokens of one sequence, all query heads of the key head."""
+    """Compute attention for a tile of tokens of one sequence, for all query heads of a key head.
+
+    The program is (key head, tile).
+    """
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     row = tl.load(tile).to(tl.int64)
@@ -209,7 +217,7 @@ def prefill_kernel(
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
     else:
-        # What every row sees needs no mask, and that is most of a long context.
+        # Keys that every row sees need no mask, and these are most of a long context.
         first = (first_position + 1) // TILE_N * TILE_N
         state = _attend(
             state, q, None, 0, first, keys, values, table, scale, softcap,
@@ -233,8 +241,11 @@ def prefill_kernel(
 
 @triton.jit
 def _split_range(seq_len, split, num_splits, WINDOW: tl.constexpr, TILE_N: tl.constexpr):
-    """Which tokens a split reads, first..last-1: equal shares of what the query sees, in whole tiles. The last splits
-    of a short sequence have none (first >= last)."""
+    """Return which tokens a split reads: first..last-1.
+
+    Splits have equal shares of the tokens that the query sees, in whole tiles. The last splits of a short sequence have
+    no tokens (first >= last).
+    """
     start = 0
     if WINDOW > 0:
         start = tl.maximum(seq_len - WINDOW, 0)
@@ -249,7 +260,7 @@ def decode_kernel(
     key,
     value,
     out,  # [B, heads, VALUE_DIM]; with splits, partial results in float32 [B, heads, num_splits, VALUE_DIM]
-    log_weights,  # with splits: float32 [B, heads, num_splits], the log2 of the sum of weights behind each
+    log_weights,  # with splits: float32 [B, heads, num_splits], the log2 of the sum of weights of each split
     keys,
     values,
     slots,
@@ -285,9 +296,10 @@ def decode_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Program (key head, split, sequence): one token's query heads of the key head, against the split's tokens.
+    """Compute attention of one token to the tokens of a split, for all query heads of a key head.
 
-    The one that has the sequence's last token also writes its key and value into the cache.
+    The program is (key head, split, sequence). The one whose split has the sequence's last token also writes the key
+    and value of that token into the cache.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -295,7 +307,7 @@ def decode_kernel(
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
     first, last = _split_range(seq_len, split, num_splits, WINDOW, TILE_N)
     if HAS_SPLITS:  # noqa: SIM102 # decided when the kernel is compiled
-        # The reduction knows which splits have nothing, and does not read what they leave unwritten.
+        # The reduction computes which splits have no tokens, and does not read their results, which are not written.
         if first >= last:
             return
 
@@ -311,7 +323,7 @@ def decode_kernel(
         value_slot = values + (slot // BLOCK_SIZE) * values_stride_block + (slot % BLOCK_SIZE) * values_stride_token
         tl.store(key_slot + key_dim, tl.load(new_key, mask=key_dim < KEY_DIM), mask=key_dim < KEY_DIM)
         tl.store(value_slot + value_dim, tl.load(new_value, mask=value_dim < VALUE_DIM), mask=value_dim < VALUE_DIM)
-        # Other threads of this program read it below; no other program does.
+        # Other threads of this program read them below; no other program does.
         tl.debug_barrier()
 
     rows = tl.arange(0, TILE_ROWS)
@@ -324,14 +336,14 @@ def decode_kernel(
         tl.zeros([TILE_ROWS], tl.float32),
         tl.full([TILE_ROWS], MASKED, tl.float32),
     )
-    # One loop with masks: a second one, for the last tile alone, would wait for memory once more.
+    # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, first, last, keys, values, block_tables + sequence * table_stride,
         scale, softcap, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
         True, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
-    # A padded row of a captured batch has no tokens, and gets zeros.
+    # A padded row of a captured batch has no tokens: its result is zeros.
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_rows = out + sequence * out_stride_token + head * out_stride_head
     if HAS_SPLITS:
@@ -354,9 +366,9 @@ def reduce_kernel(
     VALUE_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
     TILE_SPLITS: tl.constexpr,
-    TILE_N: tl.constexpr,  # of the decode kernel
+    TILE_N: tl.constexpr,  # the one of the decode kernel
 ):
-    """Program (head, sequence): the splits' results as one, weighted by what is behind each."""
+    """Combine the results of all splits, each weighted by its sum of weights. The program is (head, sequence)."""
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)

@@ -1,7 +1,7 @@
-"""The varlen backend: prompts by the FlashAttention kernels of torch, for NVIDIA GPUs, and decodes by Triton's kernels.
+"""The varlen backend for NVIDIA GPUs: torch's FlashAttention kernels compute prefills, Triton kernels compute decodes.
 
-Torch reads a paged cache only with FlashAttention 3, a separate package. The keys and values of whole prompts lie
-together anyway; those of prompts whose beginning is in the cache are copied together first.
+torch can read a paged cache only with FlashAttention 3, a separate package. The keys and values of a whole prompt are
+contiguous anyway. If the cache holds the beginning of a prompt, its keys and values are first copied together.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 
-# The copy takes some hundred MiB for most models, beside the cache. Triton's kernel reads longer contexts in place.
+# The copy takes some hundred MiB for most models, in addition to the cache. Longer contexts are left to the Triton
+# kernel, which reads them in place.
 MAX_COPIED_TOKENS = 65536
 MAX_DIM = 256
 
-# Since torch 2.12 it has to be given that query heads share key heads; earlier versions find out by themselves.
+# Since torch 2.12 an argument must say that query heads share key heads; earlier versions infer it.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 class PackedKeys(NamedTuple):
-    """The places of the keys of all P prefills of a batch when they lie one behind the other, and in the cache."""
+    """The places of the keys of a batch's P prefills, in one contiguous tensor and in the cache."""
 
-    query_start: torch.Tensor  # [P + 1] int32, offsets into the tokens behind the decodes
-    start: torch.Tensor  # [P + 1] int32, offsets into the keys
-    slots: torch.Tensor  # [start[-1]] int64
+    query_start: torch.Tensor  # [P + 1] int32, offsets into the tokens after the decodes
+    start: torch.Tensor  # [P + 1] int32, offsets into the contiguous keys
+    slots: torch.Tensor  # [start[-1]] int64, places in the cache
 
 
 def refuse_unless_supported(loaded: LoadedModel) -> None:
@@ -52,7 +53,7 @@ def refuse_unless_supported(loaded: LoadedModel) -> None:
 
 
 class VarlenAttention:
-    """The attention of one step: prompts by FlashAttention, decodes by Triton; bfloat16 or float16, without softcap."""
+    """The attention of one step by FlashAttention and Triton, in bfloat16 or float16, without softcap."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -97,7 +98,7 @@ class VarlenAttention:
             max(query_lens),
             max(context_lens),
             scale=scaling,
-            # How far a token sees before and behind itself, where the last query stands at the last key.
+            # A token sees so many tokens before and after itself; the last query is at the position of the last key.
             window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
             **_GROUPED,
         )
@@ -111,7 +112,7 @@ class VarlenAttention:
 
 
 def _packed_keys(batch: Batch, block_size: int, num_tokens: int) -> PackedKeys:
-    """Work out on the device where the keys of the prefills lie, from tensors that are on the device."""
+    """Compute where the keys of the prefills are. Only tensors on the device are read, so the host does not wait."""
     device, first = batch.seq_lens.device, batch.num_decodes
     lengths = batch.seq_lens[first:]
     start = pad(lengths.cumsum(0), (1, 0))

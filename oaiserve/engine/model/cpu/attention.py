@@ -1,4 +1,4 @@
-"""Native attention as a backend, for models whose other operations run in transformers' code."""
+"""Native attention as an attention backend, for models whose other operations run in transformers' code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from oaiserve.engine.model.spec import KVShape
 class NativeAttention:
     """Attention by the native library, and the KV cache that it reads, in the layout of `kv_layout.py`.
 
-    It computes on torch's own threads. Other threads would have to share the cores with these, which go on spinning for
-    some milliseconds after each of torch's operations.
+    It computes on torch's own threads. Other threads would share the cores with torch's, which go on spinning for some
+    milliseconds after each of torch's operations.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class NativeAttention:
         num_blocks: int,
         block_size: int,
     ) -> None:
-        """Allocate a cache for `shapes`, by layer, in `dtype`, which is the library's.
+        """Allocate a cache for `shapes`, by layer index, in `dtype`, which is the library's.
 
         The library starts `num_threads` threads if those of torch cannot be used. The layout must fit the shapes, see
         `kv_layout.refuse_unless_it_fits`. Raises MemoryError.
@@ -41,26 +41,25 @@ class NativeAttention:
         self._library, self._dtype, self._block_size = library, dtype, block_size
         self._handle = library.attention(num_threads, openmp())
         if self._handle is None:
-            raise MemoryError(f"The system gives no {num_threads} threads.")
+            raise MemoryError(f"The system does not start {num_threads} threads.")
         self.caches = {
             layer: new_cache(shape, dtype, num_blocks=num_blocks, block_size=block_size)
             for layer, shape in shapes.items()
         }
-        # What the native side reads of the step under way.
+        # The native code reads these during the step.
         self._arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]] = []
 
     def __del__(self) -> None:
         self._library.free_attention(self._handle)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Take over the first blocks of another cache, by layer, which has the plain layout."""
+        """Copy the first blocks of another cache, given by layer, which has the plain layout of `LayerCache`."""
         adopt(self.caches.values(), caches, num_blocks)
 
     def prepare(self, batch: Batch) -> StepAttention:
-        """Prepare the attention of a step, see `attention.Backend`: share its work out among the threads, for
-        all layers.
+        """Return the attention of a step, see `attention.Backend`. It is valid until the next call.
 
-        What is returned serves until the next call.
+        The work of a layer is divided among the threads once, for all layers.
         """
         tensors = (batch.slots, batch.query_start, batch.seq_lens, batch.block_tables)
         self._arrays = [tensor.numpy().astype(np.int32) for tensor in tensors]
@@ -82,7 +81,7 @@ class NativeAttention:
         sliding_window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Attend in one layer, see `StepAttention`; `cache` is one of `caches`."""
+        """Compute the attention of one layer, see `StepAttention`; `cache` is one of `caches`."""
         query, key, value = (tensor.to(self._dtype).contiguous() for tensor in (query, key, value))
         num_tokens, heads, key_dim = query.shape
         kv_heads, value_dim = value.shape[1:]
@@ -98,10 +97,9 @@ class NativeAttention:
 
 
 def openmp() -> int | None:
-    """Return the function that calls another one on all threads of torch's OpenMP, or None if there is no such
-    function.
+    """Return the address of the function that runs another function on all threads of torch's OpenMP.
 
-    GCC's, LLVM's and Intel's OpenMP all have it.
+    GCC's, LLVM's and Intel's OpenMP all have it. If there is no such function, return None.
     """
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     return ctypes.cast(function, ctypes.c_void_p).value if function else None

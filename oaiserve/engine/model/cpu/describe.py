@@ -1,7 +1,7 @@
-"""Describes a transformers decoder as the operations and weights it consists of, read from its modules by their names.
+"""Describes a transformers decoder by its operations and weights, which are found by the names of its modules.
 
-Names can mislead, so two things are checked before the description is used: here, that every parameter of the model has
-found its place, and in `start.py`, that the outputs are the model's own.
+Names can mislead, so two checks come before the description is used: this module checks that the description contains
+every parameter of the model, and `start.py` checks that the outputs are the model's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROTATE_IN_WINDOWS = {"cohere2", "exaone4"}
 
 
 class NotKnown(Exception):
-    """The model has something that the native step has no operation for; the message names it."""
+    """The model has a part that the native step has no operation for; the message names that part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Matrix:
 class RotaryTable:
     cosines: Tensor  # float32 [positions, dim / 2]
     sines: Tensor
-    is_interleaved: bool  # pairs are neighbours; otherwise number i goes with number i + dim / 2
+    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + dim / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class AttentionParameters:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    qkv: list[Matrix]  # one, or three that belong below each other
+    qkv: list[Matrix]  # one matrix, or three whose rows follow each other
     out: Matrix
     heads: int
     shape: KVShape
-    query_norm: Norm | None  # of each head, or as wide as all of them together
+    query_norm: Norm | None  # as wide as one head, which it norms separately, or as all heads together
     key_norm: Norm | None
-    rotary: RotaryTable | None  # None: positions do not matter in this layer
+    rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
     parameters: AttentionParameters
 
 
@@ -99,7 +99,7 @@ class Layer:
     mlp_norm: Norm | None
     mlp: MLP
     mlp_out_norm: Norm | None
-    is_parallel: bool  # the MLP reads the hidden state that attention reads, not the one that attention has added to
+    is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Decoder:
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     layers: list[Layer]
-    residual_scale: float  # by which a layer's additions to the hidden state are multiplied
+    residual_scale: float  # the factor of a layer's additions to the hidden state
     final_norm: Norm
     head: Matrix
     logits_scale: float
@@ -117,19 +117,21 @@ class Decoder:
 
 @torch.inference_mode()
 def describe(loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> Decoder:
-    """Describe the model; `parameters` are those of its attention, by layer index. Raises NotKnown."""
+    """Describe the model. `parameters` are those of its attention, by layer index. Raises NotKnown."""
     return _Reader(loaded, parameters).decoder()
 
 
 class _Reader:
+    """Reads the modules of one model, and keeps track of which parameters it has read."""
+
     def __init__(self, loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
         self._base = loaded.model.base_model
         self._parameters = parameters
-        self._read: set[int] = set()  # ids of the parameters that have found their place
-        self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type, where these differ
+        self._read: set[int] = set()  # the id() of each parameter that the description contains
+        self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
 
     def decoder(self) -> Decoder:
         embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
@@ -159,7 +161,8 @@ class _Reader:
         after_attention = self._norm_of(layer, "post_self_attn_layernorm")
         between = self._norm_of(layer, "post_attention_layernorm", "ln_2")
         before_mlp = self._norm_of(layer, "pre_feedforward_layernorm")
-        # The norm with attention's name comes before the MLP, unless the MLP has its own, or attention has none before.
+        # `post_attention_layernorm` is the norm before the MLP. If the MLP has its own, or attention has no norm before
+        # it, that name is the norm of attention's output.
         if before_mlp is None and attention_norm is not None:
             before_mlp = between
         else:
@@ -216,7 +219,7 @@ class _Reader:
             positions = torch.arange(self._loaded.max_model_len)[None]
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
             cosines, sines = (_of_pairs(table[0]) for table in tables)
-            # The family's code applied to 0, 1, 2, 3 shows whether pairs are neighbours.
+            # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
@@ -244,7 +247,7 @@ class _Reader:
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self._parameter(norm, "weight").float()
-            # Some families store how much the weight differs from 1, some subtract the mean: the outputs show which.
+            # Some families store the weight minus 1, and some norms subtract the mean. The outputs show which it is.
             plain = Norm(weight, None, epsilon, subtracts_mean=False)
             x = torch.linspace(-1, 2, weight.shape[-1])
             outputs = norm(x.to(self._loaded.dtype)).float()
@@ -286,7 +289,7 @@ class _Reader:
 
 
 def _fits(layer: Layer, width: int) -> bool:
-    """Return whether each operation gets as many numbers as it reads: native code would read beyond their end."""
+    """Return whether the sizes of all weights fit together. Otherwise native code would read beyond their ends."""
     attention, mlp, inner = layer.attention, layer.mlp, len(layer.mlp.up.weight)
     shape = attention.shape
     norms = [
@@ -305,13 +308,13 @@ def _fits(layer: Layer, width: int) -> bool:
 
 
 def _by_kind(rows: Tensor, heads: int) -> Tensor:
-    """Reorder rows that have query, key and value of one head after the other: all queries, all keys, all values."""
+    """Reorder rows from query, key and value of each head to all queries, then all keys, then all values."""
     kinds: Tensor = rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return kinds
 
 
 def _of_pairs(table: Tensor) -> Tensor:
-    """Return cosines or sines [positions, dim], in which each pair has its value twice, as [positions, dim / 2]."""
+    """Return a table [positions, dim / 2] from cosines or sines [positions, dim] that have each pair's value twice."""
     halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
     for first, second in (halves, neighbours):
         if torch.equal(first, second):
@@ -320,6 +323,7 @@ def _of_pairs(table: Tensor) -> Tensor:
 
 
 def _activation(function: Any) -> str:
+    """Return the name of the activation function, which its outputs show."""
     x = torch.linspace(-4, 4, 101)
     with torch.inference_mode():
         expected = function(x)

@@ -1,7 +1,7 @@
 """The layout of keys and values that native attention reads in place.
 
-Within a block, sixteen keys of a head lie side by side, and neighbours lie in pairs, as a dot product of bfloat16 takes
-them.
+Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16,
+numbers are also in pairs, as the dot-product instruction reads them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
 from oaiserve.engine.model.spec import KVShape
 
-LANES = 16  # numbers the native code works on at a time: rows of activations, heads and blocks are made of so many
+LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 256
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
-    """Raise NotKnown for sizes that the layout cannot have."""
+    """Raise NotKnown if the layout does not support these shapes or this block size."""
     if block_size % LANES:
         raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
     for shape in shapes:
@@ -30,10 +30,10 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
 
 
 def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> LayerCache:
-    """Return the cache of one layer, full of zeros.
+    """Return the cache of one layer, filled with zeros.
 
     Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
-    block_size / pack, value_dim, pack], where a pack has two numbers in bfloat16 and one in float32.
+    block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32.
     """
     pack = 2 if dtype == torch.bfloat16 else 1
     per_block = (num_blocks, shape.kv_heads)
@@ -44,8 +44,7 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
 
 
 def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
-    """Fill the first blocks of `caches` with those of `others`, by layer, which have the plain layout of
-    `LayerCache`."""
+    """Copy the first blocks of `others` into `caches`, layer by layer, from the plain layout of `LayerCache`."""
     for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
         _, kv_heads, groups, key_packs, _, pack = keys.shape
         grouped = other_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)

@@ -1,5 +1,4 @@
-"""The native executor: a decoder's step as one native call, every layer over all tokens of the batch, without the
-GIL."""
+"""The native executor: a step of the decoder, with all its layers, is one native call without the GIL."""
 
 from __future__ import annotations
 
@@ -20,22 +19,25 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 
 
 class NativeDecoder:
-    """Runs one decoder, and owns its KV cache, in the layout of `kv_layout.py`."""
+    """Runs one decoder in native code, and owns its KV cache, in the layout of `kv_layout.py`."""
 
-    # It has threads of its own. Torch's would compete with them for the little that is left to torch.
+    # The decoder has threads of its own. Torch has little left to do, and its threads would only compete with these.
     torch_threads = 1
 
     def __init__(
         self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
     ) -> None:
-        """Copy the weights, but not the embeddings. Raises NotKnown for sizes that the native code does not have."""
+        """Copy the weights, except for the embeddings.
+
+        Raises NotKnown for sizes that the native code does not support, and MemoryError.
+        """
         self._library = library
-        self._kept: list[Tensor] = []  # what the native side points to
+        self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self.caches: list[LayerCache] = []
         self._num_blocks, self._block_size = num_blocks, block_size
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
-        self._operations: list[str] = []  # their kinds, in order
+        self._operations: list[str] = []  # the kind of each operation, in order
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -77,7 +79,7 @@ class NativeDecoder:
         return logits
 
     def durations_seconds(self) -> dict[str, float]:
-        """Return how long the operations of each kind took, over all steps so far."""
+        """Return the seconds that the operations of each kind have taken in all steps so far."""
         durations_ns = np.zeros(len(self._operations), np.int64)
         self._library.durations(self._handle, durations_ns.ctypes.data)
         totals = dict.fromkeys(self._operations, 0.0)
@@ -89,7 +91,7 @@ class NativeDecoder:
         copy_blocks(self.caches, copies)
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Take over the first blocks of another executor's cache, by layer, which has the plain layout."""
+        """Copy the first blocks of another executor's cache, given by layer, which has the plain layout."""
         adopt(self.caches, caches, num_blocks)
 
     def _build(self, decoder: Decoder) -> None:
@@ -139,7 +141,7 @@ class NativeDecoder:
         self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
 
     def _norm(self, norm: Norm | None) -> None:
-        """Add the operation that norms the hidden state as matrices read it; without a norm it is only converted."""
+        """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
         normalize = Normalize(width=self._width) if norm is None else self._normalize(norm)
         self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
 
@@ -169,7 +171,7 @@ class NativeDecoder:
         self._operations.append(name)
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
-        """Add the operation that multiplies with `matrix`, norms the product, and adds it to the hidden state."""
+        """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
         weights = self._weights([matrix])
         if norm is None:
             self._operation(name, self._library.project, x, self._hidden, weights, True, scale)
@@ -179,7 +181,7 @@ class NativeDecoder:
             self._operation("norm", self._library.add_norm, *arguments)
 
     def _weights(self, matrices: list[Matrix]) -> int:
-        """Return the index of the packed weights of matrices that lie below each other."""
+        """Pack the rows of all `matrices` as one matrix, and return its index."""
         weight = torch.cat([m.weight for m in matrices]) if len(matrices) > 1 else matrices[0].weight.contiguous()
         bias = None
         if any(m.bias is not None for m in matrices):
@@ -213,6 +215,7 @@ class NativeDecoder:
 
 
 def _whole(width: int) -> int:
+    """Return `width`. Raises NotKnown unless it is a multiple of LANES."""
     if width % LANES:
         raise NotKnown(f"a row of {width} numbers is no multiple of {LANES}")
     return width

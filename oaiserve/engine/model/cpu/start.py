@@ -1,6 +1,6 @@
-"""Starts the native step of a model on a CPU, after checking that it computes the same; or native attention alone.
+"""Replaces the eager executor of a model on a CPU by the native step, after checking that it computes the same.
 
-Native attention is for models that the native step has no operations for. Either replaces the eager executor.
+A model that the native step has no operations for gets an eager executor with native attention instead.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ def start_native(
     num_threads: int,
     quantize: Quantize = "none",
 ) -> None:
-    """Replace the runner's executor `eager` by the native step: at once if its library is on disk, else once a thread
-    has compiled it.
+    """Replace the runner's executor `eager` by the native step.
 
-    Where that is impossible, the log says why, and the eager executor gets native attention if that is possible. No
-    other code can run quantized weights: StartupError where the native step cannot.
+    That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
+    If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
+    native attention if possible. Raises StartupError if weights are to be quantized and the native step cannot be used,
+    since no other code runs quantized weights.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(native_decoder, loaded, quantize=quantize, **sizes)
@@ -75,12 +76,12 @@ def start_native(
     def start() -> None:
         try:
             native = make()
-        except NotKnown as error:  # which is about the model: there is nothing that a user could do
+        except NotKnown as error:  # the reason is in the model: no user can do anything about it
             log.info(_SLOWER, error)
             start_attention()
         except (BuildError, MemoryError) as error:
             log.warning(_SLOWER, error)
-        except Exception:  # of transformers' code, which is read and called in unusual ways
+        except Exception:  # transformers' code can raise anything: it is read and called in unusual ways
             log.exception(_SLOWER, "its code could not be read")
             start_attention()
         else:
@@ -105,8 +106,10 @@ def start_native(
 def _hand_over(
     eager: EagerExecutor, native: NativeDecoder | NativeAttention, executor: Executor
 ) -> Callable[[], Executor]:
-    """Return the function by which `executor`, which uses `native`, takes over from `eager`; see
-    `ModelRunner.replace`."""
+    """Return the function for `ModelRunner.replace` that copies the KV cache from `eager` to `native`.
+
+    `executor` is what uses `native`.
+    """
 
     def hand_over() -> Executor:
         native.adopt(list(eager.caches.values()), eager.num_used_blocks)
@@ -122,7 +125,7 @@ def native_decoder(
 ) -> NativeDecoder:
     """Make the native step of a model, and compile the library if that has not been done.
 
-    Raises BuildError, and NotKnown for a model that the native step does not cover, or computes otherwise.
+    Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize)
@@ -145,7 +148,7 @@ def native_decoder(
 def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:
     """Make native attention for a model, and compile the library if that has not been done.
 
-    Raises BuildError, and NotKnown for sizes that the library does not have.
+    Raises BuildError, and NotKnown for sizes that the library does not support.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     return NativeAttention(
@@ -159,9 +162,9 @@ def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, n
 
 
 def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:
-    """Return a prompt, the token after it, and the same token as if it stood at the last position that the model has.
+    """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
 
-    At the last position rotary tables end, and what grows with positions is large.
+    At the last position rotary tables end, and values that grow with the position are large.
     """
     steps = (
         prompt(_NUM_TOKENS - 1, loaded.vocab_size, block_size),
@@ -173,7 +176,7 @@ def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:
 
 
 def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]) -> Backend:
-    """Return the reference backend, recording in `parameters` what each layer calls it with."""
+    """Return the reference backend, which also records in `parameters` what each layer calls it with."""
     layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
 
     def prepare(batch: Batch) -> StepAttention:

@@ -1,5 +1,4 @@
-"""The executor of a model that is split: each batch goes to the workers, and all members compute it at the same
-time."""
+"""The executor of a model that is split: it sends each batch to the workers, and all members compute it together."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from oaiserve.engine.model.parallel.workers import Workers
 
 
 class ParallelExecutor:
-    """Computes the server's part with `own` while the workers compute theirs. The caches of all have as many blocks."""
+    """Computes the server's part with `own` while the workers compute theirs. All have the same number of blocks."""
 
     def __init__(self, own: Executor, workers: Workers) -> None:
         self._own = own
@@ -25,7 +24,7 @@ class ParallelExecutor:
     def forward(self, batch: Batch) -> torch.Tensor:
         with self._in_step():
             self._workers.send(shape_of(batch))
-            # On a GPU the host does not wait for it: it is in the stream, behind the ids that only the GPU knows.
+            # On a GPU the host does not wait for the broadcast. It follows the work that draws the ids it contains.
             dist.broadcast(packed(batch), src=0)
             return self._own.forward(batch)
 
@@ -40,11 +39,12 @@ class ParallelExecutor:
             with self._workers.explained():
                 yield
         except torch.OutOfMemoryError as error:
-            # The step cannot be tried again: the workers have computed their part, or wait for this one's.
+            # The step cannot be repeated: the workers have computed their parts, or are waiting for this one.
             raise RuntimeError(f"No memory for a step of a model that is split over devices: {error}") from error
 
 
 def shape_of(batch: Batch) -> BatchShape:
+    """Return the lengths of a batch, which a worker needs to receive its tensors."""
     return BatchShape(
         num_tokens=len(batch.input_ids),
         table_width=batch.block_tables.shape[1],
@@ -56,7 +56,7 @@ def shape_of(batch: Batch) -> BatchShape:
 
 
 def packed(batch: Batch) -> torch.Tensor:
-    """Return all that the model needs of a batch as one int64 tensor on its device. `received` is the way back."""
+    """Return all tensors of a batch that the model needs as one int64 tensor on its device. `received` unpacks it."""
     filler = batch.input_ids.new_zeros(ALIGNMENT)
     parts = []
     for tensor in (
@@ -73,7 +73,7 @@ def packed(batch: Batch) -> torch.Tensor:
 
 
 def received(shape: BatchShape, device: torch.device) -> Batch:
-    """Return the batch that the server broadcasts, whose lengths are `shape`."""
+    """Receive the batch with the lengths `shape` that the server broadcasts, and return it."""
     num_tokens, num_sequences = shape.num_tokens, len(shape.query_lens)
     lengths = [
         *(num_tokens, num_tokens, num_tokens),

@@ -1,8 +1,8 @@
-"""The group of processes, its *members*, that hold a model together: each has a part of all large weights and the
-cache.
+"""The group of processes that a model is split over, called its *members*.
 
-transformers knows how a model is split, loads each member's part, and has the collectives in its forward. So members
-run the same forward with the same batch at the same time, and member 0, the server, gets the whole logits.
+Each member holds a part of every large weight and of the KV cache. transformers defines how a model is split, loads
+each member's part, and calls the collectives in its forward. So members run the same forward with the same batch at the
+same time, and member 0, the server, gets the whole logits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.errors import StartupError
 
-# No member waits for so long: one that ends is noticed by other means. It only has to be longer than the difference
-# between the times that two members take to load their parts.
+# This timeout is not how the end of a member is noticed. It only has to be longer than the difference between the times
+# that two members take to load their parts.
 TIMEOUT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of `size` processes. `join` joins the group; it is called with the member's device, before weights are
-    loaded, once it is known that the model can be split."""
+    """A member of the group, which has `size` processes.
+
+    `join` makes the process join the group. It is called with the member's device after the check that the model can be
+    split, and before weights are loaded.
+    """
 
     rank: int
     size: int
@@ -39,7 +42,7 @@ class Member:
 
 
 def place(device: torch.device, member: Member) -> torch.device:
-    """Return the device of a member, of the kind of `device`. Raises StartupError where there are not enough."""
+    """Return the device of a member, of the type of `device`. Raises StartupError if there are too few devices."""
     if dist.is_initialized():
         raise StartupError(
             f"--tensor-parallel {member.size} is not possible here: this process is in a group of torch.distributed "
@@ -50,7 +53,7 @@ def place(device: torch.device, member: Member) -> torch.device:
         if count < member.size:
             raise StartupError(f"--tensor-parallel is {member.size}, but torch sees {count} CUDA devices here.")
         return torch.device("cuda", member.rank)
-    if torch.cuda.is_available():  # transformers would take these
+    if torch.cuda.is_available():  # transformers would use the GPUs
         raise StartupError(
             f"--tensor-parallel {member.size} with --device cpu needs CUDA_VISIBLE_DEVICES= (empty) in the environment."
         )
@@ -58,7 +61,7 @@ def place(device: torch.device, member: Member) -> torch.device:
 
 
 def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, is_gguf: bool = False) -> None:
-    """Raise StartupError for a model that transformers cannot split, or not into `size` equal parts."""
+    """Raise StartupError for a model that transformers cannot split into `size` equal parts."""
     if is_gguf:
         raise StartupError(f"--tensor-parallel {size} is not for GGUF files; '{name}' is one.")
     if not config.base_model_tp_plan:
@@ -85,13 +88,13 @@ def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, i
 
 @contextmanager
 def environment(rank: int) -> Iterator[None]:
-    """Set the variables that torch.distributed and transformers read while members join the group and load."""
+    """Set the environment variables that torch.distributed and transformers read during a join and a load."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     ours = {
         # All members are on this machine, and nothing outside it needs to reach them.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback),
-        # Otherwise a thread of NCCL's ends this process at once when another member is gone.
+        # By default, a thread of NCCL ends this process as soon as another member is gone.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "LOCAL_RANK": str(rank),
     }
@@ -108,7 +111,10 @@ def environment(rank: int) -> Iterator[None]:
 
 
 def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: int) -> None:
-    """Join the group, by a file in `folder`, which it needs until the end. Blocks until all members have joined."""
+    """Join the group, and block until all members have joined.
+
+    Members meet by means of a file in `folder`, which has to exist until they leave.
+    """
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
@@ -123,19 +129,18 @@ def join(rank: int, size: int, device: torch.device, folder: Path, num_threads: 
         timeout=TIMEOUT,
         device_id=device if on_cuda else None,
     )
-    sys.excepthook = excepthook  # torch's puts a rank before each line of any traceback
+    sys.excepthook = excepthook  # torch's would put the rank before each line of a traceback
 
 
 def leave(*, broken: bool) -> None:
     """Leave the group; the other members need not do the same.
 
-    `broken` says that one of them is gone, so this process may be waiting for it on the device, and has to stop
-    waiting.
+    `broken` means that another member is gone. This process may be waiting for it on the device, and stops waiting.
     """
     if not dist.is_initialized():
         return
     if dist.get_backend() == "nccl":
-        # Destroying the group would wait for the others.
+        # Destroying the group would wait for the other members.
         dist.distributed_c10d._abort_process_group()
     elif not broken:  # on a CPU, a member that waits for one that is gone gets an error
         dist.destroy_process_group()
@@ -151,7 +156,7 @@ def all_reduce_min(number: int, device: torch.device) -> int:
 def keep_local(model: PreTrainedModel) -> None:
     """Make the weights of split linear layers plain tensors.
 
-    transformers' hooks accept either, but with a distributed tensor they look up its local part in each call.
+    transformers' hooks accept distributed tensors too, but look up their local part in each call.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):

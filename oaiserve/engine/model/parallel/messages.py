@@ -1,4 +1,4 @@
-"""The messages between the server and its workers. Tensors travel apart from them."""
+"""The messages between the server and its workers. Tensors are not part of them: they are broadcast in the group."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from oaiserve.config import EngineOptions
 
 
 class Task(NamedTuple):
-    """The first message to a worker: which part of which model it holds."""
+    """The first message to a worker. It says which part of which model the worker holds."""
 
     rank: int
-    folder: Path  # where members meet
+    folder: Path  # the argument of `group.join`
     model: str | Path
     offline: bool
     options: EngineOptions
 
 
 class BatchShape(NamedTuple):
-    """The lengths of a batch, see Batch. A broadcast of its tensors follows."""
+    """The lengths of a batch, see `Batch`. A broadcast of its tensors follows."""
 
     num_tokens: int
     table_width: int
@@ -30,7 +30,7 @@ class BatchShape(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """The message that blocks are to be copied."""
+    """The message that a worker has to copy blocks."""
 
     blocks: list[tuple[int, int]]  # (from, to)
 
@@ -47,7 +47,7 @@ class Ready(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """A worker has something to log, which the server logs."""
+    """A worker has a log record, which the server logs."""
 
     level: int
     text: str
@@ -57,7 +57,7 @@ class WorkerFailed(NamedTuple):
     """A worker has failed and is about to end."""
 
     reason: str
-    traceback: str | None  # None where the reason is enough for the user to correct it
+    traceback: str | None  # None for a StartupError, whose message says what the user can do
 
 
 Report = Arrived | Ready | Logged | WorkerFailed

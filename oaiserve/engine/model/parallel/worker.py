@@ -1,7 +1,7 @@
-"""The worker process with a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`.
+"""The worker process, which holds a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`.
 
-`Workers` starts it. It computes what the server sends it, and ends when the server ends, in whatever way, or closes the
-connection.
+`Workers` starts it with the file descriptor of a socket. It computes the batches that the server sends, and ends when
+the server closes the connection or ends for any reason.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Send = Callable[[Report], None]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server acts on these
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server handles these, and then ends its workers
         signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
         task: Task = connection.recv()
-    except EOFError:  # the server has ended meanwhile
+    except EOFError:  # the server has ended already
         return
     lock = Lock()
 
@@ -80,7 +80,7 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
         send(Arrived())
         join(task.rank, size, device, task.folder, options.cpu_threads or default_threads())
 
-    with environment(task.rank), torch.inference_mode(False):  # weights are made as they are elsewhere
+    with environment(task.rank), torch.inference_mode(False):  # weights are ordinary tensors, as in the server
         loaded = load_model(
             task.model,
             device=options.device,
@@ -102,7 +102,10 @@ def _work(task: Task, inbox: SimpleQueue[Work], send: Send) -> None:
 
 
 def _read(connection: Connection[Any, Any], inbox: SimpleQueue[Work], folder: Path) -> None:
-    """Read messages in a thread, so that the end of the server is noticed in the middle of a collective, too."""
+    """Read messages into the inbox, and end the process when the server is gone.
+
+    This runs in a thread of its own, so that the end of the server is noticed during a collective too.
+    """
     try:
         while True:
             inbox.put(connection.recv())

@@ -1,4 +1,4 @@
-"""The server's side of a model that is split: starts the worker processes, watches them, and ends them."""
+"""The server's side of a model that is split. It starts the worker processes, watches them, and ends them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-EXPLAIN_SECONDS = 2.0  # the wait, after an error, for news that a worker has ended, which may be the cause
-END_SECONDS = 10.0  # the time that a worker gets to end by itself
+EXPLAIN_SECONDS = 2.0  # how long to wait after an error for the end of a worker, which may be its cause
+END_SECONDS = 10.0  # how long a worker may take to end before it is killed
 
 
 def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -> tuple[LoadedModel, Workers]:
     """Load this process's part of a model, and start the workers that hold the rest. The caller stops them.
 
-    Raises StartupError as `load_model` does, also for what goes wrong in a worker.
+    Raises StartupError as `load_model` does, and also if a worker fails.
     """
     workers = Workers(model, options, offline=offline)
     try:
@@ -68,10 +68,10 @@ class _Worker:
 
 
 class Workers:
-    """The processes with the parts of the model but the first. They are started by `meet`.
+    """The worker processes, which hold all parts of the model except for the first. `meet` starts them.
 
-    When one ends by itself, `failure` says why, the others are ended too, and this process stops waiting for them. The
-    failure is a StartupError until all are ready, and a RuntimeError afterwards.
+    When a worker ends by itself, `failure` has the reason, the other workers are ended too, and this process stops
+    waiting for them. The failure is a StartupError until all are ready, and a RuntimeError afterwards.
     """
 
     def __init__(self, model: str | Path, options: EngineOptions, *, offline: bool) -> None:
@@ -79,43 +79,43 @@ class Workers:
         self._workers: list[_Worker] = []
         self._watchers: list[Thread] = []
         self._folder: Path | None = None
-        self._news: SimpleQueue[Arrived | Ready | None] = SimpleQueue()  # None: a failure
-        self._lock = Lock()  # for what follows, which the watchers write
+        self._news: SimpleQueue[Arrived | Ready | None] = SimpleQueue()  # None: a worker has failed
+        self._lock = Lock()  # protects the attributes below, which the watchers use
         self._is_ready = self._is_stopping = False
         self._on_failure: Callable[[Exception], None] | None = None
         self.failure: Exception | None = None
         self._has_failed = Event()
 
     def meet(self, device: torch.device) -> None:
-        """Start the workers, and join the group with them. Raises StartupError if one of them does not come."""
+        """Start the workers, and join the group together with them. Raises StartupError if a worker ends."""
         self._folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
         for rank in range(1, self._options.tensor_parallel):
             self._start(Task(rank, self._folder, self._model, self._offline, self._options))
-        self._wait_for(Arrived)  # those that have come so far are unlikely to fail before they join
+        self._wait_for(Arrived)  # a worker that has got this far is unlikely to fail before it joins
         num_threads = self._options.cpu_threads or default_threads()
         group.join(0, self._options.tensor_parallel, device, self._folder, num_threads)
 
     def wait_until_ready(self) -> None:
-        """Block until all workers have loaded their parts. Raises StartupError if one does not."""
+        """Block until all workers have loaded their parts. Raises StartupError if a worker fails."""
         self._wait_for(Ready)
         with self._lock:
             self._is_ready = True
 
     def send(self, work: Work) -> None:
-        """Send work to all workers. Raises RuntimeError if one has ended."""
+        """Send work to all workers. Raises the failure if a worker has ended."""
         self.check()
         message = ForkingPickler.dumps(work)
         for worker in self._workers:
             worker.connection.send_bytes(message)
 
     def check(self) -> None:
-        """Raise the failure if there is one."""
+        """Raise the failure if a worker has failed."""
         if self.failure is not None:
             raise self.failure
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Replace an error whose cause is that a worker has ended by the worker's failure."""
+        """Raise the failure of a worker in place of an error in the `with` block that it has caused."""
         try:
             yield
         except Exception as error:
@@ -125,18 +125,21 @@ class Workers:
             raise
 
     def watch(self, on_failure: Callable[[Exception], None]) -> None:
-        """Call `on_failure` with the failure, once, from any thread; at once if there is one already."""
+        """Arrange that `on_failure` is called once with the failure, from any thread.
+
+        If a worker has failed already, it is called at once.
+        """
         with self._lock:
             self._on_failure, failure = on_failure, self.failure
         if failure is not None:
             on_failure(failure)
 
     def stop(self) -> None:
-        """End all workers, and wait until they have ended. May be called twice."""
+        """End all workers, and wait until they have ended. It is safe to call this twice."""
         with self._lock:
             self._is_stopping = True
         for worker in self._workers:
-            with suppress(OSError):  # it has gone already
+            with suppress(OSError):  # the worker has ended already
                 worker.socket.shutdown(socket.SHUT_RDWR)
         for worker in self._workers:
             try:
@@ -152,14 +155,14 @@ class Workers:
         if self._workers:
             group.leave(broken=False)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # a worker may have done it
+            shutil.rmtree(self._folder, ignore_errors=True)  # a worker may have removed it already
         self._workers, self._watchers, self._folder = [], [], None
 
     def _start(self, task: Task) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Multiprocessing would import the program's main module again. The worker has a session of its own so that
-            # Ctrl-C reaches the server only.
+            # This does not use multiprocessing, which would import the program's main module again. The worker has a
+            # session of its own, so that Ctrl-C reaches the server only.
             process = subprocess.Popen(
                 [sys.executable, "-m", "oaiserve.engine.model.parallel.worker", str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -177,14 +180,14 @@ class Workers:
             worker.connection.send(task)
 
     def _wait_for(self, kind: type[Arrived | Ready]) -> None:
-        """Block until every worker has sent this message. Raises the failure if there is one."""
+        """Block until every worker has sent a message of this kind. Raises the failure if a worker has failed."""
         for _ in self._workers:
             news = self._news.get()
             self.check()
             assert isinstance(news, kind)
 
     def _watch(self, worker: _Worker) -> None:
-        """Receive a worker's messages, in a thread of its own, until it ends."""
+        """Receive a worker's messages until it ends. Each worker has a thread that runs this."""
         failed: WorkerFailed | None = None
         try:
             while True:
@@ -212,7 +215,7 @@ class Workers:
         self._has_failed.set()
         self._news.put(None)
         for other in self._workers:
-            other.process.kill()  # it may be waiting for the one that is gone
+            other.process.kill()  # it may be waiting for the worker that has ended
         if on_failure is not None:
             on_failure(failure)
         group.leave(broken=True)
