@@ -1,4 +1,4 @@
-"""Runners of small models for the tests, with the parts that a test wants to replace."""
+"""Makes runners of small models, in which a test can replace some parts."""
 
 from __future__ import annotations
 

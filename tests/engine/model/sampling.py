@@ -1,4 +1,4 @@
-"""Sampling for sequences that are not in a step, as the tests of samplers need it."""
+"""Samples for sequences without a step, for the tests of samplers."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def sample(
     known: Sequenced[tuple[int, int]] = (),
     sample_ids: SampleIds | None = None,
 ) -> Sampled:
-    """Return what `Sampling` gives for the next token of each sequence."""
+    """Return the results of `Sampling` for the next token of each sequence."""
     return Sampling(logits, last_chunks(sequences), known, sample_ids).wait()

@@ -1,4 +1,4 @@
-"""The reference backend against attention written out token by token."""
+"""The reference backend equals attention that is computed token by token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
 def plain_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, softcap: float | None
 ) -> torch.Tensor:
-    """The last token's query [heads, dim] over all tokens' keys and values [L, kv_heads, dim]."""
+    """Return the attention of the last token's query [heads, dim] to all keys and values [L, kv_heads, dim]."""
     out = []
     for head in range(HEADS):
         kv_head = head // (HEADS // KV_HEADS)
@@ -52,7 +52,7 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
     lengths.sort(key=lambda pair: pair[1] != 1)  # chunks of one token come first
     num_blocks = sum(-(-(start + count) // BLOCK_SIZE) for start, count in lengths)
     free = torch.randperm(num_blocks, generator=generator).tolist()
-    # What is in the cache but belongs to nobody must not matter, so it is not a number.
+    # Parts of the cache that belong to no sequence must not matter, so they are NaN.
     cache = LayerCache(
         torch.full((num_blocks, BLOCK_SIZE, KV_HEADS, KEY_DIM), math.nan, dtype=torch.float64),
         torch.full((num_blocks, BLOCK_SIZE, KV_HEADS, VALUE_DIM), math.nan, dtype=torch.float64),
@@ -68,7 +68,7 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
             block, offset = sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
             cache.keys[block, offset] = all_keys[-1][position]
             cache.values[block, offset] = all_values[-1][position]
-    # Padding is read, then masked: a real cache is zeroed at the start.
+    # Padding is read and then masked, so it must be finite: a real cache is zeroed at the start.
     cache.keys.nan_to_num_()
     cache.values.nan_to_num_()
     query = randn(sum(count for _, count in lengths), HEADS, KEY_DIM)

@@ -1,4 +1,4 @@
-"""A step as tensors: what is in them, where ids come from that only the device knows, how they get there."""
+"""The tensors of a batch: their values, the ids that only the device has, and their layout in one copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def sequence(prompt: list[int], blocks: list[int], num_pending: int = 0) -> Sequ
 
 
 def a_step() -> tuple[Step, dict[Sequence, int]]:
-    """A decode, one whose token the step before draws, the end of a prompt and the middle of another."""
+    """Return a step, and the rows of ids that the step before draws.
+
+    The step has a decode, a decode whose token the step before draws, a whole prompt, and the middle of another prompt.
+    """
     known, unknown = sequence([1, 2, 3], [7]), sequence([4, 5, 6, 7], [3, 9], num_pending=1)
     whole, part = sequence([8, 9, 10], [5]), sequence(list(range(20, 32)), [1, 2, 4])
     step = Step([Chunk(known, 2, 1), Chunk(unknown, 4, 1), Chunk(whole, 0, 3), Chunk(part, 4, 6, max_draws=0)])
@@ -32,7 +35,7 @@ def tensors_of(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
 
-def test_tokens_of_all_chunks_stand_in_one_row() -> None:
+def test_tokens_of_all_chunks_are_packed_in_one_row() -> None:
     step, drawn_rows = a_step()
     batch = build_batch(step, 4, CPU, drawn_rows)
     assert {name: tensor.tolist() for name, tensor in tensors_of(batch).items()} == {
@@ -50,20 +53,22 @@ def test_tokens_of_all_chunks_stand_in_one_row() -> None:
     assert (batch.sample_chunks, batch.prompt_rows) == ([0, 1, 2], [])
 
 
-def test_all_travel_as_one_and_each_begins_where_kernels_like_it() -> None:
+def test_all_tensors_are_aligned_parts_of_one_copy() -> None:
     step, drawn_rows = a_step()
     tensors = tensors_of(build_batch(step, 4, CPU, drawn_rows)).values()
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     assert all(tensor.storage_offset() % ALIGNMENT == 0 and tensor.is_contiguous() for tensor in tensors)
 
 
-def test_without_tokens_on_their_way_nobody_asks_where_they_are() -> None:
+def test_drawn_rows_are_not_needed_if_all_ids_are_on_the_host() -> None:
     batch = build_batch(Step([Chunk(sequence([1, 2], [0]), 0, 2)]), 4, CPU)
     assert (len(batch.unknown_rows), len(batch.drawn_rows)) == (0, 0)
 
 
 @pytest.mark.parametrize(("start", "count", "rows"), [(0, 2, [0, 1]), (2, 2, [1, 0]), (0, 4, [3, 0, 1, 2])])
-def test_prompt_logprobs_take_every_position_but_the_last(start: int, count: int, rows: list[int]) -> None:
+def test_prompt_logprobs_need_the_logits_of_every_position_except_for_the_last(
+    start: int, count: int, rows: list[int]
+) -> None:
     prompt = sequence([1, 2, 3, 4], [0])
     prompt.wants_prompt_logprobs = True
     batch = build_batch(Step([Chunk(prompt, start, count, max_draws=int(start + count == 4))]), 4, CPU)

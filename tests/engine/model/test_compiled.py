@@ -1,4 +1,4 @@
-"""Layers that are compiled: the same answers, and nothing compiled while somebody waits."""
+"""Compiled layers give the same answers, and nothing is compiled after the start."""
 
 from __future__ import annotations
 
@@ -53,14 +53,17 @@ STEPS: list[tuple[tuple[int, int], ...]] = [
 
 @pytest.fixture(autouse=True)
 def same_threads() -> None:
-    """Compiled code is for as many threads as were set where it was compiled. A new thread has the number that was set
-    last anywhere, as other tests do."""
+    """Set the number of threads for new threads as well.
+
+    Compiled code is only valid for the number that was set when it was compiled. A new thread gets the number that was
+    set last in any thread, which another test may have changed.
+    """
     torch.set_num_threads(torch.get_num_threads())
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that comes before the compiler's own code generation, which takes most of the time."""
+    """Leave out the compiler's code generation, which takes most of the time."""
     torch._dynamo.reset()
     counters.clear()
     compile_ = torch.compile
@@ -81,7 +84,7 @@ def compile_all(executor: EagerExecutor, loaded: LoadedModel) -> bool:
 
 @torch.inference_mode()
 def logits(executor: EagerExecutor, lengths: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """Of sequences whose tokens in the cache were computed by steps of their own."""
+    """Return the logits of a step, after a step that fills the cache with the tokens before."""
     cached, step, first_block = Step(), Step(), 0
     for start_, count in lengths:
         ids = [(7 * i + 3 * start_) % 90 for i in range(start_ + count)]
@@ -99,7 +102,7 @@ def logits(executor: EagerExecutor, lengths: tuple[tuple[int, int], ...]) -> tor
 
 
 def python_calls(code: CodeType, function: Callable[[], object]) -> int:
-    """How often the code runs as Python, which it does not where it has been compiled."""
+    """Return how often `code` runs as Python while `function` runs. Compiled code does not run as Python."""
     calls = 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -121,7 +124,7 @@ def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int) 
     assert python_calls(mlp.forward.__code__, lambda: logits(executor, STEPS[0])) == config.num_hidden_layers
     assert compile_all(executor, loaded)
     num_graphs = counters["stats"]["unique_graphs"]
-    assert num_graphs == 2 * num_kinds  # for one token, and for any other number
+    assert num_graphs == 2 * num_kinds  # one for one token, one for any other number
     for lengths, want in zip(STEPS, expected, strict=True):
         torch.testing.assert_close(logits(executor, lengths), want, rtol=1e-4, atol=1e-4)
         assert python_calls(mlp.forward.__code__, lambda lengths=lengths: logits(executor, lengths)) == 0
@@ -138,17 +141,17 @@ def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int) 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("family", "mlp", "num_kinds"),
-    [("llama", LlamaMLP, 1), ("gemma2", Gemma2MLP, 2)],  # Gemma has layers with a window, and layers without
+    [("llama", LlamaMLP, 1), ("gemma2", Gemma2MLP, 2)],  # Gemma 2 has layers with and without a window
 )
-def test_a_kind_of_layer_is_compiled_twice_and_never_again(
+def test_each_kind_of_layer_is_compiled_twice_and_never_again(
     family: str, mlp: type[torch.nn.Module], num_kinds: int
 ) -> None:
     check(FAMILIES[family], mlp, num_kinds)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Inductor itself imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from modules that Inductor imports
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
-def test_inductor_computes_the_same() -> None:
+def test_layers_that_inductor_compiles_compute_the_same() -> None:
     torch._dynamo.reset()
     counters.clear()
     check(FAMILIES["llama"], LlamaMLP, num_kinds=1)
@@ -171,22 +174,22 @@ def test_answers_equal_generate(family: str, monkeypatch: pytest.MonkeyPatch) ->
 
     calls = python_calls(LlamaMLP.forward.__code__, run_all)
     if family == "llama":
-        # In both attentions' check at load, and before each of two compilations: not once in a step.
+        # Two runs are the check of attention at load, and two come before the compilations. No step runs as Python.
         assert calls == (2 + 2) * model.config.num_hidden_layers
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_fits_no_code_runs_as_it_is_written() -> None:
+def test_a_call_that_no_compiled_code_fits_runs_uncompiled() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
     executor = start(loaded)
     expected = logits(executor, STEPS[5])
     assert compile_all(executor, loaded)
-    torch._dynamo.reset()  # there is no code any more
+    torch._dynamo.reset()  # removes all compiled code
     torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_that_cannot_be_compiled_is_served_as_it_is(
+def test_a_model_that_cannot_be_compiled_is_served_uncompiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forward = LlamaMLP.forward
@@ -200,8 +203,8 @@ def test_a_model_that_cannot_be_compiled_is_served_as_it_is(
 
 
 @pytest.mark.parametrize("added", [1.0, math.nan])
-@pytest.mark.parametrize("num_tokens", [1, 128])  # the only one, and all that the model takes
-def test_a_model_that_computes_something_else_is_served_as_it_is(
+@pytest.mark.parametrize("num_tokens", [1, 128])  # the two numbers that are compared at the start
+def test_a_model_whose_compiled_layers_compute_something_else_is_served_uncompiled(
     added: float, num_tokens: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def miscompile(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
@@ -227,14 +230,14 @@ def check_is_refused(caplog: pytest.LogCaptureFixture, message: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_compiled_model_can_be_had_back_and_compiled_again() -> None:
+def test_compiled_layers_can_be_restored_and_compiled_again() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
     executor = start(loaded)
     expected = logits(executor, STEPS[5])
     assert compile_all(executor, loaded)
     restore_layers(loaded)
     loaded.model.set_attn_implementation("sdpa")
-    loaded.model(torch.tensor([[1, 2, 3]]))  # no engine, so no cache of ours
+    loaded.model(torch.tensor([[1, 2, 3]]))  # this runs without paged attention
     loaded.model.set_attn_implementation(ATTENTION)
     torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
     assert compile_all(executor, loaded)
@@ -242,7 +245,7 @@ def test_a_compiled_model_can_be_had_back_and_compiled_again() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_weights_and_cache_go_with_the_engine() -> None:
+def test_compiled_code_keeps_no_weights_or_cache_in_memory() -> None:
     loaded = prepare(random_model(FAMILIES["llama"]))
     executor = start(loaded)
     assert compile_all(executor, loaded)

@@ -1,4 +1,4 @@
-"""What is measured before there is a KV cache: the step itself on a small model, the readings with a GPU's double."""
+"""Memory is measured before the KV cache is allocated: with a small model, and readings from a double of a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loaded() -> LoadedModel:
     longest=st.integers(1, 90),
     block_size=st.sampled_from([1, 4, 16]),
 )
-def test_it_has_all_tokens_and_sequences_that_a_step_can_have(
+def test_the_largest_step_has_the_most_tokens_and_sequences_that_a_step_can_have(
     max_running: int, further: int, longest: int, block_size: int
 ) -> None:
     max_step_tokens = max_running + further
@@ -60,7 +60,7 @@ def test_it_has_all_tokens_and_sequences_that_a_step_can_have(
 
 
 class FakeGPU:
-    """Gives these readings, one after the other."""
+    """Returns the given readings, one after the other."""
 
     def __init__(self, *readings: MemoryReading) -> None:
         self._readings = list(readings)
@@ -70,7 +70,7 @@ class FakeGPU:
 
 
 BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, peak_in_tensors=15 * GIB)
-# The step took two GiB, of which one is kept by a library; another program took one more.
+# The step took two GiB, of which a library keeps one. Another program took one GiB meanwhile.
 AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, peak_in_tensors=17 * GIB)
 
 
@@ -81,7 +81,7 @@ def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -
     )
 
 
-def test_what_is_used_is_told_apart(loaded: LoadedModel) -> None:
+def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None:
     steps = []
 
     class Attention(ReferenceAttention):
@@ -92,10 +92,10 @@ def test_what_is_used_is_told_apart(loaded: LoadedModel) -> None:
 
     use = measured(loaded, Attention, gpu_memory_utilization=0.8)
     assert use == MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=7, others=5 * GIB, utilization=0.8)
-    assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # with one block for all
+    assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # all sequences share one block
 
 
-def test_the_cache_gets_the_rest_and_the_log_says_what_is_not_the_rest(
+def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CudaMemory", lambda device: FakeGPU(BEFORE, AFTER))
@@ -110,7 +110,7 @@ def test_the_cache_gets_the_rest_and_the_log_says_what_is_not_the_rest(
     ]
 
 
-def test_a_step_that_finds_no_memory_stops_the_start(loaded: LoadedModel) -> None:
+def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: LoadedModel) -> None:
     def prepare(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB.")
 
@@ -122,7 +122,7 @@ def test_a_step_that_finds_no_memory_stops_the_start(loaded: LoadedModel) -> Non
     )
 
 
-def test_its_sequences_ask_for_the_most_that_a_client_can_ask_for() -> None:
+def test_the_largest_step_samples_in_the_way_that_takes_the_most_memory() -> None:
     params = largest_step(max_step_tokens=8, max_running=2, longest=8, block_size=4).chunks[0].sequence.params
     assert (params.logprobs, params.temperature > 0, params.top_k > 0, params.top_p < 1) == (NUM_TOP, True, True, True)
 
@@ -146,7 +146,7 @@ def test_weights_that_do_not_fit_stop_the_start(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_a_gpu_without_room_for_cuda_itself_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_memory_for_cuda_itself_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(device: torch.device) -> None:
         raise RuntimeError("CUDA error: out of memory")
 

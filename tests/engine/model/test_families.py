@@ -1,4 +1,4 @@
-"""Small random models of each family: packed, chunked, preempted answers equal transformers' one-by-one `generate`."""
+"""Answers equal transformers' one-by-one `generate` for small random models of each family, however they are packed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ NUM_TOKENS = 12
 def run_all(
     loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int, overlap: bool = False
 ) -> tuple[list[list[int]], int]:
-    """The answers to all prompts at once, and how often a sequence was preempted. With overlap, each step is launched
-    before the ids that the one before draws are known."""
+    """Run all prompts at once, and return their answers and the number of preemptions.
+
+    With overlap, each step is launched before the ids that the step before draws are known.
+    """
     scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens))
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
     params = SamplingParams(temperature=0.0)
@@ -74,7 +76,7 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     for overlap in (False, True):
         few_blocks = run_all(loaded, num_blocks=13, max_step_tokens=7, overlap=overlap)
         assert few_blocks[0] == expected
-        assert few_blocks[1] > 0, "nobody was preempted"
+        assert few_blocks[1] > 0, "no sequence was preempted"
 
 
 def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
@@ -89,8 +91,8 @@ def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_answers_are_the_same_whatever_is_shared(family: str) -> None:
-    """The same prompts again and again, and several choices of each: from the cache, and with copies of blocks."""
+def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> None:
+    """Repeated prompts take blocks from the prefix cache, and several choices of a prompt copy blocks."""
     model = random_model(FAMILIES[family])
     prompts = [*PROMPTS, [*PROMPTS[1], 3, 4], PROMPTS[1][:20]]
     expected = generate(model, prompts, NUM_TOKENS)
@@ -102,8 +104,8 @@ def test_answers_are_the_same_whatever_is_shared(family: str) -> None:
         assert engine.snapshot().blocks_cached > 0
 
 
-def test_200_requests_under_constant_preemption_answer_as_with_all_the_memory_there_is() -> None:
-    """Half of them drawn at random with a seed: a draw must not depend on when it was computed, or how often."""
+def test_200_requests_have_the_same_answers_under_constant_preemption() -> None:
+    """Half of the requests draw at random with a seed: a draw must not depend on when or how often it is computed."""
     rng, loaded = random.Random(3), prepare(random_model(FAMILIES["llama"]))
     requests = []
     for i in range(200):
@@ -134,7 +136,7 @@ def test_200_requests_under_constant_preemption_answer_as_with_all_the_memory_th
     ],
     ids=["t5", "bert"],
 )
-def test_what_is_no_decoder_only_text_model_is_refused_by_its_config(config: PreTrainedConfig, reason: str) -> None:
+def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
         refuse_unless_decoder_only(config, "the model")
 
@@ -147,13 +149,13 @@ def test_what_is_no_decoder_only_text_model_is_refused_by_its_config(config: Pre
     ],
     ids=["mamba", "bloom"],
 )
-def test_what_does_not_attend_through_the_interface_is_refused_after_a_look(config: PreTrainedConfig) -> None:
+def test_a_model_that_does_not_use_the_attention_interface_is_refused(config: PreTrainedConfig) -> None:
     with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):
         prepare(random_model(config))
 
 
-def test_attention_that_the_backends_do_not_have_is_noticed_by_its_outputs() -> None:
-    """gpt-oss adds a learned sink to every softmax."""
+def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outputs() -> None:
+    """The model is gpt-oss, which adds a learned sink to every softmax."""
     config = GptOssConfig(**{**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6})
     with pytest.raises(StartupError, match="its outputs differ by"):
         prepare(random_model(config))
@@ -165,7 +167,7 @@ def test_limits_come_from_the_config() -> None:
     assert loaded.kv_bytes_per_token == 3 * 2 * (8 + 8) * 4
 
 
-def test_rope_that_depends_on_the_batch_bounds_the_length() -> None:
+def test_rope_that_depends_on_the_batch_limits_max_model_len() -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
     config = LlamaConfig(**{**SMALL, "rope_parameters": rope})
     assert prepare(random_model(config)).max_model_len == 32

@@ -1,4 +1,7 @@
-"""How graphs are captured, with a double for the device: in which order, and what becomes of what cannot be."""
+"""CUDA graphs are captured in the right order, and a model that cannot be captured is served without them.
+
+The device is a double.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ DEVICE = torch.device("cpu")
 
 
 class Device:
-    """What torch.cuda is asked for, in order."""
+    """Replaces parts of torch.cuda, and logs their calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
@@ -67,7 +70,7 @@ class Device:
         try:
             yield
             if self.capture_fails:
-                raise ValueError("torch has an error of its own here")
+                raise ValueError("the reason why the capture failed")
         finally:
             self.is_capturing = False
             if self.capture_fails:
@@ -82,7 +85,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(monkeypatch)
 
 
-def test_what_is_captured_has_run_before_and_is_replayed_on_demand(device: Device) -> None:
+def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: Device) -> None:
     replay = CudaCapture(DEVICE)(device.run)
     assert device.log == [
         "order",
@@ -100,7 +103,7 @@ def test_what_is_captured_has_run_before_and_is_replayed_on_demand(device: Devic
     assert device.log == ["replay"]
 
 
-def test_what_waits_for_the_device_is_found_before_anything_is_captured(device: Device) -> None:
+def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: Device) -> None:
     def run() -> None:
         raise RuntimeError(SYNCHRONIZES)
 
@@ -116,7 +119,7 @@ def loaded() -> LoadedModel:
 
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
-def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_log_says_why(
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     device: Device,
     loaded: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -139,7 +142,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_log_says_why(
     assert (graphs is None) == (fails != "not")
     expected = {
         "before": f"cannot be captured as CUDA graphs ({SYNCHRONIZES})",
-        "within": "cannot be captured as CUDA graphs (torch has an error of its own here)",
+        "within": "cannot be captured as CUDA graphs (the reason why the capture failed)",
         "not": "CUDA graphs for up to 2 sequences: 2 sizes captured in ",
     }
     assert expected[fails] in line

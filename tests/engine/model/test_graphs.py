@@ -1,6 +1,6 @@
-"""Decode steps that are replayed draw the same tokens as steps that are not: sizes, padding, places, ids on their way.
+"""Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap.
 
-What a CUDA graph does is done here by `Recording`: the operations of a run with the tensors that they had, once more.
+`Recording` replaces CUDA graphs: it repeats the operations of a run with the same tensors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIZES = [1, 2, 4, 8]
 
 
 class Recording(TorchDispatchMode):
-    """The operations of a run, which can be done again: on the same tensors, with the same numbers, without Python."""
+    """Records the operations of a run, and repeats them with the same tensors and numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Recording(TorchDispatchMode):
     def replay(self) -> None:
         for func, args, kwargs, out in self.calls:
             for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view, or in place
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # else it is a view
                     old.copy_(new)
 
 
@@ -73,13 +73,13 @@ def record(run: Run) -> Run:
 
 
 def run_again(run: Run) -> Run:
-    """For Triton's interpreter, whose kernels are no operations of torch."""
+    """Return `run` after running it. This replaces `record` for Triton's kernels, which are not operations of torch."""
     run()
     return run
 
 
 class Plain:
-    """What `triton_sampling` does, row by row."""
+    """Samples as `triton_sampling` does, in plain torch, and records the calls of `sample_ids`."""
 
     def __init__(self) -> None:
         self.used: list[str] = []
@@ -117,7 +117,10 @@ class Plain:
 
 
 def padding_backend(num_blocks: int) -> Backend:
-    """The reference, where padded rows write into the last block, which no sequence has, and see some token."""
+    """Return a reference backend for batches with padded rows.
+
+    These write into the last block, which no sequence has, and attend to a token, so that their results are finite.
+    """
 
     def prepare(batch: Batch) -> ReferenceAttention:
         slots = torch.where(batch.slots < 0, num_blocks * BLOCK_SIZE - 1, batch.slots)
@@ -127,7 +130,7 @@ def padding_backend(num_blocks: int) -> Backend:
 
 
 class GraphRunner(ModelRunner):
-    """A runner on a CPU that launches as on a GPU, and counts its steps; with graphs where there are `sizes`."""
+    """A runner on a CPU that counts its steps. It has graphs for `sizes`. With `overlap`, steps overlap as on a GPU."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
         num_blocks += 1
@@ -169,8 +172,10 @@ def loaded() -> LoadedModel:
 
 
 def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
-    """Greedy, drawn, with and without cuts; some are edited or ask for log-probabilities, so that most steps have none
-    of these."""
+    """Return requests that are greedy or drawn, with and without top_k and top_p.
+
+    Only a few edit logits or ask for log-probabilities, so that most steps have no such request.
+    """
     rng = random.Random(seed)
     requests = []
     for i in range(num_requests):
@@ -203,7 +208,7 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
 
 
 def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> dict[Any, list[Any]]:
-    """The ids of each choice, and the log-probabilities of each request that asks for them."""
+    """Return the ids of each choice, and the log-probabilities if the request asks for them."""
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
         runner=runner,
@@ -231,7 +236,7 @@ def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], n
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlap"])
 @pytest.mark.parametrize("num_blocks", [200, 24], ids=["much memory", "little memory"])
-def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int, overlap: bool) -> None:
+def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, overlap: bool) -> None:
     requests = some_requests(1)
     expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
     runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
@@ -240,14 +245,14 @@ def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int, overlap:
     launch = runner.graphs.launch
     runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)  # type: ignore[method-assign,func-returns-value]
     assert answers(runner, loaded, requests, num_blocks) == expected
-    assert len(set(replays)) >= 3, "steps of several sizes"
+    assert len(set(replays)) >= 3, "there are steps of several sizes"
     assert len(replays) > runner.num_steps / 5
     assert (runner.num_unknown > len(replays) / 3) == overlap
     assert "sample_ids" in runner.sampler.used
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_can_be_replayed(family: str) -> None:
+def test_answers_of_every_family_are_the_same_with_graphs(family: str) -> None:
     loaded = prepare(random_model(FAMILIES[family]))
     requests = some_requests(2, num_requests=10)
     expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
@@ -272,7 +277,7 @@ KINDS = [
 
 
 def sequences_for_steps() -> list[Sequence]:
-    """One of each kind, with blocks for all that it may get."""
+    """Return one sequence of each kind, with blocks for `MAX_LEN` tokens."""
     made = []
     for i, params in enumerate(KINDS):
         sequence = Sequence(str(i), 0, [(5 * i + j) % 97 for j in range(3 + i)], params, max_len=MAX_LEN, draw_key=i)
@@ -282,7 +287,7 @@ def sequences_for_steps() -> list[Sequence]:
 
 
 class Drive:
-    """Launches steps of some of the sequences, the next before the results of the last where it overlaps."""
+    """Launches steps of some sequences. With `overlap`, it launches a step before it collects the one before."""
 
     def __init__(self, runner: ModelRunner, *, overlap: bool) -> None:
         self.runner = runner
@@ -327,7 +332,7 @@ class Drive:
 
 @pytest.fixture(scope="module")
 def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
-    """Without and with graphs."""
+    """Return a runner without graphs, and one with graphs."""
     num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
     return GraphRunner(loaded, num_blocks=num_blocks, sizes=None), GraphRunner(
         loaded, num_blocks=num_blocks, sizes=SIZES
@@ -341,7 +346,7 @@ def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
     ),
     overlap=st.booleans(),
 )
-def test_any_steps_in_any_order(
+def test_any_steps_in_any_order_draw_the_same_tokens(
     runners: tuple[GraphRunner, GraphRunner], steps: list[list[int]], overlap: bool
 ) -> None:
     plain, graphs = Drive(runners[0], overlap=False), Drive(runners[1], overlap=overlap)
@@ -351,7 +356,7 @@ def test_any_steps_in_any_order(
     assert graphs.answers == plain.answers
 
 
-def test_what_is_no_plain_decode_is_not_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
+def test_only_steps_of_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
     graphs = runners[1].graphs
     assert graphs is not None
     first, second = sequences_for_steps()[:2]
@@ -364,7 +369,7 @@ def test_what_is_no_plain_decode_is_not_replayed(runners: tuple[GraphRunner, Gra
 
 
 @torch.inference_mode()
-def test_a_step_begins_when_its_inputs_are_there(loaded: LoadedModel) -> None:
+def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) -> None:
     log: list[object] = []
 
     def capture(run: Run) -> Run:
@@ -387,7 +392,7 @@ def test_a_step_begins_when_its_inputs_are_there(loaded: LoadedModel) -> None:
     assert set(log[1:]) == {"work"}
 
 
-def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
+def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
     logits = torch.zeros(len(KINDS), loaded.vocab_size)
     logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
     logits[1, 50] = float("nan")
@@ -408,10 +413,10 @@ def test_a_row_whose_logits_are_no_numbers_is_told(loaded: LoadedModel) -> None:
         assert results[0].token_ids == [10]
 
 
-# -- with the kernels -------------------------------------------------------------------------------------------------
+# -- with Triton's kernels --------------------------------------------------------------------------------------------
 
 
-def test_the_kernels_leave_padded_rows_alone(loaded: LoadedModel) -> None:
+def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     from oaiserve.engine.model import triton_sampling
     from oaiserve.engine.model.attention import triton
@@ -430,11 +435,11 @@ def test_the_kernels_leave_padded_rows_alone(loaded: LoadedModel) -> None:
     assert found.answers == expected.answers
 
 
-# -- sizes, memory, and the way back ----------------------------------------------------------------------------------
+# -- sizes, memory, and the copy to the host --------------------------------------------------------------------------
 
 
 @given(most=st.integers(1, 2000), num_rows=st.integers(1, 2000))
-def test_any_number_of_rows_finds_a_size_that_is_little_larger(most: int, num_rows: int) -> None:
+def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_rows: int) -> None:
     sizes = ladder(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most
@@ -443,7 +448,7 @@ def test_any_number_of_rows_finds_a_size_that_is_little_larger(most: int, num_ro
         assert size - num_rows < max(8, 0.25 * size)
 
 
-def test_the_estimate_covers_what_is_there_all_the_time(loaded: LoadedModel) -> None:
+def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
     held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
     sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE}
@@ -452,7 +457,7 @@ def test_the_estimate_covers_what_is_there_all_the_time(loaded: LoadedModel) -> 
     assert estimates == sorted(estimates)
 
 
-def test_tensors_of_any_kind_come_back_as_they_were() -> None:
+def test_unpacked_tensors_equal_the_packed_ones() -> None:
     tensors = [
         torch.tensor([2**40, -1, 7]),
         torch.tensor([True, False, True]),

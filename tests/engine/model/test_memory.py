@@ -1,4 +1,4 @@
-"""How many blocks the KV cache gets."""
+"""The number of blocks of the KV cache follows from the memory that is left and from the options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
         (EngineOptions(), 2048, 65_536 // 16),
         (EngineOptions(), 16_384, 8 * 16_384 // 16),
         (EngineOptions(), 131_072, 4 * GIB // 2**18),  # a quarter of what is free
-        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # nobody could use more
+        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # running sequences cannot use more
         (EngineOptions(kv_blocks=77), 2048, 77),
         (EngineOptions(kv_cache_memory=Bytes("1GiB")), 2048, GIB // 2**18),
     ],
@@ -43,13 +43,13 @@ def test_blocks_on_a_cpu(options: EngineOptions, max_model_len: int, blocks: int
 
 
 @pytest.mark.usefixtures("free")
-def test_more_than_there_is_is_refused() -> None:
+def test_a_cache_larger_than_the_free_memory_is_refused() -> None:
     with pytest.raises(StartupError, match=r"--kv-cache-memory is 17GiB, but only 16\.0 GiB are free on cpu\."):
         kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("17GiB")), 2048)
 
 
 @pytest.mark.usefixtures("free")
-def test_less_than_a_block_is_refused() -> None:
+def test_a_cache_smaller_than_one_block_is_refused() -> None:
     with pytest.raises(StartupError, match=r"one block of the KV cache takes 262144 bytes\."):
         kv_blocks(LOADED, EngineOptions(kv_cache_memory=Bytes("4KiB")), 2048)
 
@@ -58,7 +58,7 @@ def test_less_than_a_block_is_refused() -> None:
     ("options", "max_model_len", "blocks"),
     [
         (EngineOptions(), 131_072, 53 * GIB // 2**18),
-        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # nobody could use more
+        (EngineOptions(max_running=2), 2048, 2 * 2048 // 16),  # running sequences cannot use more
         (EngineOptions(kv_blocks=77), 2048, 77),
         (EngineOptions(kv_cache_memory=Bytes("53GiB")), 2048, 53 * GIB // 2**18),
     ],
@@ -74,7 +74,9 @@ def test_blocks_on_a_gpu(options: EngineOptions, max_model_len: int, blocks: int
         (EngineOptions(kv_blocks=2**18), "--kv-blocks is 262144, which take 64GiB, but "),
     ],
 )
-def test_more_than_a_gpu_has_left_is_refused_with_what_takes_the_rest(options: EngineOptions, asked: str) -> None:
+def test_a_cache_larger_than_what_a_gpu_has_left_is_refused_with_all_uses_of_its_memory(
+    options: EngineOptions, asked: str
+) -> None:
     with pytest.raises(StartupError) as error:
         kv_blocks(ON_GPU, options, 2048, USE)
     assert str(error.value) == (
@@ -84,7 +86,7 @@ def test_more_than_a_gpu_has_left_is_refused_with_what_takes_the_rest(options: E
 
 
 def test_a_gpu_without_room_for_the_tokens_of_a_step_is_refused() -> None:
-    full = replace(USE, others=54 * GIB - 2**20)  # a MiB is left: 64 tokens
+    full = replace(USE, others=54 * GIB - 2**20)  # 1 MiB is left, for 64 tokens
     assert kv_blocks(ON_GPU, EngineOptions(), 2048, full, least_tokens=64) == 4
     with pytest.raises(StartupError) as error:
         kv_blocks(ON_GPU, EngineOptions(), 2048, full, least_tokens=65)
@@ -101,21 +103,23 @@ def uses(draw: st.DrawFn) -> MemoryUse:
 
 
 @given(uses())
-def test_the_cache_and_all_else_stay_within_the_share(use: MemoryUse) -> None:
+def test_all_uses_together_stay_within_the_utilization(use: MemoryUse) -> None:
     used = use.weights + use.step + use.graphs + use.others
     assert use.left >= 0
     assert use.left == 0 or used + use.left <= use.total * use.utilization
-    assert used + use.left >= int(use.total * use.utilization), "and no byte of it is wasted"
+    assert used + use.left >= int(use.total * use.utilization), "no byte of it is wasted"
 
 
 @given(uses(), st.sampled_from(["weights", "step", "graphs", "others"]), SIZES, st.floats(0.01, 1.0))
-def test_less_is_left_where_more_is_used_or_less_allowed(use: MemoryUse, what: str, more: int, share: float) -> None:
+def test_less_memory_is_left_if_more_is_used_or_less_is_allowed(
+    use: MemoryUse, what: str, more: int, share: float
+) -> None:
     assert replace(use, **{what: getattr(use, what) + more}).left <= use.left
     assert replace(use, utilization=min(share, use.utilization)).left <= use.left
 
 
 @given(uses(), st.integers(1, 2**20), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 2**17))
-def test_blocks_are_within_what_is_left_and_enough_for_a_step(
+def test_blocks_fit_into_the_memory_left_and_hold_the_tokens_of_a_step(
     use: MemoryUse, token_bytes: int, block_size: int, least_tokens: int, max_model_len: int
 ) -> None:
     loaded = SimpleNamespace(device=ON_GPU.device, kv_bytes_per_token=token_bytes)

@@ -1,6 +1,6 @@
-"""A model's steps that find no memory, somewhere on their way: its answers, keys and values are as if nothing had been.
+"""Steps that run out of memory at any point leave a model's answers, keys and values as they would be otherwise.
 
-What the engine makes of it is tested beside the engine, with a device that has no model.
+The tests of the engine cover what the engine does then, with a double of the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def loaded() -> LoadedModel:
 
 
 class ScarceExecutor(CountingExecutor):
-    """Every other step finds no memory: before the model is computed, or after all keys and values are written."""
+    """Runs out of memory in every other step, before the model is computed or after all keys and values are written."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -48,7 +48,7 @@ class ScarceExecutor(CountingExecutor):
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_all_answers_are_the_same(loaded: LoadedModel, overlap: bool) -> None:
+def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, overlap: bool) -> None:
     requests = some_requests(3)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=overlap, num_blocks=14, executor=ScarceExecutor)
@@ -62,17 +62,19 @@ class FullExecutor(EagerExecutor):
         raise torch.OutOfMemoryError("2 GiB were asked for")
 
 
-def test_the_engine_gets_an_exception_that_keeps_no_tensors(loaded: LoadedModel) -> None:
+def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: LoadedModel) -> None:
     runner = eager_runner(loaded, num_blocks=4, block_size=4, executor=FullExecutor)
     sequence = Sequence("a", 0, [1, 2, 3], SamplingParams(), max_len=9)
     sequence.blocks = [1]
     step = Step([Chunk(sequence, 0, 3)])
     with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
         runner.launch(step)
-    assert error.value.__context__ is None, "whose traceback would keep the tensors of the step"
+    assert error.value.__context__ is None, "the traceback of a context would keep the tensors of the step"
 
 
 class Operations(TorchDispatchMode):
+    """Records the names of torch's operations."""
+
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
@@ -82,7 +84,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_blocks_are_copied_all_at_once_and_all_or_none() -> None:
+def test_all_memory_is_allocated_before_the_first_block_is_copied() -> None:
     torch.manual_seed(0)
     caches = [(torch.rand(6, 4, 2, 3), torch.rand(6, 4, 2, 5)) for _ in range(2)]
     before = [blocks.clone() for cache in caches for blocks in cache]
@@ -96,7 +98,11 @@ def test_blocks_are_copied_all_at_once_and_all_or_none() -> None:
         assert torch.equal(blocks, expected)
     names = operations.names
     assert names.count("index_copy_.default") == 4
-    from_then_on = set(names[names.index("index_copy_.default") :])
-    assert from_then_on == {"index_copy_.default", "index_select.out", "select.int", "slice.Tensor", "view.default"}, (
-        "nothing that allocates"
-    )
+    after_first_copy = set(names[names.index("index_copy_.default") :])
+    assert after_first_copy == {
+        "index_copy_.default",
+        "index_select.out",
+        "select.int",
+        "slice.Tensor",
+        "view.default",
+    }, "none of these allocates"

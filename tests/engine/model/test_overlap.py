@@ -1,6 +1,7 @@
-"""Answers are the same with a step under way: a small random model, whose drawn ids go from step to step on the device.
+"""Answers are the same if a step is launched before the results of the one before are on the host.
 
-On a CPU a launch computes at once; tested is which step takes which id, and what becomes of those drawn too many.
+The model is small and random, and drawn ids are passed from step to step on the device. On a CPU a launch computes at
+once, so these tests are about which step takes which id, and about ids that are drawn after the end of an answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NUM_REQUESTS = 120
 
 
 class CountingExecutor(EagerExecutor):
-    """Counts the ids that it takes from the step before."""
+    """Counts the ids that are taken from the step before on the device."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -52,7 +53,7 @@ class CountingExecutor(EagerExecutor):
 
 
 class Answer(NamedTuple):
-    """Of one choice."""
+    """The answer of one choice."""
 
     token_ids: list[int]
     text: str
@@ -77,7 +78,7 @@ def loaded() -> LoadedModel:
 
 
 def some_requests(seed: int) -> list[Request]:
-    """Of all kinds: choices, common beginnings, ends of every kind, edits that need the ids before, logprobs."""
+    """Return requests of all kinds: with several choices, common prefixes, all kinds of ends, edits and logprobs."""
     rng = random.Random(seed)
     requests = []
     for i in range(NUM_REQUESTS):
@@ -112,7 +113,7 @@ def run(
 ) -> Run:
     requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
-    runner.is_asynchronous = overlap  # launched as on a GPU
+    runner.is_asynchronous = overlap  # steps overlap as on a GPU
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
         runner=runner,
@@ -161,7 +162,7 @@ def run(
 
 
 @pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
-def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int) -> None:
+def test_answers_are_the_same_with_overlap(loaded: LoadedModel, num_blocks: int) -> None:
     requests = some_requests(1)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=True, num_blocks=num_blocks)
@@ -177,7 +178,7 @@ def test_all_answers_are_the_same(loaded: LoadedModel, num_blocks: int) -> None:
 
 
 def check_answers(found: Run, expected: Run) -> None:
-    """All that clients were sent is the same; log-probabilities as far as sums in another order are."""
+    """Assert that clients got the same, except for rounding of log-probabilities."""
     for key, answer in expected.answers.items():
         assert found.answers[key]._replace(logprobs=[]) == answer._replace(logprobs=[]), key
         assert found.answers[key].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
@@ -188,7 +189,7 @@ def check_answers(found: Run, expected: Run) -> None:
 
 
 def check_account(asked: Request, found: Run) -> None:
-    """What is told about a request agrees with what was sent."""
+    """Assert that the stamps and the account of a request agree with what was sent."""
     account, times = asked.account, asked.times
     num_tokens = found.usage[asked.request_id][1]
     assert times.tokenized is not None
@@ -206,7 +207,7 @@ def check_account(asked: Request, found: Run) -> None:
     assert 0 < account.model_ns <= times.last_token - times.scheduled
 
 
-def test_requests_may_leave_at_any_moment(loaded: LoadedModel) -> None:
+def test_requests_can_be_aborted_at_any_moment(loaded: LoadedModel) -> None:
     rng, requests = random.Random(5), some_requests(2)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     leaves = {asked.request_id: rng.randint(1, 12) for asked in requests if rng.random() < 0.5}

@@ -1,4 +1,7 @@
-"""A model that is split over two processes, with gloo on the CPU: answers as of one process, and how it all ends."""
+"""A model split over two processes gives the answers of one process, and any end of a process is handled.
+
+The processes use gloo on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,14 @@ from tests.engine.doubles import Inbox
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_SECONDS = 60  # of waits that end within seconds unless something is broken
+TIMEOUT_SECONDS = 60  # the limit of waits that end within seconds unless something is broken
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
-# Steps of a few tokens cut prompts into chunks; a few blocks make some sequences give way to others.
+# With few tokens in a step, prompts are cut into chunks. With few blocks, sequences are preempted.
 SMALL_STEPS = {"block_size": 4, "kv_blocks": 32, "max_running": 8, "max_step_tokens": 12}
 
 
 def config_of(family: str, **changes: Any) -> PreTrainedConfig:
-    """With an even number of tokens in the vocabulary."""
+    """Return the config of a small model. Its vocabulary has an even number of tokens."""
     config = copy.deepcopy(FAMILIES[family])
     for name, value in {"vocab_size": 96, **changes}.items():
         setattr(config, name, value)
@@ -54,7 +57,7 @@ def config_of(family: str, **changes: Any) -> PreTrainedConfig:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a small random model."""
+    """Return a function that saves a small random model once, and returns its folder."""
 
     def save(family: str) -> Path:
         folder = tmp_path_factory.getbasetemp() / f"parallel-{family}"
@@ -68,7 +71,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @contextmanager
 def started(model: Path, tensor_parallel: int, **options: Any) -> Iterator[Engine]:
-    """And nothing of it is left afterwards."""
+    """Run an engine, and assert that no process, file or setting of it is left afterwards."""
     before = set(Path(tempfile.gettempdir()).glob("oaiserve-*"))
     threads, excepthook = torch.get_num_threads(), sys.excepthook
     engine = Engine.from_pretrained(
@@ -115,7 +118,7 @@ class Run(NamedTuple):
 
 
 def answer_all(engine: Engine, prompt_logprobs: int | None = 0) -> Run:
-    """All prompts at once, two answers to each."""
+    """Run all prompts at once, with two answers to each."""
     params = SamplingParams(
         max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=prompt_logprobs, n=2
     )
@@ -148,18 +151,18 @@ def test_answers_are_those_of_one_process(
     sent, num_unknown = [], 0
     forward, send = ParallelExecutor.forward, workers.Workers.send
 
-    def noting_forward(self: ParallelExecutor, batch: Batch) -> torch.Tensor:
+    def counting_forward(self: ParallelExecutor, batch: Batch) -> torch.Tensor:
         nonlocal num_unknown
         num_unknown += len(batch.unknown_rows)
         return forward(self, batch)
 
-    def noting_send(self: workers.Workers, work: Work) -> None:
+    def recording_send(self: workers.Workers, work: Work) -> None:
         sent.append(work)
         send(self, work)
 
-    monkeypatch.setattr(ParallelExecutor, "forward", noting_forward)
-    monkeypatch.setattr(workers.Workers, "send", noting_send)
-    if overlap:  # as on a GPU: ids that a step draws are put into the next one on the device
+    monkeypatch.setattr(ParallelExecutor, "forward", counting_forward)
+    monkeypatch.setattr(workers.Workers, "send", recording_send)
+    if overlap:  # as on a GPU, ids that a step draws are copied into the next step on the device
         always = property(lambda _: True, lambda _self, _value: None)
         monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
     with started(saved(family), 2, **SMALL_STEPS) as engine:
@@ -170,7 +173,7 @@ def test_answers_are_those_of_one_process(
             assert run.logprobs[key] == pytest.approx(logprobs, abs=1e-3)
     for request_id, logprobs in expected.prompt_logprobs.items():
         assert found.prompt_logprobs[request_id] == pytest.approx(logprobs, abs=1e-3)
-    # What this was about took place.
+    # The run had the situations that this test is about.
     assert any(isinstance(work, Copies) for work in sent), "no block was copied"
     assert any(1 < length < 12 for work in sent if isinstance(work, BatchShape) for length in work.query_lens)
     assert found.num_preemptions > 0
@@ -178,7 +181,7 @@ def test_answers_are_those_of_one_process(
     assert (num_unknown > 0) == overlap
 
 
-def test_a_worker_that_is_killed_ends_the_engine_and_no_request_waits(
+def test_a_killed_worker_stops_the_engine_and_fails_its_requests(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(saved("llama"), 2) as engine:
@@ -198,7 +201,7 @@ def test_a_worker_that_is_killed_ends_the_engine_and_no_request_waits(
     assert "The engine has stopped" in caplog.text
 
 
-def test_an_error_in_a_worker_ends_an_idle_engine_and_the_server_tells_it(
+def test_an_error_in_a_worker_stops_an_idle_engine_and_is_logged(
     saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with started(saved("llama"), 2) as engine:
@@ -228,7 +231,7 @@ def test_workers_end_when_the_server_is_killed(saved: Callable[[str], Path], tmp
     wait_until(lambda: not any(tmp_path.glob("oaiserve-*")))
 
 
-def test_what_a_worker_meets_with_at_the_start_is_told_by_the_server(
+def test_the_server_raises_the_startup_error_of_a_worker(
     saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "Task", lambda *task: Task(*task)._replace(model=Path("/nowhere/model")))
@@ -253,7 +256,9 @@ def test_a_worker_that_does_not_start_is_noticed(saved: Callable[[str], Path], m
         (config_of("llama", intermediate_size=49), 2, "'m' has 49 values between the layers of its MLP"),
     ],
 )
-def test_a_model_that_cannot_be_split_so_is_refused(config: PreTrainedConfig, size: int, message: str) -> None:
+def test_a_model_that_cannot_be_split_into_so_many_parts_is_refused(
+    config: PreTrainedConfig, size: int, message: str
+) -> None:
     with pytest.raises(StartupError, match=message):
         group.refuse_unless_divisible(config, size, "m")
 
@@ -264,7 +269,7 @@ def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeyp
         pass
 
 
-def test_gguf_is_not_split() -> None:
+def test_a_gguf_file_is_not_split() -> None:
     with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
         group.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
 
@@ -281,26 +286,28 @@ def test_a_model_that_was_loaded_as_a_whole_is_not_split() -> None:
         ("cpu", 1, "--tensor-parallel 2 with --device cpu needs CUDA_VISIBLE_DEVICES="),
     ],
 )
-def test_members_have_a_device_each(device: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_without_suitable_devices_are_refused(
+    device: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     with pytest.raises(StartupError, match=message):
         group.place(torch.device(device), group.Member(1, 2, lambda _: None))
 
 
-def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     before = dict(os.environ)
     with group.environment(1):
         assert os.environ["LOCAL_RANK"] == "1"
-        assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"  # whoever sets it knows why
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"  # a setting of the user is kept
     assert dict(os.environ) == before
 
 
 @pytest.fixture
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> workers.Workers:
-    """The workers of a model that is split, of which there are none to wait for."""
+    """Return a supervisor without worker processes, and a broadcast that does nothing."""
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
     return workers.Workers("nowhere", EngineOptions(), offline=True)
 
@@ -317,9 +324,9 @@ def one_step() -> Step:
     return Step([Chunk(sequence, 0, 3)])
 
 
-def test_results_with_a_worker_that_is_gone_are_not_taken(no_workers: workers.Workers) -> None:
+def test_results_are_not_used_after_a_worker_has_ended(no_workers: workers.Workers) -> None:
     runner = parallel_runner(no_workers)
-    launched = runner.launch(one_step())  # on a GPU, workers may end while it is computed
+    launched = runner.launch(one_step())  # on a GPU, a worker may end while the step is computed
     no_workers.failure = RuntimeError("gone")
     with pytest.raises(RuntimeError, match="gone"):
         runner.collect(launched)
@@ -327,7 +334,7 @@ def test_results_with_a_worker_that_is_gone_are_not_taken(no_workers: workers.Wo
         runner.launch(one_step())
 
 
-def test_a_step_without_memory_is_not_tried_again(no_workers: workers.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_memory_is_not_repeated(no_workers: workers.Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = parallel_runner(no_workers)
 
     def no_memory(self: EagerExecutor, batch: Batch) -> torch.Tensor:
@@ -338,7 +345,7 @@ def test_a_step_without_memory_is_not_tried_again(no_workers: workers.Workers, m
         runner.launch(one_step())
 
 
-def test_on_gpus_nobody_waits_for_the_others_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_on_gpus_do_not_wait_for_each_other_when_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")

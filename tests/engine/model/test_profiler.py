@@ -1,4 +1,4 @@
-"""torch's profiler around a small random model, and what NVTX is told."""
+"""torch's profiler records the steps of a small random model, and NVTX gets its ranges in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
 
 
 def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engine: Engine, tmp_path: Path) -> None:
-    for number in range(2):  # a second one is as good as the first
+    for number in range(2):  # the profiler can be started twice
         inbox = Inbox()
         asked = engine.profile(4, timeout_seconds=TIMEOUT_SECONDS)
         engine.submit(request("r", prompt_len=12, max_tokens=9, ignore_eos=True), inbox)
@@ -45,7 +45,7 @@ def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engin
         trace = json.loads(gzip.decompress(path.read_bytes()))
         ranges = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
         launches = [event for event in ranges if event["name"].startswith("launch ")]
-        prefills = [8, 4] if number == 0 else [4]  # the second time its first blocks are cached
+        prefills = [8, 4] if number == 0 else [4]  # the second time, the prefix cache has the first blocks
         sizes = [f"launch prefill, 1 sequence, {tokens} tokens" for tokens in prefills]
         sizes += ["launch decode, 1 sequence, 1 token"] * (4 - len(sizes))
         assert [event["name"] for event in sorted(launches, key=lambda event: event["ts"])] == sizes
@@ -57,19 +57,19 @@ def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engin
             assert any("mm" in o["name"] and launch["ts"] <= o["ts"] < end for o in operations), launch["name"]
 
 
-def test_nvtx_is_refused_where_there_is_no_gpu(loaded: LoadedModel) -> None:
+def test_nvtx_is_refused_without_a_gpu(loaded: LoadedModel) -> None:
     with pytest.raises(StartupError, match="--nvtx is for --device cuda; the model is on cpu."):
         start_runner(loaded, EngineOptions(nvtx=True))
 
 
-def test_nvtx_ranges_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", told.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append("pop"))
+def test_a_new_nvtx_range_ends_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     ranges = NvtxRanges()
     ranges.end()
     ranges.begin("schedule")
     ranges.begin("launch")
     ranges.end()
     ranges.end()
-    assert told == ["schedule", "pop", "launch", "pop"]
+    assert calls == ["schedule", "pop", "launch", "pop"]

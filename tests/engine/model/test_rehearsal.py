@@ -1,4 +1,4 @@
-"""Steps that are rehearsed at the start: each kind of step has been computed before a GPU gets its first request."""
+"""Rehearsal steps compute each kind of step before a GPU gets its first request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, random_model
 
 
-def test_all_ways_to_sample_and_the_smallest_prompts_are_computed() -> None:
+def test_rehearsal_steps_cover_all_ways_to_sample_and_the_smallest_prompt() -> None:
     loaded = prepare(random_model(FAMILIES["llama"], dtype=torch.bfloat16))
     ways: set[tuple[str, torch.dtype]] = set()
     shapes: set[tuple[int, ...]] = set()

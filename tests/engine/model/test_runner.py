@@ -1,4 +1,4 @@
-"""A step's results with a small random model: log-probabilities as transformers has them, words that never come."""
+"""The results of steps with a small random model: tokens, log-probabilities, bad words, errors, draws that wait."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
 
 
 def step_of(params: list[SamplingParams]) -> Step:
-    """All of PROMPTS, in one step."""
+    """Return a step with all of `PROMPTS`."""
     step = Step()
     for i, prompt in enumerate(PROMPTS):
         sequence = Sequence(str(i), 0, prompt, params[i], max_len=40)
@@ -56,7 +56,7 @@ def step_of(params: list[SamplingParams]) -> Step:
 
 
 def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedModel) -> None:
-    model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model writes into its config
+    model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     asked = [(2, None), (None, 3), (0, 0), (None, None)]
     params = [SamplingParams(temperature=0.0, logprobs=a, prompt_logprobs=b) for a, b in asked]
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
@@ -89,7 +89,7 @@ class BrokenExecutor(EagerExecutor):
         return logits
 
 
-def test_a_sequence_without_a_token_is_told_why(loaded: LoadedModel) -> None:
+def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: LoadedModel) -> None:
     step = step_of([SamplingParams(logprobs=1), SamplingParams(logprobs=1), SamplingParams(), SamplingParams()])
     only = SamplingParams(allowed_token_ids=(5,))
     step.chunks[2] = Chunk(Sequence("2", 0, [7], only, max_len=40, bad_words=[[5]]), 0, 1)
@@ -153,7 +153,7 @@ def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: LoadedModel) -
     assert waiting.rows == [4, 2, 2], "two rows are drawn with the launch, two after the commit"
 
 
-def test_a_row_whose_sequence_ended_meanwhile_is_not_drawn(loaded: LoadedModel) -> None:
+def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel) -> None:
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     ended, alive = (Sequence(str(i), 0, [5, 9, 3], PENALTY, max_len=20) for i in range(2))
@@ -162,14 +162,14 @@ def test_a_row_whose_sequence_ended_meanwhile_is_not_drawn(loaded: LoadedModel) 
     runner.draw(first)
     second = runner.launch(Step([Chunk(ended, 3, 1), Chunk(alive, 3, 1)]))
     _, result = runner.collect(first).chunks
-    alive.token_ids += result.token_ids  # the other one had no usable logits, say
+    alive.token_ids += result.token_ids  # the other sequence ends, for example because of unusable logits
     runner.draw(second)
     dropped, drawn = runner.collect(second).chunks
     assert (dropped.token_ids, dropped.error, len(drawn.token_ids)) == ([], None, 1)
     assert count.rows == [2, 1]
 
 
-def test_rows_that_find_no_memory_to_be_drawn_end_with_an_error_and_the_others_go_on(loaded: LoadedModel) -> None:
+def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedModel) -> None:
     def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
         if any(chunk.start == 3 and chunk.sequence.request_id == "0" for chunk in chunks):
             raise torch.OutOfMemoryError("1 GiB")
@@ -189,11 +189,11 @@ def test_rows_that_find_no_memory_to_be_drawn_end_with_an_error_and_the_others_g
     assert [len(result.token_ids) for result in results] == [0, 1, 1]
 
 
-# -- bad_words, with a token per byte
+# -- bad_words, with one token for each byte
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_greedy_answer_goes_around_its_bad_words(engine: Engine, length: int) -> None:
+def test_a_greedy_answer_avoids_its_bad_words(engine: Engine, length: int) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     free = engine.generate([[40, 50, 60]], params)[0]
     word = free.text[:length]
@@ -206,10 +206,10 @@ def test_a_greedy_answer_goes_around_its_bad_words(engine: Engine, length: int) 
     assert len(answer.token_ids) == 24
     assert answer.text != free.text
     assert not any(bad in answer.text for bad in bad_words)
-    assert answer.token_ids[: length - 1] == free.token_ids[: length - 1]  # its beginning is not bad
+    assert answer.token_ids[: length - 1] == free.token_ids[: length - 1]  # the beginning of a bad word is allowed
 
 
-def test_bad_words_that_the_model_cannot_generate_anyway_change_nothing(engine: Engine) -> None:
+def test_bad_words_that_the_model_cannot_generate_change_nothing(engine: Engine) -> None:
     free, same = (
         engine.generate([[40, 50, 60]], SamplingParams(max_tokens=9, temperature=0.0, bad_words=bad_words))[0]
         for bad_words in ((), ("é",))

@@ -1,4 +1,4 @@
-"""The batched sampler against a plain one that does one row at a time, in Python floats."""
+"""The batched sampler equals a plain sampler that computes one row at a time with Python floats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oaiserve.engine.sequence import Sequence, TokenCounts
 from tests.engine.model.sampling import last_chunks, sample
 
 VOCAB = 24
-EPSILON = 1e-5  # of float32 sums: a uniform, or a threshold, that is so near to a boundary may fall on either side
+EPSILON = 1e-5  # sums are in float32: a uniform or a threshold that is so close to a boundary may be on either side
 
 
 def sequence(
@@ -69,7 +69,7 @@ def plain_edits(logits: list[float], row: Sequence) -> list[float]:
 def plain_distribution(
     scores: list[float], p: SamplingParams, top_p: float | None = None, min_p: float | None = None
 ) -> dict[int, float]:
-    """Probabilities by id, in the order in which a draw goes through them."""
+    """Return probabilities by id, in the order in which a draw adds them up."""
     top_p, min_p = p.top_p if top_p is None else top_p, p.min_p if min_p is None else min_p
     ids = list(range(len(scores)))
     if p.temperature < GREEDY_BELOW:
@@ -97,7 +97,7 @@ def plain_draw(distribution: dict[int, float], u: float) -> int:
 
 
 def plain_answers(logits: list[float], row: Sequence) -> set[int]:
-    """The id to be drawn; more than one only where rounding decides. None: there is nothing to draw from."""
+    """Return the id to be drawn, or several if rounding decides between them, or none if the logits are not finite."""
     scores, p = plain_edits(logits, row), row.params
     if not math.isfinite(max(scores)):
         return set()
@@ -146,7 +146,7 @@ rows_strategy = st.lists(row_strategy, min_size=1, max_size=6)
 def batches(draw: Callable[..., Any]) -> tuple[torch.Tensor, list[Sequence]]:
     rows = draw(rows_strategy)
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**16)))) * 3
-    return logits.round() if draw(st.booleans()) else logits, rows  # rounded there are many ties
+    return logits.round() if draw(st.booleans()) else logits, rows  # rounded logits have many ties
 
 
 @settings(max_examples=300)
@@ -184,7 +184,7 @@ def test_every_row_gets_the_plain_samplers_token_and_logprobs(batch: tuple[torch
 
 @settings(max_examples=100)
 @given(batch=batches())
-def test_a_row_alone_gets_what_it_gets_among_others(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
+def test_the_results_of_a_row_do_not_depend_on_the_other_rows(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
     logits, rows = batch
     together = sample(logits.clone(), rows)
     for i, row in enumerate(rows):
@@ -193,7 +193,7 @@ def test_a_row_alone_gets_what_it_gets_among_others(batch: tuple[torch.Tensor, l
         assert alone.token_ids == [together.token_ids[i]] or not alone.are_finite[0]
 
 
-def test_with_a_large_vocabulary_too_rows_do_not_touch_each_other() -> None:
+def test_rows_are_independent_with_a_large_vocabulary_too() -> None:
     logits = torch.randn(12, 5000, generator=torch.Generator().manual_seed(1))
     ways = [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}]
     rows = [sequence(SamplingParams(**ways[i % 4], logprobs=i % 3), key=draw_key(4, i)) for i in range(12)]  # type: ignore[arg-type]
@@ -221,8 +221,10 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize(("key", "u"), [(0x255992D382208BC1, 0.0), (0xF4F397837C8C3981, 1 - 2.0**-53)])
 @pytest.mark.parametrize("way", [{}, {"top_p": 0.9999}, {"top_k": 15}, {"min_p": 0.01}], ids=str)
-def test_the_outermost_uniforms_draw_an_id_that_has_probability(key: int, u: float, way: dict[str, Any]) -> None:
-    """Which is between others that have none."""
+def test_the_smallest_and_the_largest_uniform_draw_an_id_with_probability(
+    key: int, u: float, way: dict[str, Any]
+) -> None:
+    """Such ids are between ids without probability."""
     params = SamplingParams(allowed_token_ids=tuple(range(3, 15)), **way)
     row = sequence(params, key=key)
     assert uniform(row.draw_key, len(row.token_ids)) == u
@@ -232,7 +234,7 @@ def test_the_outermost_uniforms_draw_an_id_that_has_probability(key: int, u: flo
 
 
 def test_penalties_follow_an_answer_as_it_grows() -> None:
-    """What they count is kept from step to step."""
+    """The counts of tokens are kept with the sequence from step to step."""
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6))
     rows = [
         sequence(SamplingParams(repetition_penalty=1.5, frequency_penalty=0.4, min_tokens=3), (5, 6, 5)),
@@ -246,7 +248,7 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
             row.num_tokens += 1
 
 
-def test_counts_take_the_prompt_for_ids_and_the_answer_for_times() -> None:
+def test_token_counts_have_the_ids_of_prompt_and_answer_and_count_the_answer() -> None:
     counts = TokenCounts([5, 7, 5])
     counts.add([7, 9])
     counts.add([7])
@@ -262,26 +264,28 @@ def test_a_word_is_bad_only_within_the_answer() -> None:
 
 
 @pytest.mark.parametrize("min_tokens", [1, 2, 3])
-def test_a_token_on_its_way_counts_as_if_its_id_were_known(min_tokens: int) -> None:
+def test_a_token_whose_id_is_not_known_yet_counts_for_min_tokens(min_tokens: int) -> None:
     generator, params = torch.Generator().manual_seed(4), SamplingParams(min_tokens=min_tokens)
     known = [sequence(params, generated=(5, 6), key=key) for key in range(99)]
-    on_its_way = [sequence(params, generated=(5,), key=key) for key in range(99)]
-    for row in on_its_way:
+    unknown = [sequence(params, generated=(5,), key=key) for key in range(99)]
+    for row in unknown:
         row.num_tokens += 1
     logits = torch.randn(99, VOCAB, generator=generator)
-    found, expected = sample(logits.clone(), on_its_way), sample(logits.clone(), known)
+    found, expected = sample(logits.clone(), unknown), sample(logits.clone(), known)
     assert found == expected
-    assert bool({0, 3} & set(found.token_ids)) == (min_tokens < 3), "which ids end an answer"
+    assert bool({0, 3} & set(found.token_ids)) == (min_tokens < 3), (
+        "ids that end an answer are banned before min_tokens"
+    )
 
 
-def test_an_edit_by_ids_that_are_not_known_is_noticed() -> None:
+def test_an_edit_that_needs_unknown_ids_fails() -> None:
     row = sequence(SamplingParams(presence_penalty=0.1))
     row.num_tokens += 1
     with pytest.raises(AssertionError, match="the ids before the draw are not known yet"):
         edit_logits(torch.zeros(1, VOCAB), last_chunks([row]))
 
 
-# -- rows that are special
+# -- special rows
 
 
 WAYS = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5, "min_p": 0.1}, {"logit_bias": {1: 2.0}, "logprobs": 2}]
@@ -289,7 +293,7 @@ WAYS = [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5, "min_p": 0.1}, {"
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.nan])
-def test_a_row_that_is_no_numbers_is_told_apart_and_harms_no_other(way: dict[str, Any], bad: float) -> None:
+def test_a_row_that_is_not_finite_is_marked_and_affects_no_other(way: dict[str, Any], bad: float) -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
     rows = [sequence(SamplingParams(**way), key=i) for i in range(4)]
     good = sample(logits.clone(), rows)
@@ -308,13 +312,13 @@ def test_ties_go_to_the_lowest_id(params: dict[str, Any]) -> None:
     assert sample(logits, [sequence(SamplingParams(**params))]).token_ids == [7]
 
 
-def test_ids_beyond_what_a_float_can_count_arrive_as_they_are() -> None:
+def test_ids_above_2_to_the_24_are_exact() -> None:
     logits = torch.zeros(1, 2**24 + 2, dtype=torch.bfloat16)
     logits[0, 2**24 + 1] = 1.0
     assert sample(logits, [sequence(SamplingParams(temperature=0.0))]).token_ids == [2**24 + 1]
 
 
-def test_half_precision_is_edited_and_drawn_in_single_precision() -> None:
+def test_half_precision_logits_are_edited_and_drawn_in_float32() -> None:
     logits = torch.zeros(2, VOCAB, dtype=torch.bfloat16)
     rows = [sequence(SamplingParams(temperature=0.0, logit_bias={i: 1.0 + i * 1e-4 for i in range(9)}))]
     rows += [sequence(SamplingParams(top_p=0.9, logprobs=0))]
@@ -340,21 +344,23 @@ def test_logprobs_are_those_of_the_unmodified_logits_best_first() -> None:
     assert (last.token_id, last.logprob, last.top_ids) == (1, pytest.approx(expected[1]), [])
 
 
-def test_without_rows_there_is_nothing() -> None:
+def test_no_rows_give_empty_results() -> None:
     assert sample(torch.zeros(0, VOCAB), []) == Sampled([], [], [], [])
 
 
-# -- what it costs
+# -- cost
 
 
 class Device(TorchDispatchMode):
-    """Lets the device `meta` stand for one of which the host knows nothing: there, an operation whose result decides
-    what happens next raises. Copies to the host are counted and give zeros."""
+    """Uses the device `meta` as a device on which an operation raises if the host has to know its result.
+
+    Copies to the host are counted and return zeros.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_read_backs = 0
-        self.operations: list[tuple[str, list[torch.Size]]] = []  # on the device
+        self.operations: list[tuple[str, list[torch.Size]]] = []  # names and input shapes, on the device
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -371,7 +377,7 @@ class Device(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def over_the_vocabulary(self) -> list[tuple[str, int]]:
-        """Operations that read whole rows of logits, and how many rows."""
+        """Return the operations that read whole rows of logits, each with its number of rows."""
         over = {"max", "amax", "argmax", "_softmax", "_log_softmax", "sort", "topk", "cumsum", "div", "lt", "logsumexp"}
         return [(name, shapes[0][0]) for name, shapes in self.operations if name in over and VOCAB in shapes[0]]
 
@@ -410,7 +416,7 @@ def test_more_rows_take_no_more_operations() -> None:
     assert few_names == many_names
 
 
-def test_greedy_rows_cost_an_argmax() -> None:
+def test_a_greedy_row_costs_only_an_argmax() -> None:
     greedy = [sequence(SamplingParams(temperature=0.0)) for _ in range(5)]
     alone = run_on_device(greedy)
     assert alone.over_the_vocabulary() == [("max", 5)]
@@ -423,7 +429,7 @@ def test_greedy_rows_cost_an_argmax() -> None:
     ]
 
 
-def test_only_rows_that_ask_for_logprobs_cost_a_softmax_for_them() -> None:
+def test_only_rows_that_ask_for_logprobs_cost_a_log_softmax() -> None:
     params = SamplingParams(temperature=0.0)
     rows = [sequence(params) for _ in range(5)] + [sequence(SamplingParams(temperature=0.0, logprobs=2))]
     assert run_on_device(rows).over_the_vocabulary() == [("_log_softmax", 1), ("max", 6), ("topk", 1)]

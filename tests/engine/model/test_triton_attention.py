@@ -1,4 +1,4 @@
-"""The Triton backend against the reference, in Triton's interpreter."""
+"""The Triton backend, in Triton's interpreter, equals the reference backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention import triton as backend
 
-# exp2 of a score far above the cap is infinity, and the score becomes the cap, as it should.
+# exp2 of a score far above the softcap is infinity, and the score becomes the softcap, which is right.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def make_inputs(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Inputs:
-    """Sequences whose blocks lie anywhere. What is in the cache and belongs to no token of theirs is not a number."""
+    """Return the inputs of sequences with random blocks. Parts of the cache that belong to no token are NaN."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -76,13 +76,13 @@ def make_inputs(
             place = sequence.blocks[position // block_size], position % block_size
             cache.keys[place], cache.values[place] = randn(kv_heads, key_dim), randn(kv_heads, value_dim)
     num_tokens = sum(count for _, count in lengths)
-    # Heads outside, as transformers lays them out.
+    # Heads come first in memory, as in transformers.
     query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
     return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
 
 
 def expected(inputs: Inputs, **scoring: float | int | None) -> torch.Tensor:
-    """The reference's answer in float32, from the same numbers; the caches come out the same."""
+    """Return the reference's result in float32, for the same inputs. It works on a copy of the cache."""
     query, key, value, cache, batch = inputs
     copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
     return ReferenceAttention(batch)(query.float(), key.float(), value.float(), copies, **scoring)
@@ -127,7 +127,7 @@ def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, so
     check(make_inputs(MIXED, dtype=torch.bfloat16), window=window, softcap=softcap)
 
 
-def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
+def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     inputs = make_inputs(MIXED, key_dim=20, value_dim=12)
     before = LayerCache(inputs.cache.keys.clone(), inputs.cache.values.clone())
     attend(inputs, scaling=1.0, sliding_window=None, softcap=None)
@@ -136,7 +136,7 @@ def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
 
 
-# Small tiles, so that few tokens are many of them.
+# Tiles are small, so that a few tokens make many tiles.
 @settings(max_examples=12)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 24)), min_size=1, max_size=3),
@@ -188,21 +188,21 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int
 @pytest.mark.parametrize(
     ("programs", "tokens", "splits"),
     [
-        (8, 200, 1),  # too short to be worth it
+        (8, 200, 1),  # too short for splits to help
         (8, 1024, 4),
         (8, 8192, 32),
         (8, 1 << 20, 64),
         (128, 8192, 3),
-        (512, 512, 1),  # the device is full without
+        (512, 512, 1),  # the device is full without splits
         (512, 4096, 1),
-        (512, 32768, 8),  # some may be much longer than others
+        (512, 32768, 8),  # some sequences may be much longer than others
     ],
 )
-def test_sequences_are_split_where_that_fills_the_device(programs: int, tokens: int, splits: int) -> None:
+def test_sequences_are_split_if_that_fills_the_device(programs: int, tokens: int, splits: int) -> None:
     assert backend.num_splits(programs, tokens, num_multiprocessors=132) == splits
 
 
-def test_tiles_that_see_most_come_first() -> None:
+def test_tiles_that_see_the_most_keys_come_first() -> None:
     batch = make_inputs(((9, 1), (0, 5), (100, 3))).batch
     assert backend.PrefillTiles(batch).of(2).tolist() == [
         [2, 8, 1, 102],
@@ -213,7 +213,7 @@ def test_tiles_that_see_most_come_first() -> None:
     ]
 
 
-def test_models_answer_as_generate_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_equal_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_families, "eager_runner", partial(eager_runner, backend=backend.TritonAttention))
     model = random_model(FAMILIES["gemma2"])  # grouped heads, windows and softcap
     expected = generate(model, test_families.PROMPTS, test_families.NUM_TOKENS)

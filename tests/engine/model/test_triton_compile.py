@@ -1,4 +1,4 @@
-"""What the interpreter does not tell: whether the kernels compile, and into the instructions that matter."""
+"""The Triton kernels compile for a GPU, into the instructions that make them fast."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 ROOT = Path(__file__).parents[3]
-SHARED_BYTES = 227 << 10  # of an SM, for one program
+SHARED_BYTES = 227 << 10  # the shared memory of an SM that one program can have
 
 
-@pytest.mark.timeout(400)  # a compiler on a machine that has other things to do
+@pytest.mark.timeout(400)  # compiling takes long on a busy machine
 def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("triton_compile.py")
@@ -32,6 +32,6 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
         assert kernel["stack_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
-            # Matrix units, and loads that go on while these work.
+            # These instructions use tensor cores, and load asynchronously.
             matrices = {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"HMMA", "LDGSTS"}}
             assert matrices.get(kernel["kernel"], set()) <= set(kernel["instructions"]), kernel

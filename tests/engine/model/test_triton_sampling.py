@@ -1,4 +1,4 @@
-"""Choosing tokens with Triton against the sampler's plain path, in Triton's interpreter."""
+"""Sampling with Triton, in its interpreter, draws the same tokens as sampling in plain torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model import triton_sampling
 from tests.engine.model.sampling import last_chunks, sample
 
-# Rows without numbers are worked out like the others, and then marked.
+# Rows that are not finite are computed as the others are, and then marked.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
 
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few ids each, so that a small vocabulary has several."""
+    """Make chunks so small that a small vocabulary has several."""
     monkeypatch.setattr(triton_sampling, "CHUNK", 64)
     monkeypatch.setattr(triton_sampling, "TILE", 64)
 
@@ -41,15 +41,15 @@ def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
 
 @pytest.mark.parametrize(("dtype", "spread"), [(torch.float32, 0.1), (torch.bfloat16, 6.0)], ids=str)
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 60, "top_p": 0.5}], ids=str)
-def test_it_draws_what_the_plain_path_draws(cuts: dict[str, float], spread: float, dtype: torch.dtype) -> None:
+def test_it_draws_the_same_tokens_as_plain_torch(cuts: dict[str, float], spread: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(4, 150) * spread).to(dtype)
-    logits[2:] = (logits[2:] * 2).round() / 2  # many are equal
+    logits[2:] = (logits[2:] * 2).round() / 2  # rounded, so that many are equal
     logits[3, torch.rand(150) < 0.5] = -math.inf
     check(logits, [make_sequence(draw_key=key, temperature=0.7, **cuts) for key in range(4)])
 
 
-def test_rows_of_all_kinds_go_together() -> None:
+def test_rows_of_all_kinds_are_sampled_together() -> None:
     chance = random.Random(5)
     torch.manual_seed(1)
     sequences = [
@@ -65,7 +65,7 @@ def test_rows_of_all_kinds_go_together() -> None:
     check(torch.randn(12, 150) * 3, sequences)
 
 
-def test_every_token_can_be_drawn_and_none_that_is_masked() -> None:
+def test_every_token_except_for_masked_ones_can_be_drawn() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
     for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
         sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
@@ -75,8 +75,8 @@ def test_every_token_can_be_drawn_and_none_that_is_masked() -> None:
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1.0])
-def test_the_ends_of_the_range_are_tokens_that_stay(uniform: float) -> None:
-    """A uniform number is below 1, but may not be so any more in float32."""
+def test_the_smallest_and_the_largest_uniform_draw_tokens_that_stay(uniform: float) -> None:
+    """A uniform number is below 1, but it may be rounded to 1 in float32."""
     logits = torch.tensor([[-math.inf, 3.0, 1.0, 2.0, -math.inf]])
     for has_cuts, top_k, want in ((False, 0.0, (1, 3)), (True, 2.0, (1, 3)), (True, 3.0, (1, 2))):
         parameters = torch.tensor([[1.0], [0.0], [top_k], [1.0], [uniform]])
@@ -92,7 +92,7 @@ def test_of_equal_tokens_those_with_the_lowest_ids_stay() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_greedy_takes_the_lowest_id_of_the_best(dtype: torch.dtype) -> None:
+def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     logits = (torch.randn(6, 200) * 4).round().to(dtype)
     logits[0] = -0.0
@@ -103,7 +103,7 @@ def test_greedy_takes_the_lowest_id_of_the_best(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_k", [0, 3])
-def test_rows_without_numbers_are_told(temperature: float, top_k: int) -> None:
+def test_rows_that_are_not_finite_are_marked(temperature: float, top_k: int) -> None:
     torch.manual_seed(3)
     logits = torch.randn(6, 130)
     logits[0, 100] = math.nan
@@ -114,7 +114,7 @@ def test_rows_without_numbers_are_told(temperature: float, top_k: int) -> None:
     check(logits, [make_sequence(temperature=temperature, top_k=top_k)] * 6)
 
 
-def test_logits_may_be_part_of_something() -> None:
+def test_logits_may_have_any_strides() -> None:
     torch.manual_seed(4)
     logits = torch.randn(3, 500)[:, 100:300]
     for sequence in (make_sequence(temperature=0.0), make_sequence(temperature=1.0, top_p=0.9)):
@@ -122,7 +122,7 @@ def test_logits_may_be_part_of_something() -> None:
         check(logits.contiguous().T.contiguous().T, [sequence] * 3)
 
 
-def test_the_sampler_takes_it_in_place_of_its_own() -> None:
+def test_the_sampler_can_use_it_in_place_of_plain_torch() -> None:
     torch.manual_seed(6)
     logits = torch.randn(3, 150)
     sequences = [

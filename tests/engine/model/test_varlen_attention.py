@@ -1,6 +1,6 @@
-"""The backend for prompts by torch's FlashAttention, with a double of the one function that needs a GPU.
+"""The varlen backend equals the reference, with a double of the one function of torch that needs a GPU.
 
-Decodes are by the Triton backend, in its interpreter.
+The Triton backend computes decodes, in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 from oaiserve.engine.model.attention import triton, varlen
 from tests.engine.model.test_triton_attention import CPU, MIXED, TOLERANCE, Inputs, expected, make_inputs
 
-PROMPTS = ((0, 5), (0, 40), (0, 17))  # whole, as in an empty cache
+PROMPTS = ((0, 5), (0, 40), (0, 17))  # whole prompts, with nothing in the cache
 
 
 def plain_varlen_attn(
@@ -40,8 +40,10 @@ def plain_varlen_attn(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What torch's documentation says of the function, and FlashAttention of its windows: the last query stands at the
-    last key."""
+    """Compute what torch documents for `varlen_attn`, with the windows of FlashAttention.
+
+    The last query is at the position of the last key.
+    """
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert query.dtype == key.dtype == value.dtype
     assert {tensor.stride(-1) for tensor in (query, key, value)} == {1}
@@ -87,7 +89,7 @@ def check(inputs: Inputs, *, window: int | None = None) -> None:
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
 
-def test_the_double_takes_what_the_function_takes() -> None:
+def test_the_double_has_the_parameters_of_the_function() -> None:
     from torch.nn.attention.varlen import varlen_attn
 
     installed = inspect.signature(varlen_attn).parameters
@@ -118,7 +120,7 @@ def test_it_equals_the_reference_with_windows(lengths: tuple[tuple[int, int], ..
     check(make_inputs(lengths), window=window)
 
 
-def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
+def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     for lengths in (MIXED, PROMPTS):
         inputs = make_inputs(lengths)
         before = [blocks.clone() for blocks in inputs.cache]
@@ -128,7 +130,7 @@ def test_what_is_in_the_cache_afterwards_is_what_was_given() -> None:
             torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
 
 
-def test_contexts_too_long_to_copy_and_steps_of_decodes_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_contexts_and_decode_steps_are_computed_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> torch.Tensor:
         raise AssertionError
 
@@ -141,7 +143,7 @@ def test_contexts_too_long_to_copy_and_steps_of_decodes_are_left_to_triton(monke
         check(make_inputs(MIXED))
 
 
-def test_the_prompts_keys_are_looked_for_once_a_step() -> None:
+def test_the_places_of_keys_are_computed_once_a_step() -> None:
     *tensors, batch = make_inputs(MIXED)
     scoring = {"scaling": 1.0, "sliding_window": None, "softcap": None}
     attention = varlen.VarlenAttention(batch)
@@ -156,7 +158,7 @@ def test_the_prompts_keys_are_looked_for_once_a_step() -> None:
 def test_backends_for_gpus_are_refused_elsewhere(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartupError, match=rf"^--attention {name} is for NVIDIA GPUs; the model is on cpu\."):
         select_backend(CPU, name)
-    monkeypatch.setattr("oaiserve.engine.model.attention.find_spec", lambda _: None)
+    monkeypatch.setattr("oaiserve.engine.model.attention.select.find_spec", lambda _: None)
     with pytest.raises(StartupError, match=rf"^--attention {name} needs the package triton\."):
         select_backend(torch.device("cuda"), name)
     assert select_backend(torch.device("cuda")) is ReferenceAttention
@@ -180,7 +182,7 @@ def test_the_name_decides_which_backend_is_used() -> None:
         ((9, 0), torch.bfloat16, KVShape(2, 64, 64), "llama", None),
     ],
 )
-def test_what_flash_attention_is_not_for_is_refused(
+def test_gpus_and_models_that_flash_attention_does_not_support_are_refused(
     capability: tuple[int, int],
     dtype: torch.dtype,
     shape: KVShape,

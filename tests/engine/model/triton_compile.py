@@ -1,6 +1,6 @@
-"""Compiles the Triton kernels for an H100 or H200 on a machine that has none, and prints what they need, as JSON.
+"""Compiles the Triton kernels for an H100 or H200 on a machine without a GPU, and prints their resources as JSON.
 
-A process of its own: in that of the tests, Triton is in its interpreter.
+This runs in a process of its own, because Triton is in interpreter mode in the process of the tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class NoDevice:
-    """What Triton asks of a driver in order to compile."""
+    """Replaces Triton's driver, with the methods that compiling needs."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -42,7 +42,7 @@ class NoDevice:
 
 
 class CompileOnly:
-    """In the place of a kernel: compiles it where it would be launched."""
+    """Replaces a kernel, and compiles it when it would be launched."""
 
     def __init__(self, kernel: Any, found: list[dict[str, Any]]) -> None:
         self._kernel, self._found = kernel, found
@@ -57,7 +57,7 @@ class CompileOnly:
             {
                 "kernel": self._kernel.fn.__name__,
                 "dtype": str(arguments[0].dtype),
-                "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # of what does not fit into registers
+                "stack_bytes": int(re.search(r"STACK:(\d+)", resources)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|HMMA|LDGSTS)\b", code))),
             }
@@ -77,7 +77,7 @@ def disassemble(binary: bytes) -> tuple[str, str]:
 
 
 def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **scoring: float | None) -> None:
-    """32 heads on 8, blocks of 16: decodes and a prefill."""
+    """Compute a layer's attention for decodes and a prefill, with 32 query heads, 8 key heads and blocks of 16."""
     step = Step()
     for count in [1] * num_decodes + [query_len]:
         sequence = Sequence("r", 0, [0] * 4096, SamplingParams(), max_len=4097)
@@ -87,7 +87,8 @@ def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **
     cache = LayerCache(*torch.empty(2, 2, 16, 8, dim, dtype=dtype))
     query, key = torch.empty(num_tokens, 32, dim, dtype=dtype), torch.empty(num_tokens, 8, dim, dtype=dtype)
     batch = build_batch(step, 16, torch.device("cpu"))
-    backend.attend(query, key, key, cache, batch, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
+    attention = backend.TritonAttention(batch)
+    attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
 
 
 def main() -> None:
@@ -101,7 +102,7 @@ def main() -> None:
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
-    out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as in captured steps
+    out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.take_best(logits, out)
     triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True, out=out)
     print(json.dumps(found))

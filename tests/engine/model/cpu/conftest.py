@@ -1,4 +1,4 @@
-"""The functions of the native code that tests call directly, compiled as a library."""
+"""Compiles the functions of the native code that tests call directly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oaiserve.engine.model.cpu import build
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Compile exports.cpp and load it."""
+    """Compile exports.cpp as a library and load it."""
     library = tmp_path_factory.mktemp("exports") / "exports.so"
     flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]
     source = Path(__file__).parent / "exports.cpp"

@@ -1,4 +1,4 @@
-"""Small random models whose sizes the native step takes, and engines that run them with it."""
+"""Small random models whose sizes the native step supports, and the runners and engines that tests run them with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.random_models import SMALL, byte_tokenizer, random_model
 
 BLOCK_SIZE = 16
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-_OWN_HEADS = {"num_key_value_heads": 4}  # where each query head has its own keys
+_OWN_HEADS = {"num_key_value_heads": 4}  # each query head has its own keys
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
@@ -39,7 +39,7 @@ def config(model_type: str, **values: Any) -> PreTrainedConfig:
     return AutoConfig.for_model(model_type, **{**_SIZES, **values})
 
 
-# What the native step must cover, and what each has that others have not.
+# The families that the native step must support. Comments say what a family has that the others do not have.
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": config("llama", attention_bias=True, rope_parameters=_LLAMA3_ROPE),
     "one key head": config(
@@ -48,37 +48,37 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "mistral": config("mistral", sliding_window=6),
     "qwen2": config("qwen2"),  # biases of queries, keys and values
     "qwen3": config("qwen3", head_dim=32),  # norms of queries and keys
-    "gemma": config("gemma"),  # scaled embeddings, weights that differ from 1
-    "gemma2": config(  # norms behind attention and MLP, squashed scores and logits
+    "gemma": config("gemma"),  # scaled embeddings, norms that store the weight minus 1
+    "gemma2": config(  # norms after attention and MLP, softcaps of scores and logits
         "gemma2", **_MIXED, attn_logit_softcapping=5.0, final_logit_softcapping=3.0, query_pre_attn_scalar=8
     ),
     "gemma3_text": config("gemma3_text", **_MIXED, query_pre_attn_scalar=8),  # two rotary tables
     "phi3": config("phi3", sliding_window=6),  # fused projections
-    "gpt2": config("gpt2", **_GPT2),  # LayerNorm, learned positions, weights the other way round
+    "gpt2": config("gpt2", **_GPT2),  # LayerNorm, learned positions, transposed weights
     "gpt_bigcode": config("gpt_bigcode", **_GPT2),
     "granite": config(
         "granite", embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=2.0
     ),
-    "smollm3": config("smollm3", no_rope_layers=[1, 0, 1]),  # a layer without positions
+    "smollm3": config("smollm3", no_rope_layers=[1, 0, 1]),  # a layer without rotary embedding
     "starcoder2": config("starcoder2", sliding_window=6),
     "arcee": config("arcee"),  # the square of relu
-    "olmo2": config("olmo2"),  # norms behind alone, and across all heads
+    "olmo2": config("olmo2"),  # norms only after attention and MLP, and norms across all heads
     "olmo3": config("olmo3", **_MIXED),
-    "exaone4": config("exaone4", **_MIXED),  # no positions where attention sees everything
-    "cohere": config("cohere", logit_scale=0.3),  # attention and MLP side by side, neighbours turn
+    "exaone4": config("exaone4", **_MIXED),  # no rotary embedding in layers without a window
+    "cohere": config("cohere", logit_scale=0.3),  # parallel attention and MLP, rotated pairs of neighbours
     "cohere2": config("cohere2", **_MIXED),
-    "phi": config("phi", **_OWN_HEADS, qk_layernorm=True),  # side by side, with biases; half of each head turns
-    "gpt_neox": config("gpt_neox", **_OWN_HEADS),  # side by side, with two norms; projections sorted by head
+    "phi": config("phi", **_OWN_HEADS, qk_layernorm=True),  # parallel, with biases; half of each head is rotated
+    "gpt_neox": config("gpt_neox", **_OWN_HEADS),  # parallel, with two norms; projections sorted by head
     "gpt_neox in turn": config("gpt_neox", **_OWN_HEADS, use_parallel_residual=False),
     "persimmon": config("persimmon", **_OWN_HEADS),
-    "glm": config("glm"),  # neighbours turn, in half of each head
+    "glm": config("glm"),  # rotated pairs of neighbours, in half of each head
     "glm4": config("glm4"),  # four norms under other names
     "helium": config("helium"),
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
 }
-# What it cannot cover, but for attention.
+# The families of which the native library supports only attention.
 MIXTURES: dict[str, PreTrainedConfig] = {
     "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
     "qwen3_moe": config(
@@ -88,8 +88,11 @@ MIXTURES: dict[str, PreTrainedConfig] = {
 
 
 def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """With random biases and norms, too: fresh ones are zeros and ones, which hide what confuses them."""
-    model = random_model(deepcopy(asked), dtype=dtype)  # a model writes its attention into its config
+    """Return a model with random biases and norms.
+
+    New ones are zeros and ones, with which a mix-up of two of them would not be seen.
+    """
+    model = random_model(deepcopy(asked), dtype=dtype)  # the model changes its config
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -113,7 +116,7 @@ def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
 def started_runner(
     loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
 ) -> ModelRunner:
-    """Return a runner that begins with the eager executor, after `start_native`: compiling may go on in a thread."""
+    """Return a runner on which `start_native` has been called. A thread may still be compiling the library."""
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
     runner = ModelRunner(eager, loaded.device, block_size)
     start_native(runner, eager, loaded, num_blocks=num_blocks, block_size=block_size, num_threads=1, **options)

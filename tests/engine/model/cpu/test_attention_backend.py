@@ -1,5 +1,4 @@
-"""Native attention below transformers' code: it equals the reference backend, and mixtures of experts are served with
-it."""
+"""Native attention as a backend of transformers' code equals the reference backend, and serves mixtures of experts."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Layer(NamedTuple):
     softcap: float | None = None
 
 
-# The first three look equally far back; each of the others has something else of its own.
+# The first three have the same window, which is none; each of the others has something that no other has.
 LAYERS = [
     Layer(6, KVShape(2, 48, 32)),
     Layer(6, KVShape(2, 16, 32), softcap=2.0),
@@ -59,14 +58,14 @@ LAYERS = [
     Layer(4, KVShape(4, 32, 32), sliding_window=1, softcap=0.5),
     Layer(5, KVShape(1, 256, 240), sliding_window=1000),
 ]
-# For each sequence: how many tokens came before, and how many the last step computes.
+# For each sequence: the number of tokens that are in the cache, and the number that the last step computes.
 shapes = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 150) | st.just(1)), min_size=1, max_size=5).filter(
     lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
 )
 
 
 def steps_of(shape: list[tuple[int, int]], generator: torch.Generator) -> list[Step]:
-    """Two steps: what came before, and the last one."""
+    """Return two steps: one that fills the cache, and the last step."""
     blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
     steps = [Step(), Step()]
     for i, (num_before, num_now) in enumerate(shape):
@@ -86,7 +85,7 @@ def native_attention(dtype: torch.dtype) -> NativeAttention:
     native = NativeAttention(Library(dtype), layers, dtype, **sizes)
     for cache in native.caches.values():
         for blocks in cache:
-            blocks.fill_(math.nan)  # what nobody has written must not matter
+            blocks.fill_(math.nan)  # values that have not been written must not matter
     return native
 
 
@@ -103,11 +102,14 @@ def plain_caches(dtype: torch.dtype) -> dict[int, LayerCache]:
 def outputs(
     backend: Backend, caches: dict[int, LayerCache], steps: list[Step], dtype: torch.dtype, seed: int
 ) -> list[Tensor]:
-    """Of each layer in each step, for the same random numbers, which are bfloat16's in any case."""
+    """Return the outputs of each layer in each step, for random inputs that depend on the seed only.
+
+    The inputs are rounded to bfloat16, whatever the dtype.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def randn(heads: int, num_tokens: int, dim: int) -> Tensor:
-        """[num_tokens, heads, dim], and not contiguous: transformers' code has the heads first."""
+        """Return [num_tokens, heads, dim], not contiguous, because transformers' code has the heads first."""
         numbers = torch.randn(heads, num_tokens, dim, generator=generator)
         return numbers.to(torch.bfloat16).to(dtype).transpose(0, 1)
 
@@ -127,7 +129,7 @@ def outputs(
 
 @pytest.fixture(scope="module", params=["torch's threads", "own threads"])
 def native(request: pytest.FixtureRequest) -> NativeAttention:
-    assert attention.openmp() is not None, "torch's threads can be had"
+    assert attention.openmp() is not None, "torch's threads can be used"
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "own threads":
             patch.setattr(attention, "openmp", lambda: None)
@@ -161,7 +163,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
 
 
 def start(loaded: LoadedModel, block_size: int = BLOCK_SIZE) -> ModelRunner:
-    """With everything that can be had at once, since the library is on disk."""
+    """Return a runner after `start_native` has finished, which it does at once when the library is on disk."""
     Library(loaded.dtype)
     return started_runner(loaded, block_size=block_size)
 
@@ -178,7 +180,7 @@ def test_mixtures_of_experts_answer_as_generate_does(
     caplog.set_level(logging.INFO)
     loaded = load(MIXTURES[family])
     runner = start(loaded)
-    monkeypatch.delattr(reference, "_attention")  # from now on, nobody may need it
+    monkeypatch.delattr(reference, "_attention")  # the reference backend must not be used from now on
     assert [text.split(" after ")[0] for text in caplog.messages][1:] == ["Its attention is native"]
     expected = generate(make_model(MIXTURES[family]), PROMPTS, GREEDY.max_tokens)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
@@ -193,7 +195,7 @@ def test_mixtures_of_experts_answer_as_generate_does(
         (16, 24, "the block size 24 is no multiple of 16"),
     ],
 )
-def test_what_does_not_fit_keeps_the_reference(
+def test_unsupported_sizes_keep_the_reference_backend(
     head_dim: int, block_size: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

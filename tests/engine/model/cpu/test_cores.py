@@ -1,4 +1,4 @@
-"""How many threads compute, on machines made of files."""
+"""The default number of threads, on machines that files describe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -
 @pytest.mark.parametrize(
     ("cpus", "threads"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (64, 63)], ids=lambda value: str(value)
 )
-def test_with_four_cores_or_more_one_is_left_to_the_rest(tmp_path: Path, cpus: int, threads: int) -> None:
+def test_one_core_of_four_or_more_is_left_free(tmp_path: Path, cpus: int, threads: int) -> None:
     root = machine(tmp_path, siblings={cpu: str(cpu) for cpu in range(cpus)})
     assert default_threads(set(range(cpus)), root) == threads
 
@@ -31,7 +31,7 @@ def test_with_four_cores_or_more_one_is_left_to_the_rest(tmp_path: Path, cpus: i
 def test_two_threads_of_a_core_count_once(tmp_path: Path) -> None:
     root = machine(tmp_path, siblings={0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
     assert default_threads({0, 1, 2, 3}, root) == 2
-    assert default_threads({1, 3}, root) == 1  # what taskset or a cpuset leaves
+    assert default_threads({1, 3}, root) == 1  # the CPUs that taskset or a cpuset leaves
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_cgroup_gives_no_more_than_its_quota(tmp_path: Path, quota: str, threa
     assert default_threads(set(range(8)), root) == threads
 
 
-def test_where_nothing_is_told_each_cpu_is_a_core(tmp_path: Path) -> None:
+def test_without_information_each_cpu_counts_as_a_core(tmp_path: Path) -> None:
     assert default_threads({0, 1, 2}, tmp_path) == 3
 
 
-def test_this_machine_has_at_least_one() -> None:
+def test_the_default_is_at_least_one_thread() -> None:
     assert default_threads() >= 1

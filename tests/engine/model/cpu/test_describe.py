@@ -1,4 +1,4 @@
-"""What is read from a model, and what is not believed."""
+"""The description of a model is read from its modules, and refused if it is not complete or contradicts itself."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def llama() -> LoadedModel:
     return load(FAMILIES["llama"])
 
 
-def test_layers_share_a_table_where_their_positions_are_the_same(llama: LoadedModel) -> None:
-    """A table has a row for each position that the model is good for: one for each layer could fill the memory."""
+def test_layers_with_the_same_rotary_embedding_share_one_table(llama: LoadedModel) -> None:
+    """A table has a row for each position of the model, so a table for each layer could fill the memory."""
     tables = [layer.attention.rotary for layer in described(llama).layers]
     assert tables[0] is not None
     assert tables[0].cosines.shape == (128, 8)
@@ -32,7 +32,7 @@ def test_layers_share_a_table_where_their_positions_are_the_same(llama: LoadedMo
     assert first is third is not second
 
 
-def test_a_parameter_without_a_place_is_named(llama: LoadedModel) -> None:
+def test_a_parameter_that_the_description_misses_is_named_in_the_error(llama: LoadedModel) -> None:
     llama.model.base_model.layers[2].self_attn.sink = nn.Parameter(torch.zeros(4))
     with pytest.raises(NotKnown, match=r"^it has a parameter 'model.layers.2.self_attn.sink'$"):
         described(llama)
@@ -62,13 +62,13 @@ def test_sizes_that_do_not_fit_together_are_refused(
         described(llama)
 
 
-def test_projections_that_make_no_whole_heads_are_refused(llama: LoadedModel) -> None:
+def test_projections_without_a_whole_number_of_heads_are_refused(llama: LoadedModel) -> None:
     llama.model.base_model.layers[1].self_attn.q_proj = nn.Linear(64, 72)
     with pytest.raises(NotKnown, match="^its projections have 136 rows, which make no whole heads$"):
         described(llama)
 
 
-def test_what_a_norm_does_is_seen_in_its_outputs(llama: LoadedModel) -> None:
+def test_the_kind_of_a_norm_is_found_from_its_outputs(llama: LoadedModel) -> None:
     plain = described(llama).final_norm
     torch.testing.assert_close(plain.weight, llama.model.base_model.norm.weight.detach())
     gemma = load(FAMILIES["gemma"])

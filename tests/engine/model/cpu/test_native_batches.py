@@ -1,4 +1,4 @@
-"""Steps of all shapes: the native step's logits are those of the reference, whatever is left in its cache."""
+"""The native step computes the logits of the eager executor in steps of all shapes, whatever its cache holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIGS = {
 }
 
 
-def test_a_sequence_of_nan_spoils_no_other_nor_who_gets_its_blocks() -> None:
+def test_nan_in_a_sequence_affects_no_other_and_not_the_next_owner_of_its_blocks() -> None:
     loaded = load(config("llama", num_hidden_layers=2))
     model = make_model(config("llama", num_hidden_layers=2))
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_a_sequence_of_nan_spoils_no_other_nor_who_gets_its_blocks() -> None:
     decoder = native(loaded, num_blocks=8)
 
     def last_logits(*sequences: tuple[list[int], int, list[int]]) -> list[torch.Tensor]:
-        """Of sequences that are token ids, how many of them are computed, and blocks."""
+        """Return the logits after each sequence, given by its token ids, the number in the cache, and its blocks."""
         step = Step()
         for ids, num_computed, blocks in sequences:
             sequence = Sequence("", 0, ids, SamplingParams(), max_len=96)
@@ -70,16 +70,16 @@ class Both(NamedTuple):
 
 @contextmanager
 def compiled_for(instructions: str) -> Iterator[None]:
-    """Another CPU, whose instructions this one has, too."""
+    """Compile native code for another CPU, whose instructions this one must have too."""
     if instructions != "native" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip("what is compiled for x86 CPUs with AVX2 does not run here")
+        pytest.skip("code for x86 CPUs with AVX2 does not run on this CPU")
     replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])
         yield
 
 
-# AVX2 and SSE: vectors of other widths take other ways.
+# With AVX2 and SSE, vectors have other widths, for which there are other code paths.
 OTHERS = [("grouped", "x86-64-v3"), ("capped", "x86-64-v3"), ("alone", "x86-64-v2")]
 
 
@@ -97,7 +97,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
-def test_bfloat16_on_other_cpus() -> None:
+def test_bfloat16_logits_of_another_cpus_code_are_close() -> None:
     loaded = load(CONFIGS["grouped"], dtype=torch.bfloat16)
     ids = [(7 * i + 3) % loaded.vocab_size for i in range(90)]
     sequence = Sequence("", 0, ids, SamplingParams(), max_len=91)
@@ -109,11 +109,11 @@ def test_bfloat16_on_other_cpus() -> None:
             for start, end in ((0, 89), (89, 90)):
                 logits = decoder.forward(build_batch(Step([Chunk(sequence, start, end - start)]), BLOCK_SIZE, CPU))
                 results.append(logits.clone())
-    for here, there in zip(results[:2], results[2:], strict=True):
-        assert (here - there).norm() < 0.01 * here.norm()
+    for own, other in zip(results[:2], results[2:], strict=True):
+        assert (own - other).norm() < 0.01 * own.norm()
 
 
-# For each sequence: how many tokens came before, and how many this step computes.
+# For each sequence: the number of tokens that are in the cache, and the number that this step computes.
 shapes = st.lists(st.tuples(st.integers(0, 330), st.integers(1, 300) | st.just(1)), min_size=1, max_size=5).filter(
     lambda shape: sum(-(-sum(lens) // BLOCK_SIZE) for lens in shape) <= NUM_BLOCKS
 )
@@ -124,7 +124,7 @@ shapes = st.lists(st.tuples(st.integers(0, 330), st.integers(1, 300) | st.just(1
 @example(shape=[(0, 1)], seed=0)
 @example(shape=[(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], seed=1)
 @example(shape=[(600, 1), (0, 330), (255, 2), (3, 128)], seed=2)
-def test_logits_equal_the_reference(both: Both, shape: list[tuple[int, int]], seed: int) -> None:
+def test_logits_equal_those_of_the_eager_executor(both: Both, shape: list[tuple[int, int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
     before, step = Step(), Step()

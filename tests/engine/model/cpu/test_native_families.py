@@ -1,4 +1,4 @@
-"""Small random models of each family: the native step's answers equal transformers' one-by-one `generate`."""
+"""The native step gives the answers of transformers' one-by-one `generate` for small random models of each family."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
     expected = generate(make_model(FAMILIES[family]), PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
-        for _ in range(2):  # two choices of each, with copies of blocks; then with what is in the prefix cache
+        for _ in range(2):  # two choices of each, which copy blocks; the second time with a filled prefix cache
             completions = engine.generate(PROMPTS, replace(GREEDY, n=2))
             assert [completion.token_ids for completion in completions] == [ids for ids in expected for _ in range(2)]
         assert engine.snapshot().num_prefix_hits > 0
-    runner = native_runner(loaded, num_blocks=6)  # far too few
+    runner = native_runner(loaded, num_blocks=6)  # too few, so that sequences are preempted
     with make_engine(loaded, runner, num_blocks=6, max_running=7, max_step_tokens=7) as engine:
         assert [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)] == expected
         assert engine.snapshot().num_preemptions > 0
@@ -68,7 +68,7 @@ NOT_KNOWN = {
 
 
 @pytest.mark.parametrize("case", NOT_KNOWN)
-def test_what_is_not_covered_is_said_in_one_line_and_answered_without(
+def test_an_unsupported_model_is_logged_in_one_line_and_served_eagerly(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,14 +91,14 @@ def test_what_is_not_covered_is_said_in_one_line_and_answered_without(
     assert answers == generate(make_model(asked), PROMPTS[:2], NUM_TOKENS)
 
 
-def test_blocks_that_the_native_layout_cannot_have_are_refused() -> None:
+def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> None:
     with pytest.raises(NotKnown, match="the block size 8 is no multiple of 16"):
         native_decoder(load(FAMILIES["llama"]), num_blocks=4, block_size=8, num_threads=1)
 
 
-# One of each structure: before, behind, around, side by side, with LayerNorm, with everything squashed.
+# One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps.
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"])
-def test_bfloat16_is_as_close_to_float32_as_transformers_own(family: str) -> None:
+def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     prompt = [(7 * i + 3) % 97 for i in range(60)]
     sequence = Sequence("prompt", 0, prompt, SamplingParams(), max_len=64)
     sequence.blocks, sequence.wants_prompt_logprobs = [3, 0, 5, 1], True

@@ -1,4 +1,4 @@
-"""The native activations and norms compute what torch does."""
+"""The native activations and norms equal those of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oaiserve.engine.model.cpu.library import ACTIVATIONS, Normalize
 
 pytestmark = pytest.mark.compiler
 NAN, INFINITY = math.nan, math.inf
-# Dense where the functions bend, coarse up to where they overflow, and then special values.
+# Many values where the functions are curved, few up to where they overflow, and then special values.
 X = torch.cat(
     [
         torch.linspace(-12, 12, 4000),

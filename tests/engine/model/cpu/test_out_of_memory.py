@@ -1,5 +1,7 @@
-"""Each allocation of the native code fails once. The call raises MemoryError, and computes the right result when it is
-repeated."""
+"""A native call in which an allocation fails raises MemoryError, and is right when it is repeated.
+
+Each allocation of the native code fails once.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
 def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> None:
     loaded = load(MODEL)
     built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded)]))
-    assert len(built) > 60, "`native` has compared each of them with transformers' code"
+    assert len(built) > 60, "`native` has compared each decoder with transformers' code"
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The start of the native step: in the background where it must be compiled, and not at all where it would be wrong."""
+"""The native step starts in the background if it has to be compiled, and not at all if its results would be wrong."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "logged"),
     [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["mixtral"], "Its attention is native after ")],
 )
 def test_requests_are_answered_while_the_library_is_compiled(
     asked: PreTrainedConfig,
-    said: str,
+    logged: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -73,11 +73,13 @@ def test_requests_are_answered_while_the_library_is_compiled(
     assert lines(caplog, logging.INFO) == []
     gate.write_text("go on\n")
     join_compile_thread()
-    assert lines(caplog, logging.INFO)[-1].startswith(said)
+    assert lines(caplog, logging.INFO)[-1].startswith(logged)
     assert answer(loaded, runner) == expected
 
 
-def test_it_is_there_at_once_where_its_library_is(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_native_step_is_ready_at_once_if_its_library_is_on_disk(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     build.build(torch.float32)
     started_runner(loaded)
@@ -94,7 +96,7 @@ def test_it_is_there_at_once_where_its_library_is(loaded: LoadedModel, caplog: p
         ("OAISERVE_CACHE", "/dev/null/cache", "/dev/null/cache/native cannot be written: Not a directory"),
     ],
 )
-def test_what_keeps_it_from_being_compiled_is_one_line_and_no_more(
+def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     loaded: LoadedModel,
     tmp_path: Path,
     variable: str,
@@ -115,7 +117,7 @@ def test_what_keeps_it_from_being_compiled_is_one_line_and_no_more(
     assert len(answer(loaded, runner)) == 20
 
 
-def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_computes_more_than_its_modules_show_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     loaded = load(FAMILIES["llama"])
 
@@ -133,7 +135,7 @@ def test_a_model_that_does_more_than_its_modules_tell_is_refused(caplog: pytest.
     native(loaded)
 
 
-def test_what_positions_do_far_away_counts_as_well() -> None:
+def test_a_model_that_differs_only_at_distant_positions_is_refused() -> None:
     loaded = load(FAMILIES["llama"])
 
     def louder_from_100_on(module: Module, args: tuple[Tensor], arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -147,7 +149,7 @@ def test_what_positions_do_far_away_counts_as_well() -> None:
         native(loaded)
 
 
-def test_a_model_that_gives_nan_is_refused() -> None:
+def test_a_model_whose_outputs_are_nan_is_refused() -> None:
     loaded = load(FAMILIES["llama"])
     with torch.no_grad():
         loaded.model.base_model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
@@ -155,7 +157,7 @@ def test_a_model_that_gives_nan_is_refused() -> None:
         native(loaded)
 
 
-def test_code_that_cannot_be_read_leaves_its_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_the_models_code_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     loaded = load(FAMILIES["llama"])
     loaded.model.base_model.rotary_emb.forward = lambda x, position_ids: 1 / 0
     started_runner(loaded)

@@ -1,4 +1,4 @@
-"""The switch from transformers' code to native code between any two steps: the answers stay the same."""
+"""A switch from transformers' code to native code between any two steps leaves the answers the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SwitchingRunner(ModelRunner):
 
 
 def answers(loaded: LoadedModel, runner: ModelRunner) -> list[list[int]]:
-    """Twice, so that the second round finds what the first one left in the prefix cache."""
+    """Return the answers of two rounds. The second round finds blocks of the first in the prefix cache."""
     found = []
     with make_engine(loaded, runner, num_blocks=NUM_BLOCKS, max_running=6, max_step_tokens=23) as engine:
         for prompts in (PROMPTS, [prompt[:33] for prompt in PROMPTS]):
@@ -76,13 +76,13 @@ def answers(loaded: LoadedModel, runner: ModelRunner) -> list[list[int]]:
 
 
 def switches(eager: SwitchingRunner) -> list[int]:
-    """Steps to switch before, in a run like this one."""
+    """Return the steps before which to switch, in a run with the same steps as this one."""
     first_copy = eager.copying_steps[0]
     return [0, 1, first_copy, first_copy + 1, eager.num_steps // 2, eager.num_steps * 3 // 4]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_running_sequences_go_on_with_the_same_tokens(family: str) -> None:
+def test_answers_are_the_same_with_a_switch_to_the_native_step(family: str) -> None:
     loaded = load(FAMILIES[family])
     eager = SwitchingRunner(loaded)
     expected = answers(loaded, eager)
@@ -91,11 +91,11 @@ def test_running_sequences_go_on_with_the_same_tokens(family: str) -> None:
         runner = SwitchingRunner(loaded, decoder, switch_at)
         assert answers(loaded, runner) == expected, f"switched before step {switch_at}"
         assert runner.num_steps > switch_at + 3
-        assert decoder.durations_seconds()["attention"] > 0, "it has computed"
+        assert decoder.durations_seconds()["attention"] > 0, "the native step has run"
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_they_go_on_with_native_attention(family: str) -> None:
+def test_answers_are_the_same_with_a_switch_to_native_attention(family: str) -> None:
     loaded = load(MIXTURES[family])
     eager = SwitchingRunner(loaded)
     expected = answers(loaded, eager)
@@ -113,4 +113,4 @@ def test_they_go_on_with_native_attention(family: str) -> None:
         num_reference_calls = 0
         assert answers(loaded, runner) == expected, f"switched before step {switch_at}"
         assert runner.num_steps > switch_at + 3
-        assert num_reference_calls == switch_at * len(loaded.kv_shapes), "none after the switch"
+        assert num_reference_calls == switch_at * len(loaded.kv_shapes), "there are no calls after the switch"
