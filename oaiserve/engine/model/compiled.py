@@ -1,4 +1,4 @@
-"""Compiles the model's layers with Inductor, which makes a few kernels of all between matrix products and attention.
+"""Compiles the model's layers: Inductor fuses the operations between matrix products and attention into a few kernels.
 
 Layers of the same class share compiled code. There is code for one token, which the compiler treats as a constant, and
 code for any other number of tokens. Both are compiled at the start, and their outputs are compared with those of the

@@ -19,4 +19,4 @@ class Executor(Protocol):
         """
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError, having copied none."""
+        """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Launched:
-    """A step under way on the device."""
+    """A step that has been launched, and whose results have not been collected yet."""
 
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch

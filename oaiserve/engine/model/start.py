@@ -217,7 +217,7 @@ def _sample_ids(loaded: LoadedModel) -> SampleIds | None:
 
 
 def _backend(loaded: LoadedModel, name: Attention) -> Backend:
-    """Return the attention backend of this name. Raises StartupError if the device or the model does not support it."""
+    """Return the attention backend of this name. Raises StartupError if device or model do not support it."""
     backend = select_backend(loaded.device, name)
     if name == "varlen":
         from oaiserve.engine.model.attention.varlen import refuse_unless_supported
