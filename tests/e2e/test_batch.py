@@ -16,6 +16,7 @@ from oaiserve.engine.request import Finished, Request, SamplingParams, TextPromp
 from oaiserve.engine.step import Step, StepResult
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
+from tests.engine.model.runners import eager_runner
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
@@ -63,7 +64,7 @@ class RecordingRunner:
 @pytest.fixture(scope="module")
 def runner() -> RecordingRunner:
     loaded = load_model(demo.resolve(), device="cpu", dtype="float32")
-    return RecordingRunner(ModelRunner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE))
+    return RecordingRunner(eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE))
 
 
 @pytest.fixture(scope="module")
