@@ -18,10 +18,10 @@ from loadtest.sample import Sample
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.times import PHASES
+from tests.engine.model.runners import eager_runner
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
 
@@ -30,7 +30,7 @@ def engine() -> Iterator[Engine]:
     loaded = prepare(random_model(LlamaConfig(**(SMALL | {"vocab_size": 300}))))
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(loaded, num_blocks=200, block_size=4),
+        runner=eager_runner(loaded, num_blocks=200, block_size=4),
         num_blocks=200,
         max_model_len=64,
         vocab_size=loaded.vocab_size,
