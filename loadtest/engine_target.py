@@ -206,8 +206,8 @@ class EngineTarget:
             except Empty:
                 on_progress(progress, len(calls))
         health = watch.stop()
-        for sample, request, steps in zip(samples, requests, events, strict=True):
-            self._fill(sample, request, steps)
+        for sample, steps in zip(samples, events, strict=True):
+            self._fill(sample, steps)
         return samples, offsets, health
 
     def _submit(
@@ -251,7 +251,7 @@ class EngineTarget:
             return ChatPrompt(call.body["messages"])
         return TextPrompt(call.prompt) if isinstance(call.prompt, str) else TokenPrompt(call.prompt)
 
-    def _fill(self, sample: Sample, request: Request, steps: Sequence[tuple[int, list[Event]]]) -> None:
+    def _fill(self, sample: Sample, steps: Sequence[tuple[int, list[Event]]]) -> None:
         from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
         from oaiserve.times import PHASES, STAMPS
 
@@ -267,7 +267,7 @@ class EngineTarget:
         usage = last.usage
         sample.prompt_tokens, sample.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         sample.completion_tokens = usage.completion_tokens
-        stamps = [getattr(request.times, stamp) for stamp in STAMPS]
+        stamps = [getattr(last.times, stamp) for stamp in STAMPS]
         for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
             if start_ns is not None and end_ns is not None:
                 sample.phases_ns[phase] = end_ns - start_ns

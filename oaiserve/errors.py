@@ -47,6 +47,10 @@ class APIError(Exception):
         self.code = code if code is not None else type(self).code
         self.retry_after_seconds = retry_after_seconds
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the error by its attributes: a subclass may make its message of other arguments."""
+        return _restored, (type(self), self.args, vars(self))
+
     def body(self, *, request_id: str, trace_id: str) -> dict[str, Any]:
         """Return `{"error": {...}}` with all keys; `code` is a string or None.
 
@@ -69,6 +73,12 @@ class APIError(Exception):
             return {"retry-after": str(self.retry_after_seconds)}
         # The same input would meet the same bug again, so the SDK should skip its two automatic retries.
         return {"x-should-retry": "false"} if self.status == 500 else {}
+
+
+def _restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, Any]) -> APIError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class InvalidRequest(APIError):

@@ -71,14 +71,8 @@ class RequestTimes:
         return [Phase(*row) for row in zip(PHASES, starts, [*starts[1:], self.responded], strict=False)]
 
     def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:
-        """Return a copy whose `responded` is now.
-
-        The stamps are copied before the clock is read, because a tokenize worker may still stamp the original after the
-        client has left.
-        """
-        copy = replace(self)
-        copy.responded = clock_ns()
-        return copy
+        """Return a copy whose `responded` is now."""
+        return replace(self, responded=clock_ns())
 
     @property
     def duration_ns(self) -> int:

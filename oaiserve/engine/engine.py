@@ -294,11 +294,8 @@ class Engine:
                 f"{self._max_waiting} requests are waiting already, which is the limit; try again later.",
                 retry_after_seconds=self._loop.requests.drain_rate.retry_after_seconds(self.num_waiting),
             )
-        if request.times.received is None:
-            request.times.received = self._clock_ns()
-        request.times.submitted = self._clock_ns()
         self._last_submitted = next(self._num_submitted) + 1
-        self._loop.post(Submitted(request, deliver))
+        self._loop.post(Submitted(request, deliver, self._clock_ns()))
         self._tokenize.submit(request)
 
     def abort(self, request_id: str) -> None:

@@ -11,7 +11,7 @@ step in flight wait until these are committed; the forward and all other draws o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -28,9 +28,10 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
-from oaiserve.engine.tokenize import Tokenized, TokenizeFailed
+from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError, Unavailable
-from oaiserve.record import HostPart
+from oaiserve.record import EngineAccount, HostPart
+from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Runner(Protocol):
 class Submitted:
     request: Request
     deliver: Deliver
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Broken:
     error: Exception
 
 
-Command = Submitted | Tokenized | TokenizeFailed | Abort | Stop | Broken | StartProfile | EndProfile
+Command = Submitted | TokenizeStarted | Tokenized | TokenizeFailed | Abort | Stop | Broken | StartProfile | EndProfile
 
 
 @dataclass(slots=True)
@@ -161,7 +163,8 @@ class EngineLoop:
         """From any thread. What is posted after the end of the loop is answered by the poster itself."""
         self._inbox.put(command)
         if self.is_stopped:
-            self._refuse_inbox()
+            for left in self._commands_left():
+                self._refuse(left)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
         """True when the thread has ended."""
@@ -300,11 +303,13 @@ class EngineLoop:
                 return True
             match command:
                 case Submitted():
-                    self.requests.submitted(command.request, command.deliver)
+                    self.requests.submitted(command.request, command.deliver, command.at_ns)
+                case TokenizeStarted():
+                    self.requests.tokenize_started(command.request, command.at_ns)
                 case Tokenized():
                     self.requests.tokenized(command)
                 case TokenizeFailed():
-                    self.requests.fail(command.request.request_id, command.error)
+                    self.requests.tokenize_failed(command.request, command.error)
                 case Abort():
                     self.requests.abort(command.request_id)
                 case StartProfile():
@@ -391,25 +396,36 @@ class EngineLoop:
         )
 
     def _close(self) -> None:
-        """Nobody is left without an answer, whatever ended the loop."""
+        """End all requests that have not ended, whatever has ended the loop."""
         self.is_stopped = True
         self._profiling.finish(self._clock_ns(), self._reason())
+        for command in self._commands_left():
+            match command:
+                case Submitted():
+                    self.requests.submitted(command.request, command.deliver, command.at_ns)
+                case TokenizeStarted():
+                    self.requests.tokenize_started(command.request, command.at_ns)
+                case StartProfile():
+                    self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
-        self._refuse_inbox()
 
     def _reason(self) -> APIError:
         if self.failure is not None:
             return InternalError("The engine has stopped after an internal error; the server must be restarted.")
         return Unavailable("The server is shutting down.", retry_after_seconds=5)
 
-    def _refuse_inbox(self) -> None:
+    def _commands_left(self) -> Iterator[Command]:
         while True:
             try:
-                command = self._inbox.get_nowait()
+                yield self._inbox.get_nowait()
             except Empty:
                 return
-            if isinstance(command, Submitted):
-                command.deliver([Failed(command.request.request_id, self._reason(), Usage(0, 0, 0))])
-            if isinstance(command, StartProfile) and command.future.set_running_or_notify_cancel():
-                command.future.set_exception(self._reason())
+
+    def _refuse(self, command: Command) -> None:
+        if isinstance(command, Submitted):
+            times = RequestTimes(received=command.request.received_ns or command.at_ns, submitted=command.at_ns)
+            failed = Failed(command.request.request_id, self._reason(), Usage(0, 0, 0), times, EngineAccount())
+            command.deliver([failed])
+        if isinstance(command, StartProfile) and command.future.set_running_or_notify_cancel():
+            command.future.set_exception(self._reason())

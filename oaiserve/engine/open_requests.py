@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
@@ -23,6 +23,7 @@ from oaiserve.engine.request import (
     Finished,
     PromptDone,
     Request,
+    Terminal,
     TextPrompt,
     TokenLogprob,
     Usage,
@@ -33,6 +34,8 @@ from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
+from oaiserve.record import EngineAccount
+from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +61,12 @@ class _Prompt:
 
 @dataclass(slots=True)
 class OpenRequest:
+    """The state of a request from its submission to its terminal event."""
+
     request: Request
     deliver: Deliver
+    times: RequestTimes
+    account: EngineAccount
     prompts: list[_Prompt] = field(default_factory=list)
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
@@ -67,7 +74,7 @@ class OpenRequest:
     notes: RequestNotes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.notes = RequestNotes(self.request)
+        self.notes = RequestNotes(self.times, self.account)
 
 
 class OpenRequests:
@@ -113,21 +120,31 @@ class OpenRequests:
         found = (self._queue_deadlines.next_ns, self._request_deadlines.next_ns)
         return [deadline_ns for deadline_ns in found if deadline_ns is not None]
 
-    def submitted(self, request: Request, deliver: Deliver) -> None:
+    def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
+        """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
         self._num_submitted += 1
-        self._open[request.request_id] = OpenRequest(request, deliver)
-        request.account.num_choices = len(request.prompts) * request.params.n
-        # Not from now: a step may have been under way when it came.
-        submitted_ns = request.times.submitted or self._clock_ns()
+        received_ns = submitted_ns if request.received_ns is None else request.received_ns
+        times = RequestTimes(received=received_ns, submitted=submitted_ns)
+        account = EngineAccount(num_choices=len(request.prompts) * request.params.n)
+        self._open[request.request_id] = OpenRequest(request, deliver, times, account)
         self._queue_deadlines.begin(request.request_id, submitted_ns)
         self._request_deadlines.begin(request.request_id, submitted_ns)
 
+    def tokenize_started(self, request: Request, started_ns: int) -> None:
+        if (opened := self._find(request)) is not None:
+            opened.times.tokenize_started = started_ns
+
+    def tokenize_failed(self, request: Request, error: APIError) -> None:
+        if (opened := self._find(request)) is not None:
+            self._fail(opened, error)
+
     def tokenized(self, tokenized: Tokenized) -> None:
-        """Makes the sequences of a request. One that was aborted meanwhile is not open any more."""
+        """Make the sequences of a request, unless it has ended while it was tokenized."""
         request = tokenized.request
-        opened = self._open.get(request.request_id)
+        opened = self._find(request)
         if opened is None:
             return
+        opened.times.tokenized = tokenized.at_ns
         if self._is_too_much(tokenized.num_prompt_tokens):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
@@ -165,14 +182,14 @@ class OpenRequests:
                     eos_token_ids=self._eos_token_ids,
                     stream_interval=request.stream_interval,
                 )
-                self._scheduler.add(sequence, leader, since_ns=request.times.tokenized or self._clock_ns())
+                self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
                 leader = leader or sequence
 
     def abort(self, request_id: str) -> None:
         """Does nothing for one that has ended."""
         opened = self._open.get(request_id)
         if opened is not None:
-            self._end(opened, Aborted(request_id, opened.usage))
+            self._end(opened, Aborted(request_id, opened.usage, opened.times, opened.account))
 
     def fail(self, request_id: str, error: APIError) -> None:
         """Does nothing for one that has ended."""
@@ -187,7 +204,7 @@ class OpenRequests:
     def end_overdue(self, now_ns: int) -> None:
         for request_id in self._queue_deadlines.over(now_ns):
             opened = self._open.get(request_id)
-            if opened is not None and opened.request.times.scheduled is None:
+            if opened is not None and opened.times.scheduled is None:
                 seconds = f"{self._bounds.queue_timeout_seconds:g}"
                 message = f"The request waited {seconds} seconds and was not begun; try again later."
                 self._fail(opened, Unavailable(message, retry_after_seconds=self._retry_after_seconds()))
@@ -235,6 +252,11 @@ class OpenRequests:
                 for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
                     self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
+    def _find(self, request: Request) -> OpenRequest | None:
+        """Return the state of this very request, or None once it has ended: another one may have its id by then."""
+        opened = self._open.get(request.request_id)
+        return opened if opened is not None and opened.request is request else None
+
     def _is_too_much(self, num_tokens: int) -> bool:
         """Whoever comes first is let in, however long its prompt is."""
         most = self._bounds.max_waiting_tokens
@@ -272,8 +294,9 @@ class OpenRequests:
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
             if not opened.outputs:
-                opened.request.times.last_token = now_ns
-                self._end(opened, Finished(opened.request.request_id, opened.usage))
+                opened.times.last_token = now_ns
+                request_id = opened.request.request_id
+                self._end(opened, Finished(request_id, opened.usage, opened.times, opened.account))
 
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
@@ -306,35 +329,37 @@ class OpenRequests:
             return
         if not prompt.sent:
             prompt.sent = True
-            self._emit(opened, self._prompt_done(opened.request, sequence.index // opened.request.params.n, prompt))
+            self._emit(opened, self._prompt_done(opened, sequence.index // opened.request.params.n, prompt))
         self._emit(opened, token_chunk)
 
-    def _prompt_done(self, request: Request, prompt_index: int, prompt: _Prompt) -> PromptDone:
-        text = None
+    def _prompt_done(self, opened: OpenRequest, prompt_index: int, prompt: _Prompt) -> PromptDone:
+        request, text = opened.request, None
         if request.echo:
             given = request.prompts[prompt_index]
             text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
-        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs)
+        times = replace(opened.times)
+        return PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs, times)
 
     def _fail(self, opened: OpenRequest, error: APIError) -> None:
-        self._end(opened, Failed(opened.request.request_id, error, opened.usage))
+        request_id = opened.request.request_id
+        self._end(opened, Failed(request_id, error, opened.usage, opened.times, opened.account))
 
-    def _end(self, opened: OpenRequest, terminal: Finished | Failed | Aborted) -> None:
+    def _end(self, opened: OpenRequest, terminal: Terminal) -> None:
         """The one place where a request ends: frees what it holds and sends its terminal event."""
         del self._open[opened.request.request_id]
         self._close_account(opened)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
-        if opened.request.times.scheduled is None:
+        if opened.times.scheduled is None:
             self._stop_waiting(opened)
         self._emit(opened, terminal)
 
     def _close_account(self, opened: OpenRequest) -> None:
         now_ns = self._clock_ns()
         opened.notes.close(self._totals, now_ns)
-        if opened.request.times.scheduled is None and opened.outputs:  # it has only waited
+        if opened.times.scheduled is None and opened.outputs:  # it has only waited
             first = next(iter(opened.outputs))
-            opened.request.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
+            opened.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
 
     def _emit(self, opened: OpenRequest, event: Event) -> None:
         self._outbox.setdefault(opened.deliver, []).append(event)

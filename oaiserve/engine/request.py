@@ -83,8 +83,7 @@ class Request:
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
-    times: RequestTimes = field(default_factory=RequestTimes)
-    account: EngineAccount = field(default_factory=EngineAccount)  # written by the engine thread
+    received_ns: int | None = None  # when its caller received it; None: when it is submitted
 
 
 class FinishReason(StrEnum):
@@ -121,6 +120,7 @@ class PromptDone:
     token_ids: Sequence[int]
     text: str | None  # only with Request.echo
     logprobs: list[TokenLogprob] | None  # only with SamplingParams.prompt_logprobs
+    times: RequestTimes  # the stamps so far, up to the first token
 
 
 @dataclass(slots=True)
@@ -146,24 +146,41 @@ class Usage:
 
 @dataclass(slots=True)
 class Finished:
+    """The request has finished: each choice has had its last chunk.
+
+    Like every terminal event it carries the stamps of the request, to which only `responded` is to be added, and what
+    the engine has noted about it. The engine writes neither of them any more.
+    """
+
     request_id: str
     usage: Usage
+    times: RequestTimes
+    account: EngineAccount
 
 
 @dataclass(slots=True)
 class Failed:
+    """The request has ended with an error."""
+
     request_id: str
     error: APIError
     usage: Usage
+    times: RequestTimes
+    account: EngineAccount
 
 
 @dataclass(slots=True)
 class Aborted:
+    """The request has ended because its caller asked for that."""
+
     request_id: str
     usage: Usage
+    times: RequestTimes
+    account: EngineAccount
 
 
-Event = PromptDone | TokenChunk | Finished | Failed | Aborted
+Terminal = Finished | Failed | Aborted
+Event = PromptDone | TokenChunk | Terminal
 TERMINAL = (Finished, Failed, Aborted)
 
 # Takes a whole step's events for one consumer; called on the engine thread, so it must only hand them over.

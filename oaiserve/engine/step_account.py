@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve.engine.host_time import HostTime, kind_of
-from oaiserve.engine.request import Request
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.record import EventKind, HostPart, StepRecord
+from oaiserve.record import EngineAccount, EventKind, HostPart, StepRecord
+from oaiserve.times import RequestTimes
 
 MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
 
@@ -55,13 +55,13 @@ class StepTotals:
 
 
 class RequestNotes:
-    """What happens to one request in steps: written into its account and its stamps."""
+    """Writes what happens to one request in steps into its account and its stamps."""
 
     __slots__ = ("_account", "_preempted_ns", "_times", "_totals_before")
 
-    def __init__(self, request: Request) -> None:
-        self._account = request.account
-        self._times = request.times
+    def __init__(self, times: RequestTimes, account: EngineAccount) -> None:
+        self._account = account
+        self._times = times
         self._totals_before: StepTotals | None = None  # when its first step began
         self._preempted_ns: dict[Sequence, int] = {}  # since when each of these is stalled
 

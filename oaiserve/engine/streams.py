@@ -9,15 +9,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, TokenChunk
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, Terminal, TokenChunk
+from oaiserve.times import RequestTimes
 
 # Counted in tokens, where each alternative of a logprob is one more: it is kept and rendered like one.
 MAX_CHUNK_TOKENS = 256  # of what is put together: about what is rendered within half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # 10 to 40 MB
 
 
-class Engine(Protocol):
-    """What a stream needs of the engine."""
+class RequestEngine(Protocol):
+    """What takes the requests of the streams, in this process or in another one."""
 
     def submit(self, request: Request, deliver: Deliver) -> None: ...
 
@@ -31,7 +32,7 @@ class LoopStream:
     `max_unread_tokens` gather is `too_slow`: the request is aborted, and what has gathered can still be read.
     """
 
-    def __init__(self, request: Request, engine: Engine, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
+    def __init__(self, request: Request, engine: RequestEngine, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
         self.request = request
         self.too_slow = False
         self._engine = engine
@@ -40,8 +41,9 @@ class LoopStream:
         self._last_chunks: dict[int, TokenChunk] = {}  # of those in _events, by choice
         self._num_unread_tokens = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._on_end: Callable[[Event], None] | None = None
-        self.terminal: Event | None = None
+        self._on_end: Callable[[Terminal], None] | None = None
+        self.times: RequestTimes | None = None  # the stamps that the latest event has carried
+        self.terminal: Terminal | None = None
 
     @property
     def ended(self) -> bool:
@@ -66,7 +68,7 @@ class LoopStream:
         if not self.ended:
             self._engine.abort(self.request.request_id)
 
-    def on_end(self, callback: Callable[[Event], None]) -> None:
+    def on_end(self, callback: Callable[[Terminal], None]) -> None:
         """Calls back with the terminal event: at once where it is known already."""
         if self.terminal is not None:
             callback(self.terminal)
@@ -78,6 +80,7 @@ class LoopStream:
             self._push_chunk(event)
         else:
             self._events.append(event)
+            self.times = event.times
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if isinstance(event, TERMINAL):
@@ -121,7 +124,7 @@ class LoopStreams:
     """Submits for one event loop. A stream stays registered until its terminal event, not until its reader leaves."""
 
     def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
+        self, engine: RequestEngine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
     ) -> None:
         self._engine = engine
         self._loop = loop

@@ -246,12 +246,21 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeStarted:
+    """A worker has begun to encode the prompts of a request."""
+
+    request: Request
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The token ids of each prompt, in order. No lists at all: the request was aborted before a worker took it."""
+    """The token ids of each prompt, in order. There are no lists if the request was aborted before a worker took it."""
 
     request: Request
     token_ids: list[list[int]]
     bad_words: list[list[int]] = field(default_factory=list)
+    at_ns: int | None = None  # None: it was not encoded
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -260,6 +269,8 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeFailed:
+    """The prompts of a request cannot be encoded, or the request asks for something that the model cannot do."""
+
     request: Request
     error: APIError
 
@@ -272,14 +283,20 @@ class Encoder(Protocol):
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
 
+Post = Callable[[TokenizeStarted | Tokenized | TokenizeFailed], None]
+
+
 class TokenizeStage:
-    """Worker threads over one queue. Each request submitted is posted exactly once, as `Tokenized` or
-    `TokenizeFailed`, also when it is aborted or the stage stops; after that, the stage no longer touches it."""
+    """The worker threads that encode prompts, over one queue.
+
+    For each request that is submitted, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is
+    aborted or the stage stops, and `TokenizeStarted` before that if a worker has begun with it.
+    """
 
     def __init__(
         self,
         tokenizer: Encoder,
-        post: Callable[[Tokenized | TokenizeFailed], None],
+        post: Post,
         *,
         max_model_len: int,
         vocab_size: int,
@@ -351,7 +368,7 @@ class TokenizeStage:
         self._queue.put(None)  # for the next worker
 
     def _tokenize(self, request: Request) -> Tokenized | TokenizeFailed:
-        request.times.tokenize_started = self._clock()
+        self._post(TokenizeStarted(request, self._clock()))
         try:
             self._check_ids(request.params.logit_bias, "logit_bias")
             self._check_ids(request.params.stop_token_ids, "stop_token_ids")
@@ -365,8 +382,7 @@ class TokenizeStage:
         except BaseException:  # a panic of the Rust encoder is no Exception, and must not end the worker
             logger.exception("Request %s could not be tokenized.", request.request_id)
             return TokenizeFailed(request, InternalError("The server failed while it tokenized this request."))
-        request.times.tokenized = self._clock()
-        return Tokenized(request, token_ids, bad_words)
+        return Tokenized(request, token_ids, bad_words, self._clock())
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_bad_words(words) if words else []

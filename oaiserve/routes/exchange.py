@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, Usage
+from oaiserve.engine.request import Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
 from oaiserve.record import EngineAccount, Outcome, RequestRecord
@@ -30,8 +30,7 @@ class Exchange:
     request_id: str  # as in the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
-    times: RequestTimes = field(default_factory=RequestTimes)
-    account: EngineAccount = field(default_factory=EngineAccount)
+    received_ns: int | None = None
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
     client_left: bool = False  # before it had the whole answer
@@ -41,6 +40,19 @@ class Exchange:
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
     prompt_text: str | None = None  # only if the operator wants it in traces
+
+    @property
+    def times(self) -> RequestTimes:
+        """The stamps so far, as the engine's events carry them."""
+        if self.stream is None or self.stream.times is None:
+            return RequestTimes(received=self.received_ns)
+        return self.stream.times
+
+    @property
+    def account(self) -> EngineAccount:
+        """The engine's account, which comes with the terminal event."""
+        terminal = None if self.stream is None else self.stream.terminal
+        return EngineAccount() if terminal is None else terminal.account
 
     def server_timing(self) -> str:
         """Return the value of the header `server-timing`: the phases that are over, in milliseconds."""
@@ -100,8 +112,8 @@ class Accounting:
 
         async def stamped_receive() -> Message:
             message = await receive()
-            if exchange.times.received is None:
-                exchange.times.received = monotonic_ns()
+            if exchange.received_ns is None:
+                exchange.received_ns = monotonic_ns()
             return message
 
         async def watched_send(message: Message) -> None:
@@ -123,16 +135,15 @@ class Accounting:
 
     def _finish(self, scope: Scope, exchange: Exchange) -> None:
         if exchange.stream is None:
-            self._record(scope, exchange, None)
+            self._record(scope, exchange, Usage(0, 0, 0))
         else:
-            # The engine stamps until its terminal event, so a request that is being aborted ends with that event.
-            exchange.stream.on_end(lambda event: self._record(scope, exchange, event))
+            # The terminal event carries the stamps, so a request that is being aborted ends with that event.
+            exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
-    def _record(self, scope: Scope, exchange: Exchange, terminal: Event | None) -> None:
+    def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
         times = exchange.times.ended()
         if times.received is None:  # it was answered or cancelled before its body began
             times.received = times.responded
-        usage = terminal.usage if isinstance(terminal, Finished | Failed | Aborted) else Usage(0, 0, 0)
         serving = serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
         serving.record(

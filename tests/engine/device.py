@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
-from oaiserve.record import EngineAccount
-from oaiserve.times import RequestTimes
 from tests.engine.doubles import EOS, LETTERS, Launched, Leaver, ScriptedRunner, make_engine
 from tests.engine.memory import NEVER
 
@@ -169,7 +166,6 @@ def answers(
     """Nothing is left behind, and all that ended has ended once."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
     inbox = Leaver(engine, leaves_after or {})
-    requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
     with engine:
         for asked in requests:
             engine.submit(asked, inbox)

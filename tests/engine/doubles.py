@@ -21,6 +21,7 @@ from oaiserve.engine.request import (
     Prompt,
     Request,
     SamplingParams,
+    Terminal,
     TextPrompt,
     TokenChunk,
     TokenPrompt,
@@ -180,9 +181,9 @@ class Inbox:
         self.hand_overs.append(events)
         return events
 
-    def wait_terminal(self, *request_ids: str) -> dict[str, Event]:
+    def wait_terminal(self, *request_ids: str) -> dict[str, Terminal]:
         """Until each of the requests has had its terminal event."""
-        ended: dict[str, Event] = {}
+        ended: dict[str, Terminal] = {}
         while not set(request_ids) <= ended.keys():
             for event in self.wait():
                 if isinstance(event, TERMINAL):

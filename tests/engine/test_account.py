@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
-from oaiserve.engine.request import Request
+from oaiserve.engine.request import Request, Terminal
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
@@ -26,8 +28,16 @@ class TimedRunner(ScriptedRunner):
         return results
 
 
-def run(*requests: Request, **options: int) -> tuple[Clock, list[StepKind], int]:
-    """All are there before the first step begins. Gives the kinds of the steps, and the idle time the engine saw."""
+class Ran(NamedTuple):
+    """What came of some requests: their terminal events, the kinds of the steps, and the idle time between these."""
+
+    ended: dict[str, Terminal]
+    kinds: list[StepKind]
+    idle_ns: int
+
+
+def run(*requests: Request, **options: int) -> Ran:
+    """Run requests that are all there before the first step begins."""
     clock = Clock()
     runner, inbox = TimedRunner(clock), Inbox()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, **options) as engine:
@@ -36,13 +46,13 @@ def run(*requests: Request, **options: int) -> tuple[Clock, list[StepKind], int]
         for later in requests[1:]:
             engine.submit(later, inbox)
         runner.permit(10_000)
-        inbox.wait_terminal(*(each.request_id for each in requests))
+        ended = inbox.wait_terminal(*(each.request_id for each in requests))
         snapshot = engine.snapshot()
         steps = engine.take_steps()
         assert engine.take_steps() == []
     assert snapshot.num_steps == len(steps)
     assert snapshot.model_ns == sum(step.duration_ns for step in steps) == len(steps) * STEP_NS
-    return clock, [step.kind for step in steps], snapshot.idle_with_work_ns
+    return Ran(ended, [step.kind for step in steps], snapshot.idle_with_work_ns)
 
 
 def told(account: EngineAccount) -> list[tuple[str, int, dict[str, int | str]]]:
@@ -50,8 +60,7 @@ def told(account: EngineAccount) -> list[tuple[str, int, dict[str, int | str]]]:
 
 
 def test_events_tell_what_happened_in_order() -> None:
-    one = request("a", prompt_len=20, max_tokens=2)
-    run(one, max_step_tokens=8)
+    one = run(request("a", prompt_len=20, max_tokens=2), max_step_tokens=8).ended["a"]
     assert told(one.account) == [
         ("prefill_chunk", 0, {"start": 0, "tokens": 8, "batch": 1}),
         ("prefill_chunk", 0, {"start": 8, "tokens": 8, "batch": 1}),
@@ -66,14 +75,12 @@ def test_events_tell_what_happened_in_order() -> None:
 
 
 def test_gaps_between_tokens_are_those_of_each_choice() -> None:
-    one = request("a", prompt_len=4, max_tokens=4, n=2)
-    run(one)
+    one = run(request("a", prompt_len=4, max_tokens=4, n=2)).ended["a"]
     assert list(one.account.inter_token_ns) == [STEP_NS] * 6
 
 
 def test_a_prefix_that_was_there_is_an_event() -> None:
-    first, second = request("a", prompt_len=12, max_tokens=1), request("b", prompt_len=12, max_tokens=1)
-    run(first, second)
+    first, second = run(*(request(name, prompt_len=12, max_tokens=1) for name in "ab")).ended.values()
     hits = [event for event in second.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
     assert [event.details for event in hits] == [{"tokens": 8}]  # the last block is computed, for its logits
     assert hits[0].at_ns == second.times.scheduled
@@ -82,8 +89,8 @@ def test_a_prefix_that_was_there_is_an_event() -> None:
 
 def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall(caplog: pytest.LogCaptureFixture) -> None:
     requests = [request(f"{i}", prompt_len=4, max_tokens=16) for i in range(3)]
-    run(*requests, kv_blocks=6, max_model_len=24)
-    accounts = [each.account for each in requests]
+    ended = run(*requests, kv_blocks=6, max_model_len=24).ended.values()
+    accounts = [each.account for each in ended]
     assert [line.levelname for line in caplog.records if "The KV cache is full" in line.message] == ["WARNING"]
     assert sum(account.num_preemptions for account in accounts) > 0
     for account in accounts:
@@ -91,7 +98,7 @@ def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall(caplog
         assert len(stalls) == account.num_preemptions
         assert sum(map(int, stalls)) == account.stalled_ns
         assert sum(account.inter_token_ns) == 15 * STEP_NS + account.stalled_ns
-    for each in requests:  # waiting again, after a preemption, is no part of the queue
+    for each in ended:  # waiting again, after a preemption, is no part of the queue
         assert each.times.scheduled is not None
         assert each.times.tokenized is not None
         assert sum(each.account.waits_ns.values()) == each.times.scheduled - each.times.tokenized
@@ -99,8 +106,8 @@ def test_preemption_and_its_end_are_events_and_the_gap_contains_the_stall(caplog
 
 def test_the_reasons_of_a_wait_add_up_to_the_queue_phase(overlap: bool) -> None:
     requests = [request(f"{i}", prompt_len=8, max_tokens=3) for i in range(4)]
-    run(*requests, max_running=1)
-    for number, each in enumerate(requests):
+    ended = run(*requests, max_running=1).ended
+    for number, each in enumerate(ended[f"{i}"] for i in range(4)):
         assert each.times.scheduled is not None
         assert each.times.tokenized is not None
         assert sum(each.account.waits_ns.values()) == each.times.scheduled - each.times.tokenized
@@ -112,22 +119,21 @@ def test_the_reasons_of_a_wait_add_up_to_the_queue_phase(overlap: bool) -> None:
 
 
 def test_steps_are_counted_from_the_first_of_a_request_to_its_last(overlap: bool) -> None:
-    first, second = request("a", prompt_len=4, max_tokens=5), request("b", prompt_len=4, max_tokens=2)
-    _, kinds, idle_ns = run(first, second)
+    ended, kinds, idle_ns = run(request("a", prompt_len=4, max_tokens=5), request("b", prompt_len=4, max_tokens=2))
     before = [StepKind.DECODE] if overlap else []  # it was launched before the second came
     after = [StepKind.DECODE] * (3 - len(before))
     assert kinds == [StepKind.PREFILL, *before, StepKind.MIXED, *after]
-    account = first.account
+    account = ended["a"].account
     assert (account.first_step, account.num_steps, account.model_ns) == (0, 5, 5 * STEP_NS)
     assert (account.num_step_sequences, account.num_step_tokens) == (5 + 2, 4 + 4 + 4 + 1)
-    account = second.account
+    account = ended["b"].account
     assert (account.first_step, account.num_steps, account.model_ns) == (1 + len(before), 2, 2 * STEP_NS)
     assert (account.num_step_sequences, account.num_step_tokens) == (2 + 2, 5 + 2)
     assert idle_ns == 0  # the clock stands still between steps
 
 
 def test_a_request_with_too_many_events_keeps_the_first() -> None:
-    one = request("a", prompt_len=4 * MOST_EVENTS, max_tokens=1)
-    run(one, max_step_tokens=2, max_running=1, kv_blocks=128)
+    asked = request("a", prompt_len=4 * MOST_EVENTS, max_tokens=1)
+    one = run(asked, max_step_tokens=2, max_running=1, kv_blocks=128).ended["a"]
     assert len(one.account.events) == MOST_EVENTS
     assert one.account.num_events_dropped == 2 * MOST_EVENTS + 2 - MOST_EVENTS

@@ -152,10 +152,8 @@ def test_every_sampled_token_has_its_logprobs_also_a_hidden_one() -> None:
 
 
 def test_stamps_are_in_order_and_the_phases_add_up() -> None:
-    asked = request()
-    events_of(make_engine(), asked)
-    times = asked.times
-    times.responded = times.last_token
+    *_, finished = events_of(make_engine(), request())
+    times = finished.times.ended(lambda: finished.times.last_token)
     assert [phase.name for phase in times.phases()][-2:] == ["decode", "respond"]
     assert all(phase.duration_ns >= 0 for phase in times.phases())
     assert sum(phase.duration_ns for phase in times.phases()) == times.duration_ns
@@ -208,15 +206,15 @@ def test_encode_is_called_once_per_text_prompt_and_never_for_token_ids() -> None
 def test_aborted_while_being_tokenized() -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
     with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
-        asked = text_request("r", "blocked")
-        engine.submit(asked, inbox)
+        engine.submit(text_request("r", "blocked"), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         engine.abort("r")
-        assert isinstance(inbox.wait_terminal("r")["r"], Aborted)  # at once, though encode has not returned
+        aborted = inbox.wait_terminal("r")["r"]  # at once, though encode has not returned
+        assert isinstance(aborted, Aborted)
         tokenizer.release.set()
         engine.submit(text_request("next", "hello"), inbox)
         assert isinstance(inbox.wait_terminal("next")["next"], Finished)
-        assert asked.times.scheduled is None
+        assert (aborted.times.tokenize_started is None, aborted.times.tokenized) == (False, None)
         assert engine.num_waiting == 0
 
 
@@ -290,7 +288,7 @@ def test_a_command_that_comes_after_the_end_is_answered_all_the_same() -> None:
     engine, inbox = make_engine(), Inbox()
     engine.start()
     engine.stop()
-    engine._loop.post(Submitted(request("late"), inbox))
+    engine._loop.post(Submitted(request("late"), inbox, at_ns=5))
     assert isinstance(inbox.wait_terminal("late")["late"], Failed)
 
 
@@ -458,7 +456,7 @@ def test_answers_under_preemption_are_the_same() -> None:
         ended = inbox.wait_terminal(*map(str, range(6)))
         assert engine.snapshot().num_preemptions > 0
     assert all(isinstance(event, Finished) for event in ended.values())
-    accounts = [each.account for each in requests]
+    accounts = [event.account for event in ended.values()]
     assert all((account.num_preemptions > 0) == (account.stalled_ns > 0) for account in accounts)
     assert sum(account.num_preemptions for account in accounts) == engine.snapshot().num_preemptions
     for i in range(6):

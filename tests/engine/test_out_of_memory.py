@@ -169,12 +169,11 @@ def test_another_error_in_a_part_is_the_end_as_always() -> None:
 def test_a_step_in_parts_is_one_step_for_all_who_count() -> None:
     device = Device(lambda step: step.num_tokens <= 3)
     with make_engine(device, tokenize_workers=0) as engine:
-        asked = request(prompt_len=11, max_tokens=3, ignore_eos=True)
-        list(engine.stream(asked))
+        *_, ended = engine.stream(request(prompt_len=11, max_tokens=3, ignore_eos=True))
         steps = engine.take_steps()
     assert [step.num_tokens for step in steps] == [11, 1, 1]
-    assert asked.account.num_steps == 3
-    assert asked.account.model_ns == sum(step.duration_ns for step in steps)
+    assert ended.account.num_steps == 3
+    assert ended.account.model_ns == sum(step.duration_ns for step in steps)
 
 
 def copying_request() -> Request:

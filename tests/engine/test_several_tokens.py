@@ -219,25 +219,24 @@ class Timed(ScriptedRunner):
 @several
 def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
     clock, inbox = Clock(), Inbox()
-    asked = request(prompt_len=20, max_tokens=8)
     with make_engine(Timed(clock, alphabet), clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(asked, inbox)
-        inbox.wait_terminal("r")
-    times, gaps_ns = asked.times, list(asked.account.inter_token_ns)
+        engine.submit(request(prompt_len=20, max_tokens=8), inbox)
+        ended = inbox.wait_terminal("r")["r"]
+    gaps_ns = list(ended.account.inter_token_ns)
     assert gaps_ns == [0, 0, 10_000_000, 0, 0, 10_000_000, 0]
-    assert sum(gaps_ns) == times.last_token - times.first_token
-    assert [event.kind for event in asked.account.events].count(EventKind.FIRST_TOKEN) == 1
+    assert sum(gaps_ns) == ended.times.last_token - ended.times.first_token
+    assert [event.kind for event in ended.account.events].count(EventKind.FIRST_TOKEN) == 1
 
 
 @several
 def test_one_that_left_for_its_length_and_got_no_token_has_a_stall_in_its_account() -> None:
     clock, inbox = Clock(), Inbox()
     drawn = iter([[], [letter_id("x")]])
-    asked = request(prompt_len=4, max_tokens=1)
     with make_engine(Timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:
-        engine.submit(asked, inbox)
-        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+        engine.submit(request(prompt_len=4, max_tokens=1), inbox)
+        ended = inbox.wait_terminal("r")["r"]
+        assert isinstance(ended, Finished)
         assert engine.snapshot().num_preemptions == 1
-    kinds = [event.kind for event in asked.account.events if event.kind is not EventKind.PREFILL_CHUNK]
+    kinds = [event.kind for event in ended.account.events if event.kind is not EventKind.PREFILL_CHUNK]
     assert kinds == [EventKind.PREEMPTED, EventKind.RESUMED, EventKind.FIRST_TOKEN, EventKind.FINISHED]
-    assert (asked.account.num_preemptions, len(asked.account.inter_token_ns)) == (1, 0)
+    assert (ended.account.num_preemptions, len(ended.account.inter_token_ns)) == (1, 0)

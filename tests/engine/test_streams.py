@@ -20,8 +20,10 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream
+from oaiserve.record import EngineAccount
+from oaiserve.times import RequestTimes
 
-USAGE = Usage(0, 0, 0)
+USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
 
 
 class FakeEngine:
@@ -72,9 +74,9 @@ def test_a_chunk_takes_over_how_the_choice_ended() -> None:
 
 
 def test_a_chunk_never_comes_before_the_data_of_its_prompt() -> None:
-    first, second = (PromptDone("r", index, [1], None, None) for index in range(2))
-    events = [first, chunk("a", 0), second, chunk("x", 1), chunk("b", 0), Finished("r", USAGE)]
-    assert gathered(*events) == [first, chunk("ab", 0), second, chunk("x", 1), Finished("r", USAGE)]
+    first, second = (PromptDone("r", index, [1], None, None, TIMES) for index in range(2))
+    events = [first, chunk("a", 0), second, chunk("x", 1), chunk("b", 0), Finished("r", USAGE, TIMES, ACCOUNT)]
+    assert gathered(*events) == [first, chunk("ab", 0), second, chunk("x", 1), Finished("r", USAGE, TIMES, ACCOUNT)]
 
 
 @pytest.mark.parametrize(("num_top", "num_tokens"), [(None, 2 * MAX_CHUNK_TOKENS), (20, 30)])
@@ -109,8 +111,8 @@ def test_a_reader_that_falls_too_far_behind_is_aborted_once() -> None:
     for letter in "de":
         stream._push(chunk(letter))
     assert (stream.too_slow, engine.aborted) == (True, ["r"])
-    stream._push(Aborted("r", USAGE))
-    assert asyncio.run(stream.next()) == [chunk("abcde"), Aborted("r", USAGE)]
+    stream._push(Aborted("r", USAGE, TIMES, ACCOUNT))
+    assert asyncio.run(stream.next()) == [chunk("abcde"), Aborted("r", USAGE, TIMES, ACCOUNT)]
 
 
 def test_alternatives_count_as_tokens() -> None:

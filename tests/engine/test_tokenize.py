@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, Tokenizer, TokenizeStage
+from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, Tokenizer, TokenizeStage, TokenizeStarted
 from oaiserve.errors import (
     APIError,
     ContextLengthExceeded,
@@ -300,9 +300,16 @@ class Encoder:
 class Stage:
     def __init__(self, **options: Any) -> None:
         self.encoder = Encoder()
+        self.started: list[TokenizeStarted] = []
         self.posted: SimpleQueue[Tokenized | TokenizeFailed] = SimpleQueue()
         options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, **options}
-        self.stage = TokenizeStage(self.encoder, self.posted.put, **options)
+        self.stage = TokenizeStage(self.encoder, self._post, **options)
+
+    def _post(self, posted: TokenizeStarted | Tokenized | TokenizeFailed) -> None:
+        if isinstance(posted, TokenizeStarted):
+            self.started.append(posted)
+        else:
+            self.posted.put(posted)
 
     def result(self) -> Tokenized | TokenizeFailed:
         return self.posted.get(timeout=10)
@@ -362,14 +369,17 @@ def test_bad_words_come_with_the_prompts_but_for_those_the_model_has_no_ids_for(
 
 def test_the_worker_stamps_when_it_begins_and_when_the_ids_are_known() -> None:
     with running(clock=iter([100, 250]).__next__) as stage:
-        times = stage.run(TextPrompt("abc")).request.times
-    assert (times.tokenize_started, times.tokenized) == (100, 250)
+        tokenized = stage.run(TextPrompt("abc"))
+    assert isinstance(tokenized, Tokenized)
+    assert stage.started == [TokenizeStarted(tokenized.request, 100)]
+    assert tokenized.at_ns == 250
 
 
 def test_a_request_that_fails_here_stays_in_the_tokenize_phase() -> None:
     with running(clock=iter([100]).__next__) as stage:
-        times = stage.run(TextPrompt("abc"), logit_bias={100: 1.0}).request.times
-    assert (times.tokenize_started, times.tokenized) == (100, None)
+        failed = stage.run(TextPrompt("abc"), logit_bias={100: 1.0})
+    assert isinstance(failed, TokenizeFailed)
+    assert stage.started == [TokenizeStarted(failed.request, 100)]
 
 
 def test_the_prompt_must_leave_room_in_the_context() -> None:
@@ -444,7 +454,7 @@ def test_a_request_aborted_while_it_waits_is_posted_but_not_encoded() -> None:
         results = {result.request.request_id: result for result in (stage.result(), stage.result(), stage.result())}
         assert len(stage.encoder.prompts) == 2
     assert results["second"] == Tokenized(results["second"].request, [])
-    assert results["second"].request.times.tokenize_started is None
+    assert {started.request.request_id for started in stage.started} == {"first", "third"}
 
 
 def test_aborting_what_does_not_wait_changes_nothing() -> None:

@@ -6,9 +6,11 @@ import math
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 from oaiserve.engine.request import (
+    TERMINAL,
     Aborted,
     ChatPrompt,
     Deliver,
@@ -26,11 +28,11 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
-from oaiserve.record import Profile, RequestRecord
+from oaiserve.record import EngineAccount, Profile, RequestRecord
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
-from oaiserve.times import monotonic_ns
+from oaiserve.times import RequestTimes, monotonic_ns
 
 VOCAB_SIZE = 1000
 
@@ -72,6 +74,7 @@ class FakeEngine:
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
         self.open: dict[str, Deliver] = {}
+        self.times: dict[str, RequestTimes] = {}
         self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = (
             queue.Queue()
         )  # number of steps, seconds, and the future
@@ -101,14 +104,14 @@ class FakeEngine:
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self.submit_error is not None:
             raise self.submit_error
-        times = request.times
-        times.submitted = times.tokenize_started = times.tokenized = monotonic_ns()
-        self.open[request.request_id] = deliver
+        now_ns = monotonic_ns()
+        times = RequestTimes(request.received_ns, submitted=now_ns, tokenize_started=now_ns, tokenized=now_ns)
+        self.open[request.request_id], self.times[request.request_id] = deliver, times
         self.submitted.put(request)
         try:
             self._check(request)
         except APIError as error:
-            self.deliver([Failed(request.request_id, error, Usage(0, 0, 0))])
+            self.deliver([failed(request.request_id, error, Usage(0, 0, 0))])
             return
         times.scheduled = monotonic_ns()
         for events in self.script(request):
@@ -133,15 +136,29 @@ class FakeEngine:
                 raise InvalidRequest(f"Invalid '{name}': a token id is outside the model's vocabulary.", param=name)
 
     def deliver(self, events: list[Event]) -> None:
-        deliver = self.open[events[-1].request_id]
-        if isinstance(events[-1], Finished | Failed | Aborted):
-            del self.open[events[-1].request_id]
+        """Deliver events of one request, with its stamps so far."""
+        request_id = events[-1].request_id
+        deliver = self.open[request_id]
+        for event in events:
+            if not isinstance(event, TokenChunk):
+                event.times = replace(self.times[request_id])
+        if isinstance(events[-1], TERMINAL):
+            del self.open[request_id], self.times[request_id]
         deliver(events)
 
     def abort(self, request_id: str) -> None:
         if request_id in self.open:
             self.aborted.put(request_id)
-            self.deliver([Aborted(request_id, Usage(3, 0, 1))])
+            self.deliver([Aborted(request_id, Usage(3, 0, 1), RequestTimes(), EngineAccount())])
+
+
+def finished(request_id: str, usage: Usage) -> Finished:
+    """Return a terminal event; the engine fills in the stamps."""
+    return Finished(request_id, usage, RequestTimes(), EngineAccount())
+
+
+def failed(request_id: str, error: APIError, usage: Usage) -> Failed:
+    return Failed(request_id, error, usage, RequestTimes(), EngineAccount())
 
 
 def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str | int | None = None) -> Script:
@@ -165,7 +182,7 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
                 )
                 for index in range(num_choices)
             ]
-        yield [Finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
+        yield [finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
 
     return script
 
@@ -182,7 +199,7 @@ def candidates(*logprobs: list[float]) -> Script:
             text, token_ids = f"{index}" * len(tokens), [7] * len(tokens)
             yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH)]
         num_tokens = len(request.prompts) * sum(map(len, logprobs))
-        yield [Finished(rid, Usage(3 * len(request.prompts), 2, num_tokens))]
+        yield [finished(rid, Usage(3 * len(request.prompts), 2, num_tokens))]
 
     return script
 
@@ -192,7 +209,7 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
         tokens = None
         if request.params.prompt_logprobs is not None:
             tokens = [TokenLogprob(1, "In", b"In", math.nan), logprob(" a", 2)]
-        yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens)
+        yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens, RequestTimes())
 
 
 def logprob(text: str, token_id: int) -> TokenLogprob:
@@ -209,7 +226,7 @@ def fails(error: APIError, *texts: str) -> Script:
     def script(request: Request) -> Iterable[list[Event]]:
         if texts:
             yield [*prompts_done(request), *(TokenChunk(request.request_id, 0, text, [5], None) for text in texts)]
-        yield [Failed(request.request_id, error, Usage(3, 0, len(texts)))]
+        yield [failed(request.request_id, error, Usage(3, 0, len(texts)))]
 
     return script
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import pairwise
 
 import pytest
@@ -17,25 +16,17 @@ from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Config
-from oaiserve.engine.request import Aborted, Deliver, Event, Failed, Finished, FinishReason, Request, TokenChunk, Usage
+from oaiserve.engine.request import Deliver, FinishReason, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError, Unavailable
 from oaiserve.record import Outcome, RequestRecord
 from oaiserve.times import PHASES, STAMPS, Phase, RequestTimes
 from tests.clocks import put_on_clock
 from tests.engine.doubles import Clock
-from tests.routes.doubles import FakeEngine, FakeTelemetry, prompts_done
+from tests.routes.doubles import FakeEngine, FakeTelemetry, failed, finished, prompts_done
 
 ROUTE = "/v1/completions"
 BODIES = {False: b'{"prompt": "Hi"}', True: b'{"prompt": "Hi", "stream": true}'}
 DECODE, RESPOND = PHASES.index("decode") + 1, PHASES.index("respond") + 1  # as numbers of phases
-
-
-class Late(Enum):
-    """The moment when a tokenize worker stamps a request that has ended while the worker encoded it."""
-
-    BEFORE_THE_RECORD = auto()  # the event loop has not received the terminal event yet
-    WHILE_IT_IS_MADE = auto()
-    AFTERWARDS = auto()
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,6 @@ class Schedule:
     lasting_ns: tuple[int, ...]  # how long each phase lasts; the request ends in the last of them
     outcome: Outcome
     stream: bool
-    late: Late
 
     @property
     def num_phases(self) -> int:
@@ -57,7 +47,7 @@ def schedules(draw: st.DrawFn, least_phases: int = 1) -> Schedule:
     if num_phases == DECODE and stream:
         outcomes -= {Outcome.REJECTED}  # its status has been sent
     lasting_ns = draw(st.lists(st.integers(0, 10**15), min_size=num_phases, max_size=num_phases))
-    return Schedule(tuple(lasting_ns), draw(st.sampled_from(sorted(outcomes))), stream, draw(st.sampled_from(Late)))
+    return Schedule(tuple(lasting_ns), draw(st.sampled_from(sorted(outcomes))), stream)
 
 
 class Stages(FakeEngine):
@@ -109,7 +99,7 @@ class Stages(FakeEngine):
         if self._ends_in(1, Outcome.REJECTED):
             raise Unavailable("The server is not ready.")
         self.open[request.request_id] = deliver
-        self._times = request.times
+        self._times = self.times[request.request_id] = RequestTimes(request.received_ns)
         for number in range(1, self._schedule.num_phases):
             self._stamp(number)
             if STAMPS[number] == "first_token":
@@ -119,39 +109,22 @@ class Stages(FakeEngine):
                 self._pass(number + 1)
         usage = Usage(1, 0, 1)
         if self._schedule.num_phases == RESPOND:
-            self._end(Finished(request.request_id, usage))
+            self.deliver([finished(request.request_id, usage)])
         elif self._schedule.outcome is Outcome.REJECTED:
-            self._end(Failed(request.request_id, Unavailable("It waited for too long."), usage))
+            self.deliver([failed(request.request_id, Unavailable("It waited for too long."), usage)])
         elif self._schedule.outcome is Outcome.FAILED:
-            self._end(Failed(request.request_id, InternalError("The step failed."), usage))
+            self.deliver([failed(request.request_id, InternalError("The step failed."), usage)])
         else:
             self._has_left.set()
-
-    def abort(self, request_id: str) -> None:
-        self._end(Aborted(request_id, Usage(1, 0, 0)))
-
-    def _end(self, terminal: Event) -> None:
-        self.deliver([terminal])
-        if self._schedule.late is Late.BEFORE_THE_RECORD:
-            self.go_on_encoding()
 
     def at_the_end(self) -> int:
         """Return the time at which the record is made."""
         self.ended_ns = self.clock()
-        if self._schedule.late is Late.WHILE_IT_IS_MADE:
-            self.go_on_encoding()
         return self.ended_ns
-
-    def go_on_encoding(self) -> None:
-        for number in (2, 3):  # tokenize_started and tokenized
-            if 2 <= self._schedule.num_phases <= number:
-                self.clock.now_ns += 1
-                self._stamp(number)
 
     def _stamp(self, number: int) -> None:
         setattr(self._times, STAMPS[number], self.clock())
-        if self.ended_ns is None:
-            self.stamped_ns.append(self.clock())
+        self.stamped_ns.append(self.clock())
 
     def _pass(self, num_phases: int) -> None:
         self.clock.now_ns += self._schedule.lasting_ns[num_phases - 1]
@@ -178,8 +151,6 @@ async def serve(schedule: Schedule, patch: pytest.MonkeyPatch) -> tuple[Stages, 
             await app(scope, stages.receive, stages.send)
         except RuntimeError:
             assert (schedule.num_phases, schedule.outcome) == (RESPOND, Outcome.FAILED)
-    # The server has stopped, and its event loop has received the engine's last event.
-    stages.go_on_encoding()
     (record,) = telemetry.records.queue
     return stages, record
 

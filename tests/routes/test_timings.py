@@ -12,9 +12,9 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, TelemetryOptions
-from oaiserve.engine.request import Event, Request
+from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
-from oaiserve.record import RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, RequestRecord, WaitReason
 from oaiserve.times import PHASES
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, says
@@ -24,9 +24,11 @@ ROUTES = {"chat": Served.chat, "completions": Served.complete}
 
 def waited(request: Request) -> Iterable[list[Event]]:
     """Script an answer whose account has waits and a stall."""
-    request.account.waits_ns = {WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4}
-    request.account.stalled_ns = 23
-    yield from says("Hello", " world")(request)
+    for events in says("Hello", " world")(request):
+        if isinstance(events[-1], Finished):
+            waits_ns = {WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4}
+            events[-1].account = EngineAccount(waits_ns=waits_ns, stalled_ns=23)
+        yield events
 
 
 def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
-from oaiserve.record import HostPart, StepKind, StepRecord
+from oaiserve.engine.request import Finished, Usage
+from oaiserve.record import EngineAccount, HostPart, StepKind, StepRecord
 from oaiserve.times import RequestTimes
 from tools import gpu_check
 from tools.gpu import bar
@@ -65,9 +65,9 @@ def test_gpt2_has_its_output_embedding_read_and_its_positions_not() -> None:
     assert weight_bytes(model) == 4 * (2 * layer + biases_and_norms + 512 * 64)
 
 
-def finished(received: int, first: int, last: int) -> Request:
+def finished(received: int, first: int, last: int) -> Finished:
     times = RequestTimes(received=received, first_token=first, last_token=last)
-    return Request("r", (TokenPrompt([1]),), SamplingParams(), times=times)
+    return Finished("r", Usage(1, 0, 4), times, EngineAccount())
 
 
 def test_figures_of_a_run_are_medians_over_repeats_of_percentiles_over_requests() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from tools.bench import machine, plot, table
 
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8128)
@@ -52,10 +52,10 @@ def measure() -> dict[str, Any]:
         def ttft_ms(num_tokens: int) -> float:
             prompt = random_numbers.choices(range(engine.vocab_size), k=num_tokens)
             request = Request(f"r{random_numbers.getrandbits(64)}", (TokenPrompt(prompt),), GREEDY)
-            for _ in engine.stream(request):
-                pass
-            assert request.times.time_to_first_token_ns is not None
-            return request.times.time_to_first_token_ns / 1e6
+            *_, end = engine.stream(request)
+            assert isinstance(end, Finished)
+            assert end.times.time_to_first_token_ns is not None
+            return end.times.time_to_first_token_ns / 1e6
 
         for _ in range(REPEATS):
             ttft_ms(256)  # the native step is there, and has met both of its kinds of steps

@@ -85,7 +85,7 @@ class Run:
     """Requests from the first submit until the last one had finished."""
 
     seconds: float
-    requests: list[Request]
+    requests: list[Finished]
     submit_ns: list[int]  # that each call of `submit` took
     num_tokens: int  # of each answer
 
@@ -107,16 +107,16 @@ def complete(engine: Engine, prompts: Sequence[str | list[int]], num_tokens: int
 
     started = time.perf_counter()
     send(clients or len(requests))
-    num_open = len(requests)
-    while num_open:
+    ended: list[Finished] = []
+    while len(ended) < len(requests):
         for event in inbox.get():
             if isinstance(event, TERMINAL):
                 if not isinstance(event, Finished) or event.usage.completion_tokens != num_tokens:
                     raise RuntimeError(f"A request was to finish with {num_tokens} tokens, and ended so: {event}")
-                num_open -= 1
+                ended.append(event)
                 if clients:
                     send(1)
-    return Run(time.perf_counter() - started, requests, submit_ns, num_tokens)
+    return Run(time.perf_counter() - started, ended, submit_ns, num_tokens)
 
 
 def _as_prompt(prompt: str | list[int]) -> Prompt:

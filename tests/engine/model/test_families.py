@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -26,7 +25,6 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.times import RequestTimes
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, SMALL, byte_tokenizer, generate, random_model
@@ -119,7 +117,7 @@ def test_200_requests_have_the_same_answers_under_constant_preemption() -> None:
         inbox = Inbox()
         with make_engine(loaded, num_blocks, max_running=12, max_step_tokens=24) as engine:
             for asked in requests:
-                engine.submit(dataclasses.replace(asked, times=RequestTimes()), inbox)
+                engine.submit(asked, inbox)
             inbox.wait_terminal(*(asked.request_id for asked in requests))
             num_preemptions = engine.snapshot().num_preemptions
         chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]

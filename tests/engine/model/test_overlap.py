@@ -7,7 +7,6 @@ once, so these tests are about which step takes which id, and about ids that are
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,8 +29,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.tokenize import Tokenizer
-from oaiserve.record import EngineAccount, EventKind
-from oaiserve.times import RequestTimes
+from oaiserve.record import EventKind
 from tests.engine.doubles import Leaver
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
@@ -111,7 +109,6 @@ def run(
     leaves: dict[str, int] | None = None,
     executor: type[CountingExecutor] = CountingExecutor,
 ) -> Run:
-    requests = [replace(asked, times=RequestTimes(), account=EngineAccount()) for asked in requests]
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
     engine = Engine(
@@ -190,7 +187,8 @@ def check_answers(found: Run, expected: Run) -> None:
 
 def check_account(asked: Request, found: Run) -> None:
     """Assert that the stamps and the account of a request agree with what was sent."""
-    account, times = asked.account, asked.times
+    ended = found.ended[asked.request_id]
+    account, times = ended.account, ended.times
     num_tokens = found.usage[asked.request_id][1]
     assert times.tokenized is not None
     assert times.scheduled is not None
