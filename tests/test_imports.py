@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "request", "sequence", "step"))},
-    f"{ENGINE}.streams": {f"{ENGINE}.request"},
+    f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},
     f"{ENGINE}.loop": {
         *LEAVES,
         *(
@@ -150,8 +150,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.shortage": {f"{ENGINE}.step"},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "request", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("host_time", "scheduler", "sequence", "step")),
         "oaiserve.record",
+        "oaiserve.times",
     },
     f"{ENGINE}.engine": {
         *LEAVES,

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from prometheus_client.parser import text_string_to_metric_families
 
-from oaiserve.engine.request import Usage
+from oaiserve.engine.request import Finished, Request, Usage
+from oaiserve.engine.streams import LoopStream, RequestEngine
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestEvent, RequestRecord, WaitReason
 from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import Telemetry, logs, names
@@ -27,6 +29,7 @@ from oaiserve.trace import TraceContext
 from tests.telemetry.collector import running_collector
 from tests.telemetry.log_lines import json_log
 
+NO_ENGINE = cast(RequestEngine, None)
 OFFSET_NS = 1_700_000_000_000_000_011
 DURATIONS_NS = st.integers(0, 10**12)
 
@@ -140,7 +143,9 @@ def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
 
 @given(records())
 def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
-    exchange = Exchange("req-1", "1", record.trace, replace(record.times, responded=None), record.account)
+    exchange = Exchange("req-1", "1", record.trace)
+    exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
+    exchange.stream._push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
     *over, _ = record.times.phases()
     timings = exchange.timings(Usage(0, record.cached_tokens, 0))
     assert timings == {
