@@ -13,7 +13,7 @@ from tools.bench.ceilings import Ceilings
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """A decoder with a gated MLP. Widths in numbers."""
 
     layers: int
@@ -34,7 +34,7 @@ class Work(NamedTuple):
         return max(self.num_bytes / ceilings.bytes_per_second, self.flops / ceilings.flops_per_second)
 
 
-def work(shape: Shape, chunks: Sequence[tuple[int, int]]) -> dict[str, Work]:
+def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Work]:
     """By operation, in order. A chunk is a sequence's tokens from `start` to before `end`; the last of them samples."""
     tokens = sum(end - start for start, end in chunks)
     cached = sum(end for _, end in chunks)

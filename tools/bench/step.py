@@ -141,7 +141,7 @@ class StepBench:
         loaded: LoadedModel,
         native: NativeDecoder,
         limits: ceilings.Ceilings,
-        shape: floor.Shape,
+        shape: floor.DecoderShape,
         seconds: float,
     ) -> None:
         self._loaded, self._native, self._limits, self._shape, self._seconds = loaded, native, limits, shape, seconds
@@ -249,9 +249,9 @@ def _submit_and_wait(engine: Engine, num_requests: int, prompt: list[int]) -> No
                 num_open -= 1
 
 
-def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.Shape:
+def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.DecoderShape:
     config, kv = loaded.model.config, loaded.kv_shapes[0]
-    return floor.Shape(
+    return floor.DecoderShape(
         layers=len(loaded.kv_shapes),
         hidden=config.hidden_size,
         queries=config.num_attention_heads * kv.key_dim,

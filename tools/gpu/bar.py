@@ -18,7 +18,7 @@ MOST_SHOWN = 10  # of what is wrong in a section; the rest is in the JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SpeedTarget:
     """`find` takes the sections; a KeyError says that one of them did not come so far."""
 
     what: str
@@ -70,31 +70,33 @@ def _ratio(name: str, batch: int) -> Callable[[Sections], float]:
     return find
 
 
-TARGETS = (
-    Target(
+SPEED_TARGETS = (
+    SpeedTarget(
         "GPT-2 124M, 256 requests of 64 tokens, batch 64: output",
         "tokens/s",
         100_000,
         lambda s: s["gpt2"]["at_once"]["output_tokens_per_second"],
         more_is_better=True,
     ),
-    Target("the same, all at once: TTFT p99", "ms", 50, lambda s: s["gpt2"]["at_once"]["ttft_p99_ms"]),
-    Target("the same, from 64 clients: TTFT p99", "ms", 50, lambda s: s["gpt2"]["clients"]["ttft_p99_ms"]),
-    Target(
+    SpeedTarget("the same, all at once: TTFT p99", "ms", 50, lambda s: s["gpt2"]["at_once"]["ttft_p99_ms"]),
+    SpeedTarget("the same, from 64 clients: TTFT p99", "ms", 50, lambda s: s["gpt2"]["clients"]["ttft_p99_ms"]),
+    SpeedTarget(
         "GPT-2 124M, 256 prompts of 259 tokens, one new token, batch 16: submit p99",
         "ms",
         0.02,
         lambda s: s["gpt2"]["one_token"]["submit_p99_ms"],
     ),
-    Target("the same: TTFT p99", "ms", 100, lambda s: s["gpt2"]["one_token"]["ttft_p99_ms"]),
-    Target("1B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-1b", 64)),
-    Target("8B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-8b", 64)),
-    Target("8B, prompts in chunks of 2,048, of the peak", "%", 60, _prefill_share, more_is_better=True),
-    Target("1B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-1b", 64)["gap_share"]),
-    Target("8B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-8b", 64)["gap_share"]),
-    Target("GPT-2, gap between decode steps of 64", "%", 5, lambda s: 100 * s["gpt2"]["steps"]["gap_share"]),
+    SpeedTarget("the same: TTFT p99", "ms", 100, lambda s: s["gpt2"]["one_token"]["ttft_p99_ms"]),
+    SpeedTarget("1B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-1b", 64)),
+    SpeedTarget("8B, decode step of 64 at 512 tokens, to its floor", "times", 1.25, _times_floor("decode-8b", 64)),
+    SpeedTarget("8B, prompts in chunks of 2,048, of the peak", "%", 60, _prefill_share, more_is_better=True),
+    SpeedTarget("1B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-1b", 64)["gap_share"]),
+    SpeedTarget("8B, gap between decode steps of 64", "%", 5, lambda s: 100 * _decode(s, "decode-8b", 64)["gap_share"]),
+    SpeedTarget("GPT-2, gap between decode steps of 64", "%", 5, lambda s: 100 * s["gpt2"]["steps"]["gap_share"]),
     *(
-        Target(f"{title}, {batch} at once, to transformers' best", "times", 3, _ratio(name, batch), more_is_better=True)
+        SpeedTarget(
+            f"{title}, {batch} at once, to transformers' best", "times", 3, _ratio(name, batch), more_is_better=True
+        )
         for title, name in (("1B", "peers-1b"), ("SmolLM2-135M", "peers-smollm2"))
         for batch in BATCHES
     ),
@@ -130,7 +132,7 @@ def num_right(found: Any) -> int:
 def bar(report: dict[str, Any]) -> list[list[str]]:
     sections: Sections = report["sections"]
     rows = [["", "measured", "target", "met"]]
-    for target in TARGETS:
+    for target in SPEED_TARGETS:
         sign = "≥" if target.more_is_better else "≤"
         goal = f"{sign} {number(target.limit)} {target.unit}"
         try:
@@ -302,7 +304,7 @@ def _start(sections: Sections, name: str) -> list[str]:
 
 
 def _kernels(sections: Sections, name: str) -> list[str]:
-    from tools.kernel_tables import as_markdown as kernels_as_markdown
+    from tools.gpu.kernel_tables import as_markdown as kernels_as_markdown
 
     return [kernels_as_markdown(sections.get("kernels", {}) | sections[name]).rstrip()]
 

@@ -15,7 +15,7 @@ def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
     elif part == "speed" and not target.is_gpu:
         yield {"problem": NOT_ON_CPU}
     else:
-        from tools import kernel_check
+        from tools.gpu import kernel_check
 
         find = kernel_check.check if part == "correctness" else kernel_check.measure
         yield from find(target.device, quick=target.quick)

@@ -1,4 +1,4 @@
-"""What `tools.kernel_check` has found, as text; of a report that is not whole, what there is. Pure."""
+"""What `tools.gpu.kernel_check` has found, as text; of a report that is not whole, what there is. Pure."""
 
 from __future__ import annotations
 

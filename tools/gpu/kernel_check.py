@@ -1,8 +1,8 @@
 """The Triton kernels on a GPU: right, compared with the reference, and how near to what the hardware can do?
 
-    python -m tools.kernel_check --out FILE.json                          # on the GPU
-    python -m tools.kernel_check --out FILE.json --tune                   # and which tiles are the fastest
-    python -m tools.kernel_check --out FILE.json --device cpu --quick     # a dry run anywhere, in Triton's interpreter
+    python -m tools.gpu.kernel_check --out FILE.json                          # on the GPU
+    python -m tools.gpu.kernel_check --out FILE.json --tune                   # and which tiles are the fastest
+    python -m tools.gpu.kernel_check --out FILE.json --device cpu --quick     # a dry run anywhere, in Triton's interpreter
 
 `tools.gpu_check` runs it in a process of its own and shows what it finds. Bandwidths count bytes that have to be moved
 once: keys and values that are read for a decode, whatever the kernel really does.
@@ -37,14 +37,14 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tools.gpu import ceilings
 from tools.gpu.ceilings import seconds
-from tools.kernel_tables import as_markdown
+from tools.gpu.kernel_tables import as_markdown
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 COLD_BYTES = 256 << 20  # several times the L2 cache: as much passes between two calls for the same layer
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """Of one layer's attention."""
 
     heads: int
@@ -59,10 +59,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "gpt2-124m": Shape(12, 12, 64, 64),
-    "llama-3.2-1b": Shape(32, 8, 64, 64),
-    "llama-3.1-8b": Shape(32, 8, 128, 128),
-    "gemma-2-9b": Shape(16, 8, 256, 256),
+    "gpt2-124m": AttentionShape(12, 12, 64, 64),
+    "llama-3.2-1b": AttentionShape(32, 8, 64, 64),
+    "llama-3.1-8b": AttentionShape(32, 8, 128, 128),
+    "gemma-2-9b": AttentionShape(16, 8, 256, 256),
 }
 DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (256, 512)]  # sequences, tokens of each
 PREFILLS = [(1, 2048, 2048), (8, 256, 256), (1, 2048, 16384)]  # sequences, new tokens, and all tokens of each
@@ -126,7 +126,7 @@ def measure(
 
 
 class Case(NamedTuple):
-    shape: Shape
+    shape: AttentionShape
     lengths: list[tuple[int, int]]  # (tokens in the cache, new tokens), those with one new token first
     block_size: int = BLOCK_SIZE
     window: int | None = None
@@ -141,8 +141,8 @@ def attention_cases(quick: bool) -> list[Case]:
         mixed, many, long = [(5, 1), (70, 1), (30, 20)], [(3 * i, 1) for i in range(4)], [(300, 1)]
     dims = [16, 64, 80, 96, 128, 256]
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
-    cases = [Case(Shape(8, 2, dim, dim, dtype), mixed) for dim in dims for dtype in dtypes]
-    base = Shape(8, 2, 128, 128)
+    cases = [Case(AttentionShape(8, 2, dim, dim, dtype), mixed) for dim in dims for dtype in dtypes]
+    base = AttentionShape(8, 2, 128, 128)
     cases += [Case(base._replace(heads=heads, kv_heads=kv), mixed) for heads, kv in ((12, 12), (9, 3), (71, 1))]
     cases += [Case(base, mixed, block_size=size) for size in (8, 32, 256)]
     cases += [Case(base, mixed, window=window, softcap=cap) for window in (None, 100) for cap in (None, 5.0)]
@@ -162,7 +162,7 @@ def make_batch(lengths: list[tuple[int, int]], block_size: int, device: torch.de
 
 
 def make_tensors(
-    shape: Shape, num_tokens: int, num_blocks: int, block_size: int, device: torch.device
+    shape: AttentionShape, num_tokens: int, num_blocks: int, block_size: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LayerCache]:
     """Query, key and value of a step, and a cache full of numbers."""
 
@@ -202,7 +202,7 @@ def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
     return {**about, "sequences": len(case.lengths), "difference": difference, "equal": equal}
 
 
-def check_captured(shape: Shape, device: torch.device) -> dict[str, Any]:
+def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any]:
     """A step of decodes that is captured for long sequences, then replayed for others, one of them padding."""
     lengths = [(1000, 1), (0, 1), (77, 1)]
     batch = make_batch(lengths, BLOCK_SIZE, device)
@@ -285,7 +285,7 @@ def time_write(device: torch.device, limits: dict[str, float], *, quick: bool) -
 
 
 def time_decode(
-    shape: Shape, num_rows: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
+    shape: AttentionShape, num_rows: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
 ) -> dict[str, Any]:
     batch = make_batch([(context - 1, 1)] * num_rows, BLOCK_SIZE, device)
     kv_bytes = num_rows * context * shape.kv_token_bytes
@@ -328,7 +328,14 @@ def time_decode(
 
 
 def time_prefill(
-    shape: Shape, num_rows: int, new: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
+    shape: AttentionShape,
+    num_rows: int,
+    new: int,
+    context: int,
+    device: torch.device,
+    limits: dict[str, float],
+    *,
+    tune: bool,
 ) -> dict[str, Any]:
     batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
     batch.num_decodes = 0  # in a dry run it may be one token, but is no decode
