@@ -5,7 +5,6 @@ A thread of the main process reads them, because that process sends no requests.
 
 from __future__ import annotations
 
-import re
 import statistics
 import threading
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+
+from loadtest.metrics_page import values_of
 
 TIMEOUT_SECONDS = 5.0
 
@@ -27,18 +28,13 @@ class Gauges:
     kv_cache_usage: str  # 0 to 1
 
     def read(self, text: str) -> dict[str, float | None]:
-        """Return the sums over the engines, and the mean usage; None for a gauge that the text does not have. Only the
-        lines of these gauges are parsed, because parsing the whole text costs more than fetching it."""
-        running, waiting, usage = (_values(text, name) for name in (self.running, self.waiting, self.kv_cache_usage))
+        """Return sums over the engines, and the mean KV cache usage; None for a gauge that is not on the page."""
+        running, waiting, usage = (values_of(text, name) for name in (self.running, self.waiting, self.kv_cache_usage))
         return {
             "running": sum(running) if running else None,
             "waiting": sum(waiting) if waiting else None,
             "kv_cache_usage": statistics.fmean(usage) if usage else None,
         }
-
-
-def _values(text: str, name: str) -> list[float]:
-    return [float(value) for value in re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)", text, re.MULTILINE)]
 
 
 class GaugeWatch:

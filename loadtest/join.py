@@ -3,7 +3,6 @@ The two views must agree, apart from the time on the network."""
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +13,11 @@ import httpx
 
 from loadtest.gauges import Gauges
 from loadtest.measure import distribution
+from loadtest.metrics_page import Metrics, parse_metrics
 from loadtest.sample import Sample
 
 SETTLE_SECONDS = 2.0  # longest wait for a server's metrics to catch up with its answers
 UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "queue", "prefill")
-
-Labels = frozenset[tuple[str, str]]
-Metrics = dict[tuple[str, Labels], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +52,6 @@ DIALECTS = (
         Gauges("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     ),
 )
-
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def parse_metrics(text: str) -> Metrics:
-    """Parse Prometheus' text format into values by name and labels."""
-    return {
-        (name, frozenset(_LABEL.findall(labels or ""))): float(value) for name, labels, value in _LINE.findall(text)
-    }
 
 
 @dataclass(frozen=True, slots=True)

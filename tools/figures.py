@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md, measured anew on this machine: python -m tools.figures
+"""Measures the first figures of docs/benchmarks.md on this machine: python -m tools.figures
 
 Starts `oaiserve serve demo` as a user would, loads it over HTTP, and times `submit` in process. Prints markdown.
 """
@@ -6,33 +6,17 @@ Starts `oaiserve serve demo` as a user would, loads it over HTTP, and times `sub
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 
-import httpx
-
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TextPrompt
-
-ROOT = Path(__file__).parent.parent
-PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
-QUESTION = {
-    "model": "demo",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "max_tokens": 8,
-    "temperature": 0,
-}
+from tools.load import StreamsLoad
+from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, exit_on_sigterm, running_oaiserve
 
 
 def main() -> None:
@@ -40,11 +24,15 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3, help="cold starts to time (default 3)")
     parser.add_argument("--repeats", type=int, default=3, help="repeats of each load (default 3)")
     arguments = parser.parse_args()
+    exit_on_sigterm()
     rows = [("start to first answer", "s", [start_seconds() for _ in range(arguments.starts)])]
-    with server() as (url, _):
+    with server() as running:
+        StreamsLoad(1, 128, 128).run(running.url, seed=0)  # warm-up
         for concurrency in (1, 64):
+            load = StreamsLoad(concurrency, prompt_tokens=128, output_tokens=128)
             speeds = [
-                asyncio.run(output_tokens_per_second(url, concurrency, seed=concurrency + repeat))
+                # Each seed gives other prompts, so that none is in the prefix cache.
+                load.run(running.url, seed=concurrency + repeat).tokens_per_second
                 for repeat in range(arguments.repeats)
             ]
             rows.append((f"output tokens/s, {concurrency} at once", "1/s", speeds))
@@ -74,69 +62,14 @@ def num_lines(path: Path) -> int:
     return sum(bool(line.strip()) for line in path.read_text().splitlines())
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-@contextmanager
-def server() -> Iterator[tuple[str, float]]:
-    """A server process; gives its URL and the seconds from its start to its first answer."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    started = time.monotonic()
-    command = [sys.executable, "-m", "oaiserve", "serve", "demo", "--port", str(port), "--log-level", "warning"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        while True:
-            try:
-                httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=120).raise_for_status()
-                break
-            except httpx.ConnectError:
-                if process.poll() is not None:
-                    raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}") from None
-                time.sleep(0.02)
-        yield url, time.monotonic() - started
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
 def start_seconds() -> float:
-    with server() as (_, seconds):
-        return seconds
+    with server() as running:
+        return running.start_seconds
 
 
-async def output_tokens_per_second(url: str, concurrency: int, seed: int) -> float:
-    """All requests at once, streamed, from the first send to the last byte; tokens as the usage counts them."""
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        rng = random.Random(seed)  # another one each time, so that the prefix cache has none of it
-
-        async def one() -> int:
-            body = {
-                "model": "demo",
-                "prompt": [rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)],
-                "max_tokens": OUTPUT_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            tokens = 0
-            async with client.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {") and '"usage":{' in line:
-                        tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-            assert tokens == OUTPUT_TOKENS, f"{tokens} tokens instead of {OUTPUT_TOKENS}"
-            return tokens
-
-        await one()  # warm-up
-        started = time.perf_counter()
-        total = sum(await asyncio.gather(*(one() for _ in range(concurrency))))
-        return total / (time.perf_counter() - started)
+def server() -> AbstractContextManager[ServerProcess]:
+    """Run a server from its first whole chat answer to the end of the block."""
+    return running_oaiserve("--log-level", "warning", ready_path=CHAT, question=QUESTION)
 
 
 def submit_p99_us(gap_seconds: float, num_requests: int = 1000) -> float:

@@ -1,32 +1,25 @@
-"""What telemetry costs, as a ratio of paired runs: python -m tools.overhead
+"""Measures what telemetry costs, as a ratio of paired runs: python -m tools.overhead
 
-Two servers of the demo model run side by side, one with all telemetry (metrics, spans to a collector, a JSON log line
-per request), one with none; or it is one server with all of it, which is scraped 20 times a second or not. Both get the
-same load in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with its 95 % confidence
-interval, and what each part of telemetry costs per request.
+Two servers of the demo model run side by side: one with all telemetry (metrics, spans to a collector, a JSON log line
+for each request), one with none. To measure scrapes, one server with all telemetry is scraped 20 times a second or not.
+The same load runs with and without in turns, and a pair of runs gives one ratio. Prints markdown: the mean ratio with
+its 95 % confidence interval, and what each part of telemetry costs per request.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import math
 import os
-import random
-import signal
 import statistics
 import subprocess
 import sys
 import time
 import timeit
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oaiserve.engine.step_account import EngineSnapshot
@@ -38,29 +31,17 @@ from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
-from tools.figures import free_port
+from tools.load import StreamsLoad, StreamsResult
+from tools.paired import interval, measure_pairs
+from tools.server_process import exit_on_sigterm, free_port, running, running_oaiserve
 
 SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
 
 
-@dataclass(frozen=True)
-class Load:
-    name: str
-    num_requests: int  # all at once
-    prompt_tokens: int
-    output_tokens: int
-
-
 LOADS = {
-    "streams": Load("64 streams of 64 tokens", 64, 64, 64),
-    "burst": Load("256 requests of one token", 256, 32, 1),
+    "streams": ("64 streams of 64 tokens", StreamsLoad(64, prompt_tokens=64, output_tokens=64)),
+    "burst": ("256 requests of one token", StreamsLoad(256, prompt_tokens=32, output_tokens=1)),
 }
-
-
-@dataclass
-class Run:
-    tokens_per_second: float
-    itl_p99_seconds: float
 
 
 def main() -> None:
@@ -73,89 +54,33 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--compare", nargs="*", default=["telemetry", "scrapes"], choices=["telemetry", "scrapes"])
     arguments = parser.parse_args()
+    exit_on_sigterm()
     print_parts()
     print("\n| with and without | load | tokens/s, ratio | ITL p99, ratio | pairs | tokens/s without |")
     print("|---|---|---|---|---|---|")
     for compared in arguments.compare:
         with servers(compared) as (with_url, without_url):
             for name in arguments.loads:
-                pairs = asyncio.run(measure(with_url, without_url, LOADS[name], arguments.pairs, compared == "scrapes"))
-                speeds = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
-                gaps = [a.itl_p99_seconds / b.itl_p99_seconds for a, b in pairs if b.itl_p99_seconds]
-                without = statistics.median(b.tokens_per_second for _, b in pairs)
-                print(
-                    f"| {compared} | {LOADS[name].name} | {interval(speeds)} | {interval(gaps)} | {len(pairs)} "
-                    f"| {without:.0f} |",
-                    flush=True,
-                )
+                print(row(compared, with_url, without_url, *LOADS[name], arguments.pairs), flush=True)
 
 
-def interval(ratios: list[float]) -> str:
-    """The geometric mean, and where it lies with 95 % confidence."""
-    if len(ratios) < 2:
-        return ""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, error = statistics.mean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(mean):.4f} ({math.exp(mean - error):.4f} to {math.exp(mean + error):.4f})"
+def row(compared: str, with_url: str, without_url: str, title: str, load: StreamsLoad, num_pairs: int) -> str:
+    def run_with(seed: int) -> StreamsResult:
+        with ExitStack() as stack:
+            if compared == "scrapes":
+                stack.enter_context(scraping(with_url))
+            return load.run(with_url, seed)
+
+    pairs = measure_pairs(run_with, lambda seed: load.run(without_url, seed), num_pairs)
+    speeds = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
+    gaps = [a.itl_p99_seconds / b.itl_p99_seconds for a, b in pairs if b.itl_p99_seconds]
+    without = statistics.median(b.tokens_per_second for _, b in pairs)
+    return f"| {compared} | {title} | {interval(speeds)} | {interval(gaps)} | {len(pairs)} | {without:.0f} |"
 
 
-async def measure(with_url: str, without_url: str, load: Load, num_pairs: int, scrape: bool) -> list[tuple[Run, Run]]:
-    pairs = []
-    for number in range(num_pairs + 1):
-        runs: dict[bool, Run] = {}
-        for is_with in (True, False) if number % 2 else (False, True):
-            url = with_url if is_with else without_url
-            async with scraping(url if scrape and is_with else None):
-                runs[is_with] = await run(url, load, seed=2 * number + is_with)  # no prompt twice: it would be cached
-        if number > 0:  # the first pair is the warm-up
-            pairs.append((runs[True], runs[False]))
-    return pairs
-
-
-async def run(url: str, load: Load, seed: int) -> Run:
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(100, 40_000) for _ in range(load.prompt_tokens)] for _ in range(load.num_requests)]
-    gaps: list[float] = []
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        started = time.perf_counter()
-        await asyncio.gather(*(stream(client, prompt, load.output_tokens, gaps) for prompt in prompts))
-        seconds = time.perf_counter() - started
-    p99 = statistics.quantiles(gaps, n=100)[98] if len(gaps) > 1 else 0.0
-    return Run(load.num_requests * load.output_tokens / seconds, p99)
-
-
-async def stream(client: httpx.AsyncClient, prompt: list[int], num_tokens: int, gaps: list[float]) -> None:
-    body: dict[str, Any] = {
-        "model": "demo",
-        "prompt": prompt,
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    last: float | None = None
-    received = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now = time.perf_counter()
-            if last is not None:
-                gaps.append(now - last)
-            last = now
-            if '"usage":{' in line:
-                received = json.loads(line[6:])["usage"]["completion_tokens"]
-    assert received == num_tokens, f"{received} tokens instead of {num_tokens}"
-
-
-@asynccontextmanager
-async def scraping(url: str | None) -> AsyncIterator[None]:
-    """By a process of its own, with the standard library: it shares our cores, and httpx takes three times as long."""
-    if url is None:
-        yield
-        return
+@contextmanager
+def scraping(url: str) -> Iterator[None]:
+    """Scrape in the block, by a process that uses the standard library: it takes a third of the CPU time of httpx."""
     program = (
         "import http.client, time\n"
         f"connection = http.client.HTTPConnection('{url.removeprefix('http://')}')\n"
@@ -166,56 +91,32 @@ async def scraping(url: str | None) -> AsyncIterator[None]:
         "    assert response.status == 200 and response.read()\n"
         f"    time.sleep(max(0, {1 / SCRAPES_PER_SECOND} - (time.monotonic() - before)))\n"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-    try:
-        yield
-    finally:
-        assert process.returncode is None, "the scraper has failed"
-        process.kill()
-        await process.wait()
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            yield
+        finally:
+            assert process.poll() is None, "the scraper has failed"
+            process.kill()
 
 
 @contextmanager
 def servers(compared: str) -> Iterator[tuple[str, str]]:
-    """The URLs of the server with what is compared, and of the one without."""
-    with child("-m", "tools.overhead", "collect", port=(collector_port := free_port())):
-        otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector_port}"}
-        with child("-m", "oaiserve", "serve", port=(port := free_port()), env=otel):
-            wait_until_ready(url := f"http://127.0.0.1:{port}")
-            if compared == "scrapes":
-                yield url, url
-                return
-            with child("-m", "tools.overhead", "serve-without", "serve", port=(other_port := free_port())):
-                wait_until_ready(other_url := f"http://127.0.0.1:{other_port}")
-                yield url, other_url
+    """Run the server with what is compared and the server without it, and give their URLs."""
+    port = free_port()
+    collector_command = [sys.executable, "-m", "tools.overhead", "collect", str(port)]
+    with running(collector_command, port) as collector, ExitStack() as stack:
 
+        def start(*program: str) -> str:
+            environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+            server = running_oaiserve("--log-format", "json", program=("-m", *program), env=environment)
+            return stack.enter_context(server).url
 
-@contextmanager
-def child(*command: str, port: int, env: dict[str, str] | None = None) -> Iterator[None]:
-    serve = ["demo", "--log-format", "json", "--port"] if command[-1] == "serve" else []
-    with subprocess.Popen(
-        [sys.executable, *command, *serve, str(port)], env=os.environ | (env or {}), stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        except httpx.ConnectError:
-            time.sleep(0.05)
-    raise RuntimeError(f"{url} is not ready after two minutes")
+        url = start("oaiserve")
+        yield url, url if compared == "scrapes" else start("tools.overhead", "serve-without")
 
 
 def print_parts() -> None:
-    """Microseconds of each part for a streamed request of 64 tokens, by itself on one thread."""
+    """Print what each part costs for a streamed request of 64 tokens, by itself on one thread, in microseconds."""
     record = a_record()
     with open(os.devnull, "w") as sink:
         logs.configure(form="json", stream=sink)
@@ -265,7 +166,7 @@ def scrape_microseconds(metrics: Metrics, record: RequestRecord, accept: str, nu
 
 
 def a_record(num_tokens: int = 64) -> RequestRecord:
-    """A request as most are; making one takes about as long as the engine and the routes take for it."""
+    """Make the record of a usual request. It takes about as long as the engine and the routes take to fill one."""
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 5_000_000}, num_choices=1, first_step=7)
     account.note(EventKind.PREFILL_CHUNK, 40_000_000, 0, start=0, tokens=64)
     account.note(EventKind.FIRST_TOKEN, 40_000_000, 0)
@@ -293,7 +194,7 @@ def a_record(num_tokens: int = 64) -> RequestRecord:
 
 
 def serve_without_telemetry(arguments: list[str]) -> None:
-    """The server as it would be if it told nothing about itself."""
+    """Run the server with parts in place of its telemetry that do nothing."""
     from oaiserve import app, cli, record
 
     class NoTelemetry:
@@ -314,14 +215,16 @@ def serve_without_telemetry(arguments: list[str]) -> None:
 
 
 def collect(port: int) -> None:
-    """Takes whatever is exported to it."""
+    """Run a collector that reads what is exported to it and drops it."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers["content-length"] or 0))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
+
+        do_POST = do_GET
 
         def log_message(self, *_: object) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The pictures of the live page in docs/images, taken anew: python -m tools.screenshots
+"""Takes the pictures of the live page in docs/images: python -m tools.screenshots
 
-Serves the demo model, lets a few users ask it for two minutes, and opens the page in Chromium. Look at what
-comes out before you commit it.
+Serves the demo model, sends requests for two minutes, and opens the page in Chromium. Look at the pictures before you
+commit them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tools.figures import free_port
-from tools.overhead import child, wait_until_ready
+from tools.server_process import exit_on_sigterm, running_oaiserve
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 DESK, PHONE = {"width": 1280, "height": 1100}, {"width": 390, "height": 844}
@@ -36,20 +36,21 @@ KINDS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120, help="of load before the first picture (default 120)")
-    parser.add_argument("--users", type=int, default=8, help="who ask, and think about the answer (default 8)")
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="seconds of load before the first picture (default 120)"
+    )
+    parser.add_argument(
+        "--users", type=int, default=8, help="users who ask and then think about the answer (default 8)"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures (default docs/images)")
     arguments = parser.parse_args()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    # So small that some wait.
-    env = {"OAISERVE_MAX_RUNNING": "5", "OAISERVE_KV_CACHE_MEMORY": "64MiB"}
-    with child("-m", "oaiserve", "serve", port=port, env=env), sync_playwright() as running:
-        wait_until_ready(url)
-        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        with load(url, arguments.users) as loaded:
-            loaded.wait(arguments.seconds)
-            take_all(browser, url, arguments.out)
+    exit_on_sigterm()
+    flags = ("--max-running", "5", "--kv-cache-memory", "64MiB")  # so small that some requests wait
+    with running_oaiserve(*flags) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with load(server.url, arguments.users):
+            time.sleep(arguments.seconds)
+            take_all(browser, server.url, arguments.out)
         browser.close()
 
 
@@ -83,8 +84,8 @@ def open_page(browser: Browser, url: str, viewport: Any, scheme: Any) -> Page:
 
 
 @contextmanager
-def load(url: str, num_users: int) -> Iterator[Event]:
-    """Requests until it ends; the event is never set."""
+def load(url: str, num_users: int) -> Iterator[None]:
+    """Send requests in the block, from users who think about each answer."""
     ending = Event()
     rng = random.Random(1)
 
@@ -107,7 +108,7 @@ def load(url: str, num_users: int) -> Iterator[Event]:
     thread = Thread(target=asyncio.run, args=(ask_all(),))
     thread.start()
     try:
-        yield Event()
+        yield
     finally:
         ending.set()
         thread.join()

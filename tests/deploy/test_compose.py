@@ -23,7 +23,7 @@ from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.config import ServerOptions
 from oaiserve.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
-from tests.e2e.conftest import free_port
+from tools.server_process import free_port
 
 FOLDER = DEPLOY / "compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())

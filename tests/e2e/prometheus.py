@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.conftest import free_port
+from tools.server_process import free_port, running
 
-START_SECONDS = 30
 WAIT_SECONDS = 30
 SCRAPE_INTERVAL = "500ms"
 
@@ -76,37 +74,19 @@ def running_prometheus(
     }
     config_file, log_file = folder / "prometheus.yml", folder / "log"
     config_file.write_text(json.dumps(config))  # which is YAML, too
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
     command = [
         "prometheus",
         f"--config.file={config_file}",
         f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
+        f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
     ]
     with (
-        log_file.open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as process,
-        httpx.Client(base_url=f"http://{address}", timeout=30) as http,
+        running(command, port, log_file=log_file, ready_path="/-/ready", stop_limit_seconds=0) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
     ):
-        try:
-            _wait_until_ready(process, http, log_file)
-            yield Prometheus(http, log_file)
-        finally:
-            process.kill()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], http: httpx.Client, log_file: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        assert process.poll() is None, f"Prometheus has ended:\n{log_file.read_text()}"
-        assert time.monotonic() < deadline, f"Prometheus is not ready:\n{log_file.read_text()}"
-        try:
-            if http.get("/-/ready").status_code == 200:
-                return
-        except httpx.ConnectError:
-            pass
-        time.sleep(0.02)  # it loads; nothing tells another process when it is done
+        yield Prometheus(http, log_file)
 
 
 @contextmanager

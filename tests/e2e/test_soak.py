@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from loadtest.metrics_page import parse_metrics
 from tools.soak.__main__ import main
 from tools.soak.run import LEAST_SECONDS_FOR_TRENDS, Run, failures
-from tools.soak.server import Sample, parse_metrics
+from tools.soak.server import Sample
 from tools.soak.turns import turns
 
 PAGE = """# HELP oaiserve_requests_total Ended requests.

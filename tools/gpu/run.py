@@ -4,18 +4,17 @@ with it, and says how it ended. No torch."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tools.gpu.sections import Section
+from tools.server_process import KILL_LIMIT_SECONDS, stop_group
 
 LAST_LINES = 15
 LEAST_SECONDS = 20  # a section that has less does not begin
@@ -57,15 +56,8 @@ def run_one(section: Section, command: Command, folder: Path, limit_seconds: flo
         except subprocess.TimeoutExpired:
             status = f"ended after {limit_seconds:.0f} s, its limit"
         finally:
-            _end_group(process)
+            stop_group(process, signal.SIGKILL, KILL_LIMIT_SECONDS)
     result: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - started, 1)}
     if status != "done":
         result["problem"] = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
     return result | (json.loads(out.read_text()) if out.exists() else {})
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started, and whatever these wait for."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -18,12 +18,12 @@ from contextlib import nullcontext
 
 from tools.soak.clients import Clients
 from tools.soak.run import Run, failures, report
-from tools.soak.server import Server, started_server
+from tools.soak.server import SoakServer, started_server
 
 SAMPLE_SECONDS, IDLE_SECONDS = 1.0, 60
 
 
-async def soak(server: Server, seed: int, seconds: float, num_clients: int) -> Run:
+async def soak(server: SoakServer, seed: int, seconds: float, num_clients: int) -> Run:
     clients, samples = Clients(server.url, seed), [server.sample()]
     load = asyncio.create_task(clients.run(num_clients, seconds))
     while not load.done():
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--url", help="of a server that serves nobody else; it is not stopped")
     arguments = parser.parse_args(argv)
-    with nullcontext(Server(arguments.url)) if arguments.url else started_server() as server:
+    with nullcontext(SoakServer(arguments.url)) if arguments.url else started_server() as server:
         run = asyncio.run(soak(server, arguments.seed, 60 * arguments.minutes, arguments.clients))
         print(report(run))
         failed = failures(run) + server.stop()

@@ -25,8 +25,8 @@ class Run:
     statuses: Counter[int] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
 
-    def gained(self, metric: names.Metric, label: str = "") -> int:
-        return int(self.samples[-1].total(metric, label) - self.samples[0].total(metric, label))
+    def gained(self, metric: names.Metric, **labels: str) -> int:
+        return int(self.samples[-1].total(metric, **labels) - self.samples[0].total(metric, **labels))
 
     @property
     def is_settled(self) -> bool:
@@ -100,7 +100,7 @@ def report(run: Run) -> str:
     sums = [
         ("requests that reached a generation route", run.num_sent),
         (f"requests in `{names.REQUESTS.name}`", run.gained(names.REQUESTS)),
-        *((f"... {outcome}", run.gained(names.REQUESTS, f'outcome="{outcome}"')) for outcome in Outcome),
+        *((f"... {outcome}", run.gained(names.REQUESTS, outcome=outcome)) for outcome in Outcome),
         ("tokens generated", run.gained(names.GENERATION_TOKENS)),
         ("preemptions", run.gained(names.PREEMPTIONS)),
         *((f"client: {kind}", number) for kind, number in [*kinds, ("bad request", num_bad)]),
