@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from queue import SimpleQueue
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TextPrompt
+from tools.engine_load import complete
 from tools.load import StreamsLoad
 from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, exit_on_sigterm, running_oaiserve
 
@@ -43,22 +41,22 @@ def main() -> None:
     for name, unit, values in rows:
         print(f"| {name} | {unit} | {statistics.median(values):.1f} | {min(values):.1f} | {max(values):.1f} |")
     print("\n| package | files | lines |\n|---|---|---|")
-    for package in ("oaiserve", "oaiserve/engine"):  # what else is in them are packages of their own
+    for package in ("oaiserve", "oaiserve/engine"):  # without their subpackages, which have rows of their own
         print(package_row(package, (ROOT / package).glob("*")))
-    for package in ("oaiserve/routes", "oaiserve/engine/model", "oaiserve/telemetry"):
-        print(package_row(package, (ROOT / package).rglob("*")))
+    for package in ("routes", "engine/model", "telemetry"):
+        print(package_row(f"oaiserve/{package}", (ROOT / "oaiserve" / package).rglob("*")))
     for package in ("loadtest", "deploy", "tools", "tests"):
         print(package_row(package, (ROOT / package).rglob("*")))
 
 
 def package_row(package: str, found: Iterable[Path]) -> str:
-    """Of Python and C++."""
+    """Count the files of Python and C++ and their lines."""
     files = [path for path in found if path.suffix in (".py", ".cpp", ".h")]
     return f"| {package} | {len(files)} | {sum(map(num_lines, files)):,} |"
 
 
 def num_lines(path: Path) -> int:
-    """Lines with something on them, comments and docstrings included."""
+    """Count the lines that are not blank, comments and docstrings included."""
     return sum(bool(line.strip()) for line in path.read_text().splitlines())
 
 
@@ -73,24 +71,12 @@ def server() -> AbstractContextManager[ServerProcess]:
 
 
 def submit_p99_us(gap_seconds: float, num_requests: int = 1000) -> float:
-    """Submits text prompts one after the other while the engine computes those that came before. With a gap, each one
-    has to wake a tokenize worker from its sleep."""
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    text = "Tell me something about the number " * 8
-    params = SamplingParams(max_tokens=1, temperature=0.0)
-    requests = [Request(f"r{i}", (TextPrompt(f"{text}{i}"),), params) for i in range(num_requests)]
-    took_ns: list[int] = []
+    """Submit text prompts one after the other while the engine computes the earlier ones. With a gap, each one has to
+    wake a tokenize worker from its sleep."""
+    prompts = [f"{'Tell me something about the number ' * 8}{i}" for i in range(num_requests)]
     with Engine.from_pretrained("demo", max_waiting=2 * num_requests) as engine:
-        for request in requests:
-            started = time.monotonic_ns()
-            engine.submit(request, inbox.put)
-            took_ns.append(time.monotonic_ns() - started)
-            if gap_seconds:
-                time.sleep(gap_seconds)
-        num_open = num_requests
-        while num_open:
-            num_open -= sum(isinstance(event, TERMINAL) for event in inbox.get())
-    return statistics.quantiles(took_ns, n=100)[98] / 1e3
+        run = complete(engine, prompts, 1, gap_seconds=gap_seconds)
+    return statistics.quantiles(run.submit_ns, n=100)[98] / 1e3
 
 
 if __name__ == "__main__":

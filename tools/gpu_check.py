@@ -1,13 +1,13 @@
-"""One command for whoever has a GPU for ten minutes: is it right, how fast is it, where does a step's time go?
+"""Checks in ten minutes on a GPU whether answers are right, how fast they are, and where a step's time goes.
 
     python -m tools.gpu_check --out DIR                         # the whole picture, on the GPU
     python -m tools.gpu_check --out DIR --device cpu --quick    # a dry run anywhere
     python -m tools.gpu_check --out DIR --only gpt2 decode-8b   # parts of it again
     python -m tools.gpu_check --show DIR/gpu_check.json --markdown docs/benchmarks.md
 
-Needs torch and transformers, no network and no weights: models have random weights, at the shapes of real ones. Each
-section runs in a process of its own, within a time limit. Writes DIR/gpu_check.json and DIR/gpu_check.md after each of
-them. Exits with 1 if an answer is wrong or could not be checked; a target of speed that is missed is only told.
+Needs torch and transformers, no network and no weights: the models have the shapes of real ones and random weights.
+Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json and DIR/gpu_check.md
+are written. Exits with 1 if an answer is wrong or could not be checked; a missed speed target is only reported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tools.bench.table import write_between
-from tools.gpu import bar
+from tools.gpu import summary
 from tools.gpu.run import run_all
 from tools.gpu.sections import SECTIONS, Section
 from tools.gpu.target import NOT_ON_CPU
+from tools.markdown import write_between
 
 BUDGET_SECONDS = 530.0
 
@@ -36,20 +36,20 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--out", type=Path, help="folder for the results, and for a log of each section")
     add("--device", default="cuda", choices=("cuda", "cpu"))
-    add("--quick", action="store_true", help="tiny models and short runs, to see whether all of it works")
+    add("--quick", action="store_true", help="tiny models and short runs, which only show that everything works")
     add("--only", nargs="+", choices=names, metavar="SECTION", help=f"some sections: {', '.join(names)}")
     add("--budget-seconds", type=float, default=BUDGET_SECONDS, help="for all sections (default %(default)g)")
-    add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing: the text of these results; of a section "
-        "that several have, the last")  # fmt: skip
+    add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing; show these results, and "
+        "the last one of a section that several files have")  # fmt: skip
     add("--markdown", type=Path, metavar="PAGE", help="write the text there, between the markers of gpu")
     arguments = parser.parse_args(argv)
     if (arguments.out is None) == (arguments.show is None):
         parser.error("Give either --out, to measure, or --show.")
     report = together(arguments.show) if arguments.show else measure(arguments, argv or sys.argv[1:])
-    print(bar.as_text(report))
+    print(summary.as_text(report))
     if arguments.markdown:
-        write_between(arguments.markdown, "gpu", bar.as_text(report))
-    return 0 if bar.is_correct(report["sections"]) else 1
+        write_between(arguments.markdown, "gpu", summary.as_text(report))
+    return 0 if summary.is_correct(report["sections"]) else 1
 
 
 def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
@@ -72,12 +72,12 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any
         report["sections"][name] = result
         print(f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
         (arguments.out / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
-        (arguments.out / "gpu_check.md").write_text(bar.as_text(report))
+        (arguments.out / "gpu_check.md").write_text(summary.as_text(report))
     return report
 
 
 def dry_run(device: str, *, quick: bool) -> str:
-    """What stands in place of a figure; empty where there are figures."""
+    """Return the text that replaces figures that mean nothing; empty where figures count."""
     if device == "cpu":
         return NOT_ON_CPU
     return "not measured: tiny models" if quick else ""
@@ -90,7 +90,7 @@ def together(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Of the code that was measured, where this is a checkout."""
+    """Return the commit of this checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

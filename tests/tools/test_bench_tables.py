@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools import markdown
 from tools.bench import compare, table
 from tools.bench.client import MOST_MISSING, RunFailed, arguments, read_result
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
@@ -57,8 +58,8 @@ def test_spread_is_median_least_and_most() -> None:
     assert table.spread([3.0, 1.0, 200.0]) == "3.00 (1.00..200)"
     assert table.spread([12.34]) == "12.3"
     assert table.spread([]) == ""
-    assert table.number(12345.6) == "12,346"
-    assert table.number(7) == "7"
+    assert markdown.number(12345.6) == "12,346"
+    assert markdown.number(7) == "7"
 
 
 def test_goals_name_their_direction() -> None:
@@ -99,10 +100,10 @@ def test_text_is_written_between_its_markers_again_and_again(tmp_path: Path) -> 
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- a -->\n<!-- end of a -->\nafter\n")
     for text in ("one\n", "two"):
-        table.write_between(page, "a", text)
+        markdown.write_between(page, "a", text)
     assert page.read_text() == "before\n<!-- a -->\n\ntwo\n\n<!-- end of a -->\nafter\n"
     with pytest.raises(ValueError, match="no lines '<!-- b -->' and '<!-- end of b -->'"):
-        table.write_between(page, "b", "text")
+        markdown.write_between(page, "b", "text")
 
 
 def test_the_documentation_has_the_markers() -> None:

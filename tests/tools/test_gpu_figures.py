@@ -16,13 +16,13 @@ from oaiserve.engine.request import Finished, Usage
 from oaiserve.record import EngineAccount, HostPart, StepKind, StepRecord
 from oaiserve.times import RequestTimes
 from tools import gpu_check
-from tools.gpu import bar
+from tools.engine_load import EngineRun, figures, percentile
+from tools.gpu import summary
 from tools.gpu.parts import step_figures
-from tools.gpu.roofline import decode_bytes, percentile, prefill_operations
+from tools.gpu.roofline import decode_bytes, prefill_operations
 from tools.gpu.sections import SECTIONS
 from tools.gpu.steps import linear_parameters, prefill_figures, weight_bytes
 from tools.gpu.target import NOT_ON_CPU
-from tools.gpu.workload import Run, figures
 from tools.random_models import random_model, real_shape
 
 
@@ -72,7 +72,7 @@ def finished(received: int, first: int, last: int) -> Finished:
 
 def test_figures_of_a_run_are_medians_over_repeats_of_percentiles_over_requests() -> None:
     runs = [
-        Run(seconds, [finished(0, ms * 10**6, (ms + 6) * 10**6) for ms in (10, 20, 30, 40)], [1000, 3000], 4)
+        EngineRun(seconds, [finished(0, ms * 10**6, (ms + 6) * 10**6) for ms in (10, 20, 30, 40)], [1000, 3000], 4)
         for seconds in (1.0, 2.0, 4.0)
     ]
     found = figures(runs)
@@ -129,9 +129,9 @@ def measured() -> dict[str, dict[str, Any]]:
         "prompt_tokens": 128,
         "num_tokens": 64,
         "attention": "paged|sdpa",
-        "oaiserve": {str(batch): run for batch in bar.BATCHES},
+        "oaiserve": {str(batch): run for batch in summary.BATCHES},
         "problems": {"c": "RuntimeError: no"},
-        "transformers": {"a": dict.fromkeys(map(str, bar.BATCHES), 30_000.0), "b": {"1": 40_000.0}},
+        "transformers": {"a": dict.fromkeys(map(str, summary.BATCHES), 30_000.0), "b": {"1": 40_000.0}},
     }
     ceilings = {
         "bytes_per_second": 4e12,
@@ -167,8 +167,8 @@ def report(sections: dict[str, dict[str, Any]], is_dry_run: str = "") -> dict[st
 
 
 def test_each_target_is_met_or_not_by_what_was_measured() -> None:
-    rows = bar.bar(report(measured()))[1:]
-    assert len(rows) == len(bar.SPEED_TARGETS)
+    rows = summary.targets_table(report(measured()))[1:]
+    assert len(rows) == len(summary.SPEED_TARGETS)
     assert [what for what, _, _, met in rows if met != "yes"] == ["8B, prompts in chunks of 2,048, of the peak"]
     shown = {what: value for what, value, _, _ in rows}
     assert shown["8B, decode step of 64 at 512 tokens, to its floor"] == "1.20 times"
@@ -178,7 +178,7 @@ def test_each_target_is_met_or_not_by_what_was_measured() -> None:
 
 
 def test_a_dry_run_shows_no_figure_among_the_targets() -> None:
-    rows = bar.bar(report(measured(), NOT_ON_CPU))[1:]
+    rows = summary.targets_table(report(measured(), NOT_ON_CPU))[1:]
     assert {(value, met) for _, value, _, met in rows} == {(NOT_ON_CPU, "")}
 
 
@@ -187,10 +187,10 @@ def test_what_is_missing_is_shown_as_missing() -> None:
     del sections["decode-8b"]
     sections["peers-1b"]["transformers"] = {}
     sections["environment"].pop("ceilings")
-    rows = bar.bar(report(sections))[1:]
+    rows = summary.targets_table(report(sections))[1:]
     missing = {what for what, value, _, _ in rows if value == "missing"}
     assert {what for what in missing if what.startswith("8B")} == {w for w, *_ in rows if w.startswith("8B")}
-    assert sum(what.startswith("1B") for what in missing) == 1 + len(bar.BATCHES)
+    assert sum(what.startswith("1B") for what in missing) == 1 + len(summary.BATCHES)
 
 
 @given(st.data())
@@ -202,12 +202,12 @@ def test_there_is_a_text_of_whatever_there_is(data: st.DataObject) -> None:
         for key in data.draw(st.lists(st.sampled_from(list(result)), unique=True)):
             del result[key]
         sections[name] = {"status": "ended after 9 s, its limit", "problem": "why", **result}
-    text = bar.as_text(report(sections))
+    text = summary.as_text(report(sections))
     assert all(name in text for name in sections)
 
 
 def test_a_text_of_all_of_it_is_complete() -> None:
-    text = bar.as_text(report(measured()))
+    text = summary.as_text(report(measured()))
     assert "not complete" not in text
     assert "gemm" in text
     assert "- c: RuntimeError: no" in text
@@ -223,19 +223,19 @@ def test_a_text_of_all_of_it_is_complete() -> None:
     ],
 )
 def test_an_answer_that_is_wrong_or_was_not_checked_is_no_success(name: str, result: dict[str, Any]) -> None:
-    assert bar.is_correct(report(measured())["sections"])
-    assert not bar.is_correct({**measured(), name: result})
+    assert summary.is_correct(report(measured())["sections"])
+    assert not summary.is_correct({**measured(), name: result})
 
 
 def test_what_was_not_checked_does_not_count_as_equal() -> None:
     checked = {"a": {"equal": True}, "rows": [{"equal": True}, {"equal": False}], "b": {"problem": NOT_ON_CPU}}
-    assert bar.num_right(checked) == 2
+    assert summary.num_right(checked) == 2
     sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
-    assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in bar.as_text(report(sections))
+    assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
 
 
 def test_what_was_not_asked_for_and_speed_do_not_make_it_wrong() -> None:
-    assert bar.is_correct({"gpt2": {"status": "broke with exit code 1"}})
+    assert summary.is_correct({"gpt2": {"status": "broke with exit code 1"}})
 
 
 def test_of_several_results_the_last_of_a_section_counts(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_the_text_goes_between_the_markers_of_a_page(tmp_path: Path, capsys: pyt
     page.write_text("before\n<!-- gpu -->\nold\n<!-- end of gpu -->\nafter\n")
     assert gpu_check.main(["--show", str(results), "--markdown", str(page)]) == 0
     assert "old" not in page.read_text()
-    assert bar.as_text(report(measured())).strip() in page.read_text()
+    assert summary.as_text(report(measured())).strip() in page.read_text()
     assert capsys.readouterr().out.startswith("G; Python 3.12")
 
 

@@ -13,10 +13,11 @@ import torch
 
 from oaiserve.engine.model.attention import ATTENTION
 from tools import gpu_check
+from tools.engine_load import complete, random_prompts
 from tools.gpu import answers, modes, overload, steps, teaching
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import complete, load, random_prompts, running
+from tools.gpu.workload import load, running
 from tools.random_models import byte_tokenizer
 
 CPU = Target(torch.device("cpu"), quick=True)

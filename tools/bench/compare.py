@@ -16,6 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tools import markdown
 from tools.bench import machine, prepare, table
 from tools.bench.client import Client, RunFailed
 from tools.bench.process_usage import peak_rss_mib
@@ -46,7 +47,7 @@ def main() -> int:
     results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
     print(table.report(results))
     if arguments.markdown:
-        table.write_between(arguments.markdown, "cpu-peers", table.report(results))
+        markdown.write_between(arguments.markdown, "cpu-peers", table.report(results))
     return 1 if results["servers"][OURS]["problems"] else 0
 
 

@@ -1,26 +1,26 @@
-"""What grows with prompts: the time to the first token, and memory: python -m tools.bench.growth
+"""Measures how the time to the first token and memory grow with prompts: python -m tools.bench.growth
 
-One request at a time, in process, with the settings that a server has by default. Prompts are random, so that the
-prefix cache never has them, and each takes blocks of the KV cache that nobody has written to, until none is left.
+Requests run one at a time in this process, with the default settings of a server. Prompts are random, so that the
+prefix cache never has them, and each takes KV blocks that were never written to, until none is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import random
 import statistics
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
-from tools.bench import machine, plot, table
+from tools import markdown
+from tools.bench import machine, plot
+from tools.engine_load import complete, random_prompts
 
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8128)
 REPEATS = 3
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.markdown:
-        table.write_between(arguments.markdown, "growth", report(results))
+        markdown.write_between(arguments.markdown, "growth", report(results))
     if arguments.plot:
         points = [(row["tokens"], row["ttft_ms"]) for row in results["prompts"]]
         arguments.plot.write_text(
@@ -45,20 +45,16 @@ def main() -> None:
 
 
 def measure() -> dict[str, Any]:
-    random_numbers = random.Random(0)
+    seeds = itertools.count()
     with Engine.from_pretrained("demo") as engine:
         block_tokens = int(engine.model_info["block_size"])
 
         def ttft_ms(num_tokens: int) -> float:
-            prompt = random_numbers.choices(range(engine.vocab_size), k=num_tokens)
-            request = Request(f"r{random_numbers.getrandbits(64)}", (TokenPrompt(prompt),), GREEDY)
-            *_, end = engine.stream(request)
-            assert isinstance(end, Finished)
-            assert end.times.time_to_first_token_ns is not None
-            return end.times.time_to_first_token_ns / 1e6
+            prompts = random_prompts(1, num_tokens, engine.vocab_size, seed=next(seeds))
+            return complete(engine, prompts, 1).ttft_ms[0]
 
         for _ in range(REPEATS):
-            ttft_ms(256)  # the native step is there, and has met both of its kinds of steps
+            ttft_ms(256)  # the warm-up: the native step is compiled
         memory = [_memory(engine)]
         prompts = []
         for num_tokens in PROMPTS:
@@ -76,7 +72,7 @@ def measure() -> dict[str, Any]:
 
 
 def _memory(engine: Engine) -> dict[str, float]:
-    """Blocks that keep something for others, and the process's memory."""
+    """Return the number of blocks in the prefix cache and the memory of this process."""
     status = Path("/proc/self/status").read_text().splitlines()
     rss_mib = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
     return {"blocks": engine.snapshot().blocks_cached, "rss_mib": rss_mib}
@@ -102,9 +98,9 @@ def report(results: dict[str, Any]) -> str:
         [
             f"{results['machine']}; {results['created']}. {size}.",
             "",
-            *table.as_markdown(rows),
+            *markdown.as_markdown(rows),
             "",
-            *table.as_markdown(blocks),
+            *markdown.as_markdown(blocks),
         ]
     )
 

@@ -28,7 +28,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tools.bench import table
+from tools import markdown
 
 ROOT = Path(__file__).parents[2]
 CHUNK_TOKENS = 512
@@ -126,7 +126,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.markdown:
-        table.write_between(arguments.markdown, "numerics", report(results, len(chunks)))
+        markdown.write_between(arguments.markdown, "numerics", report(results, len(chunks)))
 
 
 def read_chunks(folder: Path, files: list[Path], most: int) -> list[list[int]]:
@@ -152,7 +152,7 @@ def report(results: dict[str, dict[str, float]], num_chunks: int) -> str:
         divergence = "" if name == REFERENCE else f"{row['divergence']:.2e}"
         rows.append([name, same, divergence, f"{row['perplexity']:.3f}"])
     head = f"{num_chunks} chunks of {CHUNK_TOKENS} tokens:"
-    return "\n".join([head, "", *table.as_markdown(rows)])
+    return "\n".join([head, "", *markdown.as_markdown(rows)])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.bench import machine, table
+from tools import markdown
+from tools.bench import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
@@ -72,9 +73,9 @@ def run(workload: Workload, url: str) -> dict[str, Any]:
 def as_table(results: dict[str, dict[str, Any]]) -> list[str]:
     rows = [["", "", *RATES, *TIMES, "client"]]
     for name, found in results.items():
-        cells = ["" if found[key] is None else table.number(found[key]) for key in (*RATES, *TIMES)]
+        cells = ["" if found[key] is None else markdown.number(found[key]) for key in (*RATES, *TIMES)]
         rows.append([name, WORKLOADS[name].title, *cells, found["client"]])
-    return table.as_markdown(rows)
+    return markdown.as_markdown(rows)
 
 
 if __name__ == "__main__":

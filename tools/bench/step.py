@@ -1,7 +1,7 @@
-"""Where the time of a step goes, against what the machine allows at best: python -m tools.bench.step
+"""Measures where the time of a step goes, against the floor that the machine allows: python -m tools.bench.step
 
-In process, on random tokens and a full KV cache with its blocks in random order. Each step is repeated, and a time is
-the mean over the middle half of them.
+The steps run in this process, on random tokens and a full KV cache with its blocks in random order. Each step is
+repeated, and a time is the mean over the middle half of the repeats.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, get_args
 
 import torch
@@ -30,28 +29,28 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import StepKind
-from tools.bench import ceilings, floor, machine, step_table, table
+from tools import markdown
+from tools.bench import ceilings, floor, machine, step_table
+from tools.engine_load import complete, greedy
 
 BLOCK_SIZE = 16
-CONTEXT = 192  # a short prompt, half way through its answer
+CONTEXT = 192  # tokens of a short prompt and half of its answer
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCHES_BY_CONTEXT = (1, 8, 64)
 CONTEXTS = (128, 512, 2048, 8192)
 PROMPTS = (64, 128, 256, 512, 1024, 2048)
-OF_MEMORY = 0.7  # what the KV cache may take of what is available
+MEMORY_SHARE = 0.7  # of the available memory, for the KV cache
 LEAST_STEPS = 5
-ENGINE_TOKENS = 40  # of each answer, where the engine's own time is measured
-GREEDY = SamplingParams(temperature=0.0, max_tokens=ENGINE_TOKENS, ignore_eos=True)
+ENGINE_TOKENS = 40  # of each answer, when the engine's own time is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step of `num_sequences` that compute their last `num_tokens` of `context`, and sample."""
+    """A step in which each of `num_sequences` computes the last `num_tokens` of its `context`, and samples."""
 
     num_sequences: int
     num_tokens: int
@@ -71,7 +70,7 @@ def main() -> None:
     add = parser.add_argument
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
-    add("--seconds", type=float, default=0.6, help="for each point (default 0.6)")
+    add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
     add("--json", type=Path, help="write the results there")
     add("--markdown", type=Path, help="write the tables there, between the markers of decode-step")
@@ -84,7 +83,7 @@ def main() -> None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.markdown:
-        table.write_between(arguments.markdown, "decode-step", step_table.report(results))
+        markdown.write_between(arguments.markdown, "decode-step", step_table.report(results))
     if arguments.plot:
         arguments.plot.write_text(step_table.decode_plot(results))
 
@@ -118,7 +117,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def choose_points(most_blocks: int, *, quick: bool) -> tuple[dict[str, list[Point]], list[str]]:
-    """By kind, and what is left out because the KV cache would not fit."""
+    """Return the points by kind, and names of those that are left out because the KV cache would not fit."""
     batches, contexts, prompts = (BATCHES[:4], CONTEXTS[:1], PROMPTS[:2]) if quick else (BATCHES, CONTEXTS, PROMPTS)
     points = {
         "decode": [Point(batch, 1, CONTEXT) for batch in batches],
@@ -132,7 +131,7 @@ def choose_points(most_blocks: int, *, quick: bool) -> tuple[dict[str, list[Poin
 def _most_blocks(loaded: LoadedModel) -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     available_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return int(OF_MEMORY * available_bytes / (loaded.kv_bytes_per_token * BLOCK_SIZE))
+    return int(MEMORY_SHARE * available_bytes / (loaded.kv_bytes_per_token * BLOCK_SIZE))
 
 
 class StepBench:
@@ -150,7 +149,7 @@ class StepBench:
 
     @torch.inference_mode()
     def measure(self, point: Point) -> dict[str, Any]:
-        """Milliseconds: the step, its parts, and the floors of both."""
+        """Return the time of the step, of its parts, and the floors of both, in ms."""
         self._fill(point.num_blocks)
         step = self._step(point)
         rows: list[dict[str, float]] = []
@@ -171,7 +170,7 @@ class StepBench:
                 | operations
                 | {"call": computed - built - sum(operations.values()), "sample": ended - computed}
             )
-            if len(rows) == 2:  # those were the warm-up
+            if len(rows) == 2:  # the first two are the warm-up
                 give_up = time.perf_counter() + self._seconds
         times_ms = middle(rows[2:])
         works = floor.work(self._shape, [(chunk.start, chunk.end) for chunk in step.chunks])
@@ -187,13 +186,14 @@ class StepBench:
         step = Step()
         for i in range(point.num_sequences):
             ids = self._random.choices(range(self._loaded.vocab_size), k=point.context)
-            sequence = Sequence(str(i), 0, ids, GREEDY, max_len=point.context + 1)
+            sequence = Sequence(str(i), 0, ids, greedy(1), max_len=point.context + 1)
             sequence.blocks = blocks[i * point.blocks_each : (i + 1) * point.blocks_each]
             step.chunks.append(Chunk(sequence, point.context - point.num_tokens, point.num_tokens))
         return step
 
     def _fill(self, num_blocks: int) -> None:
-        """With numbers: pages that were never written to are all the same one, which would stay in the CPU's caches."""
+        """Fill the KV cache with random numbers. Pages that were never written to are all the same page, which would
+        stay in the CPU's caches."""
         if num_blocks > self._num_filled:
             for cache in self._native.caches:
                 for blocks in cache:
@@ -202,16 +202,16 @@ class StepBench:
 
 
 def middle(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Milliseconds, from rows of seconds: means over the middle half of the steps. So the parts add up to the step."""
+    """Return means in ms over the middle half of the steps, from rows of seconds. The parts add up to the step."""
     ordered = sorted(rows, key=lambda row: row["step"])
     rows = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
     return {name: statistics.fmean(row[name] for row in rows) * 1e3 for name in rows[0]}
 
 
 def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, points: list[Point]) -> list[float]:
-    """The engine thread's own time between two decode steps: scheduling, text, stop conditions, handing over.
+    """Measure the engine thread's own time between two decode steps: scheduling, text, stop conditions, events.
 
-    The prompts are the same, so the prefix cache has them at once, and the sequences share their blocks.
+    All prompts are alike, so that the prefix cache has them at once and the sequences share blocks.
     """
     num_blocks = native.caches[0][0].shape[0]
     runner = ModelRunner(native, loaded.device, BLOCK_SIZE)
@@ -227,7 +227,7 @@ def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, po
     medians = []
     with engine:
         for point in points:
-            _submit_and_wait(engine, point.num_sequences, prompt)
+            complete(engine, [prompt] * point.num_sequences, ENGINE_TOKENS)
             own_ns = [
                 record.idle_ns
                 for record in engine.take_steps()
@@ -235,18 +235,6 @@ def engine_times_ms(loaded: LoadedModel, native: NativeDecoder, folder: Path, po
             ]
             medians.append(statistics.median(own_ns) / 1e6)
     return medians
-
-
-def _submit_and_wait(engine: Engine, num_requests: int, prompt: list[int]) -> None:
-    inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    for i in range(num_requests):
-        engine.submit(Request(f"r{i}", (TokenPrompt(prompt),), GREEDY), inbox.put)
-    num_open = num_requests
-    while num_open:
-        for event in inbox.get():
-            if isinstance(event, TERMINAL):
-                assert isinstance(event, Finished), event
-                num_open -= 1
 
 
 def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.DecoderShape:

@@ -1,4 +1,4 @@
-"""From measured rounds to tables in markdown. Pure, but for `write_between`.
+"""Makes tables in markdown from measured rounds. Pure.
 
 A server has a list of rounds, one for each repeat. A round has figures of the server (start_seconds, peak_rss_mib) and
 a dictionary of figures for each workload that it finished.
@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tools.bench.servers import OURS
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+from tools.markdown import as_markdown, number
 
 Rounds = list[dict[str, Any]]
 
 
 def values(rounds: Rounds, measure: Measure) -> dict[int, float]:
-    """By number of the round, of those that have it."""
+    """Return the measure by number of the round, for the rounds that have it."""
     found: dict[int, float] = {}
-    for number, figures in enumerate(rounds):
+    for round_number, figures in enumerate(rounds):
         if measure.workload is not None:
             figures = figures.get("workloads", {}).get(measure.workload, {})
         if (value := figures.get(measure.key)) is not None:
-            found[number] = value
+            found[round_number] = value
     return found
 
 
 def best_peer(servers: dict[str, Any], measure: Measure) -> str | None:
-    """By its median; None where no peer has the figure."""
+    """Return the peer with the best median; None if no peer has the figure."""
     medians = {
         name: statistics.median(found.values())
         for name, server in servers.items()
@@ -41,20 +41,13 @@ def best_peer(servers: dict[str, Any], measure: Measure) -> str | None:
 
 
 def ratios(ours: Rounds, theirs: Rounds, measure: Measure) -> list[float]:
-    """Ours to theirs, of each round that both have: what disturbs the machine for long disturbs both."""
+    """Return ours to theirs for each round that both have: a disturbance in a round is likely to hit both."""
     mine, others = values(ours, measure), values(theirs, measure)
-    return [value / others[number] for number, value in mine.items() if others.get(number)]
-
-
-def number(value: float) -> str:
-    """Three digits at least, and all before the point; of whole numbers, these."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+    return [value / others[place] for place, value in mine.items() if others.get(place)]
 
 
 def spread(found: Sequence[float]) -> str:
-    """Median (least..most)."""
+    """Return median (least..most), or a single value as it is."""
     if not found:
         return ""
     median = number(statistics.median(found))
@@ -62,7 +55,7 @@ def spread(found: Sequence[float]) -> str:
 
 
 def comparison(servers: dict[str, Any]) -> list[str]:
-    """A row for each measure: every server's median and spread, and the ratio to the best peer."""
+    """Return a row for each measure: every server's median and spread, and the ratio to the best peer."""
     rows = [["", "measure", *servers, "best peer", "ratio", "goal"]]
     for measure in MEASURES:
         found = {name: values(server["rounds"], measure) for name, server in servers.items()}
@@ -84,7 +77,7 @@ def goal(measure: Measure) -> str:
 
 
 def details(servers: dict[str, Any]) -> list[str]:
-    """Medians of everything that the load generator tells, by workload and server."""
+    """Return medians of all figures of the load generator, by workload and server."""
     keys = {
         "output_throughput": "out/s",
         "total_throughput": "in and out/s",
@@ -106,7 +99,7 @@ def details(servers: dict[str, Any]) -> list[str]:
 
 
 def report(results: dict[str, Any]) -> str:
-    """The whole part of the page."""
+    """Return the whole text, to stand between the markers of the page."""
     servers: dict[str, Any] = results["servers"]
     runs = [run for s in servers.values() for r in s["rounds"] for run in r.get("workloads", {}).values()]
     others = max((run["other_cores"] for run in runs), default=0.0)
@@ -131,19 +124,3 @@ def report(results: dict[str, Any]) -> str:
         *details(servers),
     ]
     return "\n".join(lines)
-
-
-def as_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first row is the head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|---" * len(rows[0]) + "|", *body]
-
-
-def write_between(page: Path, name: str, text: str) -> None:
-    """Replaces what stands between `<!-- name -->` and `<!-- end of name -->` of a page. Raises ValueError."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = page.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found and found_end):
-        raise ValueError(f"{page} has no lines '{begin}' and '{end}' to write between.")
-    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")

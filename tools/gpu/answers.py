@@ -1,5 +1,7 @@
-"""Are the engine's answers right? Small models of every family against `generate`; real shapes with CUDA graphs against
-without. With and without graphs, overlap and compiled layers, greedy and drawn: all must be the same."""
+"""Checks that the engine's answers are right with and without CUDA graphs, overlap and compiled layers.
+
+Small models of every family are compared with transformers' `generate`, models of real shapes with their plainest mode.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from oaiserve.engine.model.compiled import restore_layers
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
+from tools.engine_load import greedy, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import answers, blocks_for, has_graphs, load, random_prompts, release, running
+from tools.gpu.workload import blocks_for, has_graphs, load, release, running
 from tools.random_models import FAMILIES, generate, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
 DRAWN = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, seed=7, ignore_eos=True)
 SHAPES = ("gpt2-124m", "llama-3.2-1b")
-# Two tokens are as good as each other where their logits differ by less than this, in standard deviations of all
-# logits: what bfloat16 rounds away in another order of additions. Tokens picked at random differ by several.
+# Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
+# away in another order of additions. Tokens picked at random differ by several.
 NEAR_TIE = 0.1
 
 Answers = list[list[int]]
@@ -44,8 +47,10 @@ def run(target: Target, part: str) -> Iterator[dict[str, Any]]:
 
 
 def modes(target: Target, *, is_compiled: bool | None = None) -> list[dict[str, bool]]:
-    """Settings that must not change an answer, the plainest first, the default last; only those that compile the layers
-    or do not, where that is given. On a CPU there is nothing of this."""
+    """Return settings that must not change an answer, the plainest first and the default last.
+
+    With `is_compiled`, return only those with or without compiled layers. A CPU has none of these settings.
+    """
     if not target.is_gpu:
         return [{}]
     plain = [
@@ -57,14 +62,14 @@ def modes(target: Target, *, is_compiled: bool | None = None) -> list[dict[str, 
 
 
 def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
-    """In float32, batched and in chunks, greedy against `generate`; draws against those of the first mode."""
+    """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
     model = random_model(FAMILIES[name], device=target.device)
     expected = generate(model, PROMPTS, NUM_TOKENS)
     loaded = prepare(model, name)
     different, drawn, not_captured = [], [], []
     for mode in modes:
         with running(loaded, block_size=4, kv_blocks=64, max_running=8, max_step_tokens=9, **mode) as engine:
-            if ids(engine, PROMPTS, answers(NUM_TOKENS)) != expected:
+            if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
                 different.append(f"greedy, {mode}")
             drawn.append(ids(engine, PROMPTS, DRAWN))
             if mode.get("cuda_graph") and not has_graphs(engine):
@@ -78,9 +83,12 @@ def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dic
 
 
 def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]:
-    """All at once, so that every step of decodes has as many sequences as a graph: the answers of all modes against
-    those of the plainest. In float32 they must be the same. In bfloat16, greedy ones may part at a tie, and draws are
-    only counted: the borders between tokens, too, are where rounding puts them."""
+    """Compare the answers of all modes with those of the plainest.
+
+    All requests run at once, so that every decode step has as many sequences as a graph. In float32 answers must be
+    equal. In bfloat16 greedy answers may differ from a tie on, and drawn ones that differ are only counted, because
+    rounding moves the borders between tokens.
+    """
     if not target.is_gpu:
         return {"problem": NOT_ON_CPU}
     loaded = load(name, target, dtype)
@@ -88,10 +96,10 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     prompts = random_prompts(count, length, loaded.vocab_size)
     drawn = SamplingParams(max_tokens=num_tokens, temperature=0.8, top_k=50, top_p=0.9, seed=11, ignore_eos=True)
     found: list[tuple[Answers, Answers]] = []
-    # Compiled layers are what bfloat16 is served with; in float32 there are those of the families.
+    # Compiled layers are checked in float32 with the small models of every family.
     for mode in modes(target, is_compiled=False if dtype == torch.float32 else None):
         with running(loaded, kv_blocks=2 * blocks_for(count, length + num_tokens), max_running=count, **mode) as engine:
-            found.append((ids(engine, prompts, answers(num_tokens)), ids(engine, prompts, drawn)))
+            found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, drawn)))
             if mode["cuda_graph"] and not has_graphs(engine):
                 return {"equal": False, "problem": "nothing was captured; the log of this section says why"}
     (first_greedy, first_drawn), *others = found
@@ -120,25 +128,19 @@ def different_answers(first: Answers, second: Answers) -> list[int]:
 
 
 def compare(loaded: LoadedModel, prompts: list[list[int]], first: Answers, second: Answers) -> Iterator[dict[str, Any]]:
-    """Where greedy answers part, and whether the two tokens there are as good as each other. What follows is another
-    text."""
+    """Report for each pair of answers that differ where the first difference is, and whether the two tokens tie."""
     for index in different_answers(first, second):
         a, b = first[index], second[index]
         place = next(i for i in range(min(len(a), len(b))) if a[i] != b[i])
         distance = tie_distance(loaded, prompts[index] + a[:place], a[place], b[place])
-        yield {
-            "answer": index,
-            "token": place,
-            "distance": distance,
-            "is_near_tie": distance < NEAR_TIE,
-        }
+        yield {"answer": index, "token": place, "distance": distance, "is_near_tie": distance < NEAR_TIE}
 
 
 @torch.inference_mode()
 def tie_distance(loaded: LoadedModel, token_ids: list[int], one: int, other: int) -> float:
-    """By how much the worse of two next tokens is behind the best one, in standard deviations of all logits; by
-    transformers' own attention."""
-    restore_layers(loaded)  # no engine runs them any more
+    """Return how far the worse of two next tokens is behind the best one, in standard deviations of all logits. The
+    logits come from transformers' own attention."""
+    restore_layers(loaded)  # no engine runs the model any more
     loaded.model.set_attn_implementation("sdpa")
     try:
         logits = loaded.model(torch.tensor([token_ids], device=loaded.device)).logits[0, -1].float()

@@ -1,4 +1,4 @@
-"""What the device can do at most: move bytes, multiply matrices, start kernels, answer the host."""
+"""Measures the ceilings of the device: memory bandwidth, matrix products, kernel launches, copies from the host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 import torch
 
-# Rows, inner size, columns: a square one, and the projections of an 8B model for a step of 2,048 tokens.
+# Rows, inner size, columns: square ones, and the projections of an 8B model for a step of 2,048 tokens.
 PRODUCTS = ((8192, 8192, 8192), (2048, 4096, 14336), (2048, 14336, 4096), (4096, 4096, 4096))
 MOVED_BYTES = 1 << 32  # many times the L2 cache
 SMALL_BYTES = 4096
 
 
 def seconds(calls: list[Callable[[], object]], device: torch.device) -> float:
-    """Of one call, the median of several runs of all in turn. On a GPU without what the host adds: from a graph."""
+    """Return the time of one call: the median over several runs of all calls. On a GPU they run as a CUDA graph, which
+    leaves out the host's time."""
     if device.type == "cpu":
         started = time.perf_counter()
         calls[0]()
@@ -40,7 +41,7 @@ def seconds(calls: list[Callable[[], object]], device: torch.device) -> float:
 
 
 def bandwidth(device: torch.device, num_bytes: int = MOVED_BYTES) -> dict[str, float]:
-    """Bytes per second: of reading, and of a copy, which reads and writes each byte."""
+    """Return the bytes per second of reading, and of a copy, which reads and writes each byte."""
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     read = seconds([lambda: source.amax()] * 4, device)
     half = source[: source.numel() // 2]
@@ -50,7 +51,7 @@ def bandwidth(device: torch.device, num_bytes: int = MOVED_BYTES) -> dict[str, f
 
 
 def products(device: torch.device, shapes: tuple[tuple[int, int, int], ...] = PRODUCTS) -> dict[str, float]:
-    """Operations per second of bfloat16 products, by shape."""
+    """Return the operations per second of bfloat16 products, by shape."""
     rates = {}
     for rows, inner, columns in shapes:
         x = torch.randn(rows, inner, dtype=torch.bfloat16, device=device)
@@ -61,7 +62,7 @@ def products(device: torch.device, shapes: tuple[tuple[int, int, int], ...] = PR
 
 
 def launches(device: torch.device) -> dict[str, float]:
-    """Microseconds of a kernel that does next to nothing: of the host to launch it, and of the device in a graph."""
+    """Return the microseconds of a tiny kernel: of the host to launch it, and of the device to run it in a graph."""
     x = torch.zeros(1, device=device)
     host = []
     for _ in range(7):
@@ -77,14 +78,12 @@ def launches(device: torch.device) -> dict[str, float]:
 
 
 def copies(device: torch.device) -> dict[str, float]:
-    """Microseconds until a few bytes from pinned memory are on the device, and until some are back."""
-    host, there = (
-        torch.zeros(SMALL_BYTES, dtype=torch.uint8).pin_memory(),
-        torch.zeros(SMALL_BYTES, device=device).byte(),
-    )
+    """Return the microseconds until a few bytes of pinned memory are on the device, and until they are back."""
+    on_host = torch.zeros(SMALL_BYTES, dtype=torch.uint8).pin_memory()
+    on_device = on_host.to(device)
     return {
-        "to_device_us": _waited_us(lambda: there.copy_(host, non_blocking=True)),
-        "to_host_us": _waited_us(lambda: host.copy_(there, non_blocking=True)),
+        "to_device_us": _waited_us(lambda: on_device.copy_(on_host, non_blocking=True)),
+        "to_host_us": _waited_us(lambda: on_host.copy_(on_device, non_blocking=True)),
     }
 
 

@@ -1,4 +1,4 @@
-"""What the figures come from: the machine, the versions, and what this device can do at most."""
+"""Describes what the figures come from: the machine, the versions, and the ceilings of the device."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def nvidia_smi() -> dict[str, str]:
-    """Of the first device; empty where the tool is missing or does not answer."""
+    """Ask nvidia-smi about the first device. Empty where the program is missing."""
     if (tool := shutil.which("nvidia-smi")) is None:
         return {}
     command = [tool, f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader", "--id=0"]

@@ -1,11 +1,11 @@
-"""The Triton kernels on a GPU: right, compared with the reference, and how near to what the hardware can do?
+"""Checks the Triton kernels against the reference, and measures how near they come to the ceilings of the device.
 
     python -m tools.gpu.kernel_check --out FILE                          # on the GPU
     python -m tools.gpu.kernel_check --out FILE --tune                   # and which tiles are the fastest
     python -m tools.gpu.kernel_check --out FILE --device cpu --quick     # a dry run anywhere, in Triton's interpreter
 
-`tools.gpu_check` runs it in a process of its own and shows what it finds. Bandwidths count bytes that have to be moved
-once: keys and values that are read for a decode, whatever the kernel really does.
+`tools.gpu_check` runs it in a process of its own and shows what it finds. A bandwidth counts each byte that must be
+moved once, such as the keys and values that a decode reads, whatever the kernel really moves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if any(argument.endswith("cpu") for argument in sys.argv):  # Triton has to know before anybody imports it
+if any(argument.endswith("cpu") for argument in sys.argv):  # Triton reads it when it is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
@@ -41,11 +41,11 @@ from tools.gpu.kernel_tables import as_markdown
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-COLD_BYTES = 256 << 20  # several times the L2 cache: as much passes between two calls for the same layer
+COLD_BYTES = 256 << 20  # moved between two calls for the same layer: several times the L2 cache
 
 
 class AttentionShape(NamedTuple):
-    """Of one layer's attention."""
+    """The heads of one layer's attention, and their type."""
 
     heads: int
     kv_heads: int
@@ -73,14 +73,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file for what is found, as JSON")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="few and small shapes")
-    parser.add_argument("--tune", action="store_true", help="time each shape with other tiles, too: takes minutes")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="those that are timed (all)")
+    parser.add_argument("--tune", action="store_true", help="time other tiles for each shape, too, which takes minutes")
     arguments = parser.parse_args(argv)
     device = torch.device(arguments.device)
     report: dict[str, Any] = {}
     for part in check(device, quick=arguments.quick):
         report |= part
-    for part in measure(device, quick=arguments.quick, tune=arguments.tune, shapes=arguments.shapes):
+    for part in measure(device, quick=arguments.quick, tune=arguments.tune):
         report |= part
     report["is_correct"] = all(row["equal"] for row in report["attention"] + report["sampling"])
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -90,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @torch.inference_mode()
 def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """Whether they compute what the reference does."""
+    """Compare the kernels with the reference."""
     torch.manual_seed(0)
     yield {"triton": triton.__version__, "interpreted": device.type == "cpu"}
     rows = []
@@ -102,15 +101,13 @@ def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def measure(
-    device: torch.device, *, quick: bool, tune: bool = False, shapes: list[str] | None = None
-) -> Iterator[dict[str, Any]]:
-    """How fast they are, by themselves."""
+def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterator[dict[str, Any]]:
+    """Time the kernels by themselves."""
     torch.manual_seed(0)
     limits = hardware_limits(device)
     yield {"limits": limits}
     yield {"write": time_write(device, limits, quick=quick)}
-    names = shapes or (["llama-3.2-1b"] if quick else list(SHAPES))
+    names = ["llama-3.2-1b"] if quick else list(SHAPES)
     timed: list[tuple[str, Any, Any]] = [("decode", time_decode, DECODES), ("prefill", time_prefill, PREFILLS)]
     for kind, time_kind, sizes in timed:
         sizes = [tuple(max(1, n // 64) for n in size) for size in sizes[:2]] if quick else sizes
@@ -151,7 +148,7 @@ def attention_cases(quick: bool) -> list[Case]:
 
 
 def make_batch(lengths: list[tuple[int, int]], block_size: int, device: torch.device) -> Batch:
-    """Sequences whose blocks lie anywhere."""
+    """Make a batch of sequences whose blocks are in random order."""
     free = torch.randperm(sum(-(-(old + new) // block_size) for old, new in lengths)).tolist()
     step = Step()
     for old, new in lengths:
@@ -164,7 +161,7 @@ def make_batch(lengths: list[tuple[int, int]], block_size: int, device: torch.de
 def make_tensors(
     shape: AttentionShape, num_tokens: int, num_blocks: int, block_size: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LayerCache]:
-    """Query, key and value of a step, and a cache full of numbers."""
+    """Make the query, key and value of a step, and a KV cache full of random numbers."""
 
     def randn(*sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, dtype=shape.dtype, device=device)
@@ -178,7 +175,7 @@ def make_tensors(
 
 
 def attend_exactly(*tensors: Any, **scoring: Any) -> torch.Tensor:
-    """The reference without the kernels that torch has for attention on a GPU, which have roundings of their own."""
+    """Run the reference without torch's attention kernels for GPUs, which round in their own way."""
     with sdpa_kernel(SDPBackend.MATH):
         return reference.attend(*tensors, **scoring)
 
@@ -203,7 +200,7 @@ def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any]:
-    """A step of decodes that is captured for long sequences, then replayed for others, one of them padding."""
+    """Capture a decode step for long sequences, and replay it for others, one of which is padding."""
     lengths = [(1000, 1), (0, 1), (77, 1)]
     batch = make_batch(lengths, BLOCK_SIZE, device)
     num_blocks = int(batch.block_tables.max()) + 1
@@ -236,7 +233,7 @@ def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any
 
 
 def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Rows of all kinds at once. A few may differ, where a draw falls on a border between two tokens."""
+    """Compare draws for rows of all kinds. A few rows may differ where a draw falls on a border between two tokens."""
     num_rows, vocab = (8, 300) if quick else (256, 128_256)
     logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
     logits[0, 7], logits[1] = math.nan, -math.inf
@@ -251,8 +248,8 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
         for row in range(num_rows)
     ]
     token_ids, are_finite = triton_sampling.choose(logits, sequences)
-    # On a GPU, torch adds float32 up in float32. Where 128,256 tokens are about as likely as each other, that is off by
-    # more than the kernels are.
+    # On a GPU, torch adds float32 up in float32. If 128,256 tokens are about equally likely, its error is larger than
+    # that of the kernels.
     exact = logits.clone() if device.type == "cpu" else logits.double()
     want_ids, want_finite = sampler._choose(exact, sequences)
     num_different = int(((token_ids != want_ids) & want_finite).sum())
@@ -268,7 +265,7 @@ def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequ
 
 
 def hardware_limits(device: torch.device) -> dict[str, float]:
-    """Bytes and bfloat16 operations per second."""
+    """Measure bytes and bfloat16 operations per second."""
     small = device.type == "cpu"
     moved = ceilings.bandwidth(device, 1 << 24) if small else ceilings.bandwidth(device)
     multiplied = ceilings.products(device, ((256, 256, 256),)) if small else ceilings.products(device)
@@ -338,17 +335,17 @@ def time_prefill(
     tune: bool,
 ) -> dict[str, Any]:
     batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
-    batch.num_decodes = 0  # in a dry run it may be one token, but is no decode
+    batch.num_decodes = 0  # a dry run may prefill a single token, which is no decode
     num_blocks = int(batch.block_tables.max()) + 1
     query, _, _, cache = make_tensors(shape, num_rows * new, num_blocks, BLOCK_SIZE, device)
     out = query.new_empty(num_rows * new, shape.heads, shape.value_dim)
     scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
 
     def taken(tile: backend.Tile | None = None) -> float:
-        backend.prefill(query, cache, batch, out, scoring, tile)  # makes the list of tiles, outside of the graph
+        backend.prefill(query, cache, batch, out, scoring, tile)  # makes the list of tiles outside of the graph
         return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tile)] * 4, device)
 
-    # A token sees what is before it and itself; two operations each for a product and a sum, in scores and in values.
+    # A token attends to itself and all before it, with a product and a sum each for scores and for values.
     seen = num_rows * (new * (context - new) + new * (new + 1) / 2)
     operations = 2 * shape.heads * (shape.key_dim + shape.value_dim) * seen
     whole = taken()
@@ -392,7 +389,7 @@ def best_of(tried: dict[Any, float | None]) -> dict[str, Any]:
 
 
 def time_choose(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
-    """With the host's part, until the ids are there: as long as a step waits for them."""
+    """Time the choice of tokens until the host has the ids, as long as a step waits for them."""
     num_rows, vocab = (4, 300) if quick else (64, 128_256)
     kinds: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},

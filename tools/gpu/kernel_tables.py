@@ -1,4 +1,4 @@
-"""What `tools.gpu.kernel_check` has found, as text; of a report that is not whole, what there is. Pure."""
+"""Makes the text of what `tools.gpu.kernel_check` has found, also of a part of it. Pure."""
 
 from __future__ import annotations
 

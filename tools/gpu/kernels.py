@@ -1,4 +1,4 @@
-"""The Triton kernels: are they right, and how fast are they?"""
+"""Checks and measures the Triton kernels, where Triton is installed."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""What compiled layers, CUDA graphs and overlap are worth: the same decodes with and without each."""
+"""Measures what compiled layers, CUDA graphs and overlap gain: the same decodes with and without each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from tools.engine_load import random_prompts
 from tools.gpu.answers import modes
-from tools.gpu.parts import step_figures
+from tools.gpu.parts import measure_decodes
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, complete, figures, load, random_prompts, release, running
+from tools.gpu.workload import blocks_for, load, release, running
 
 MODELS = ("llama-3.2-1b", "gpt2-124m")
 
@@ -22,10 +23,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
             kv_blocks = blocks_for(batch, length + num_tokens)
             with running(loaded, kv_blocks=kv_blocks, max_running=batch, prefix_cache=False, **mode) as engine:
                 prompts = random_prompts(batch, length, loaded.vocab_size)
-                complete(engine, prompts, num_tokens // 4)
-                engine.take_steps()
-                runs = [complete(engine, prompts, num_tokens) for _ in range(1 if target.quick else 2)]
-                rows.append({**mode, **step_figures(engine.take_steps(), batch), **figures(runs)})
+                rows.append(mode | measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2))
             yield {name: rows}
         del engine, loaded
         release()

@@ -1,5 +1,7 @@
-"""More requests than the KV cache holds, clients that leave, a device whose memory is full: the answers stay the same,
-and nothing is left over."""
+"""Checks that answers stay the same and nothing is left over under overload.
+
+The KV cache holds a part of the requests, clients leave, and the device's memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,11 @@ import torch
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.request import (
-    TERMINAL,
-    Aborted,
-    Event,
-    Finished,
-    Request,
-    SamplingParams,
-    TokenChunk,
-    TokenPrompt,
-)
+from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from tools.engine_load import greedy, random_prompts
 from tools.gpu.answers import compare, ids
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import answers, blocks_for, load, random_prompts, running
+from tools.gpu.workload import blocks_for, load, running
 from tools.random_models import FAMILIES, random_model
 
 COUNT = 48
@@ -39,7 +33,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def preemption(target: Target) -> dict[str, Any]:
-    """Four times as many tokens as the KV cache holds; every fifth client leaves in the middle of its answer."""
+    """Send four times as many tokens as the KV cache holds. Every fifth client leaves in the middle of its answer."""
     count = 16 if target.quick else COUNT
     loaded = prepare(random_model(FAMILIES["llama"], device=target.device), "llama")
     generator = random.Random(0)
@@ -74,7 +68,7 @@ def preemption(target: Target) -> dict[str, Any]:
 
 
 def wrong_answers(expected: list[list[int]], got: list[list[int]], leaving: set[int]) -> list[int]:
-    """Whoever leaves early has the beginning of the answer."""
+    """Return the indices of wrong answers. A client that leaves early must have the beginning of its answer."""
     return [
         index
         for index, (want, have) in enumerate(zip(expected, got, strict=True))
@@ -83,7 +77,7 @@ def wrong_answers(expected: list[list[int]], got: list[list[int]], leaving: set[
 
 
 def _answer(engine: Engine, requests: list[tuple[list[int], SamplingParams]], *, leaving: set[int]) -> list[list[int]]:
-    """The tokens of each until it finished, or until it was told that it had left."""
+    """Return the tokens of each request, up to its last event. Clients of `leaving` abort in the middle."""
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
     found: list[list[int]] = [[] for _ in requests]
     for index, (prompt, params) in enumerate(requests):
@@ -99,36 +93,38 @@ def _answer(engine: Engine, requests: list[tuple[list[int], SamplingParams]], *,
             elif isinstance(event, TERMINAL):
                 allowed = (Finished, Aborted) if index in leaving else Finished
                 if not isinstance(event, allowed):
-                    raise RuntimeError(f"Request {index} was not to end so: {event}")
+                    raise RuntimeError(f"Request {index} must not end like this: {event}")
                 num_open -= 1
     return found
 
 
 def out_of_memory(target: Target) -> dict[str, Any]:
-    """Prompts whose steps need more memory than this process may have, which is cut when the engine has started: they
-    are computed in smaller parts, with the same answers."""
+    """Compute prompts whose steps need more memory than the process may have.
+
+    The limit is lowered once the engine has started. The engine must compute the steps in parts, with the same answers.
+    """
     if not target.is_gpu:
         return {"problem": NOT_ON_CPU}
     loaded = load("llama-3.2-1b", target)
     prompts = random_prompts(8, 1000, loaded.vocab_size)
     settings: dict[str, Any] = {"kv_blocks": blocks_for(16, 1100), "max_step_tokens": 8192, "max_running": 16}
-    settings["prefix_cache"] = False  # else the second run finds what the first has computed
+    settings["prefix_cache"] = False  # else the second run reuses the KV cache of the first
     with running(loaded, **settings) as engine:
-        _ids(engine, prompts)  # compiles
+        ids(engine, prompts, greedy(8))  # compiles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_reserved()
-        expected = _ids(engine, prompts)
+        expected = ids(engine, prompts, greedy(8))
         needed = torch.cuda.max_memory_reserved() - held
         torch.cuda.empty_cache()
         _, total = torch.cuda.mem_get_info(target.device)
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + needed * 0.6) / total)
         try:
-            got = _ids(engine, prompts)
+            got = ids(engine, prompts, greedy(8))
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         num_short = engine.snapshot().num_out_of_memory
-    # Parts of other sizes round otherwise in bfloat16, so an answer may part at a tie.
+    # Steps of other sizes round otherwise in bfloat16, so answers may differ from a tie on.
     different = list(compare(loaded, prompts, expected, got))
     return {
         "equal": all(difference["is_near_tie"] for difference in different),
@@ -138,7 +134,3 @@ def out_of_memory(target: Target) -> dict[str, Any]:
         "different": different,
         **({} if num_short else {"problem": "memory did not run out, so this shows nothing"}),
     }
-
-
-def _ids(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    return ids(engine, prompts, answers(8))

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: on the host and on the device, from the engine's own records and from a profile."""
+"""Measures where the time of a step goes on host and device, by the engine's own records and by a profile."""
 
 from __future__ import annotations
 
@@ -13,27 +13,39 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.sequence import Sequence as TokenSequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.record import HostPart, StepKind, StepRecord
-from tools.gpu.roofline import percentile
-from tools.gpu.workload import BLOCK_SIZE, answers, blocks_for
+from tools.engine_load import complete, figures, greedy, percentile
+from tools.gpu.workload import BLOCK_SIZE, blocks_for
 
 PROFILED_STEPS = 5
 MOST_KERNELS = 20
 
 
+def measure_decodes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Let all prompts decode together, and return figures of the steps and of the requests."""
+    complete(engine, prompts, num_tokens // 4)
+    engine.take_steps()  # the warm-up's
+    runs = [complete(engine, prompts, num_tokens) for _ in range(repeats)]
+    return step_figures(engine.take_steps(), len(prompts)) | figures(runs)
+
+
 def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
-    """Of the steps in which `batch` sequences decode, in ms: `period` is from the end of a step to the end of the next
-    one, `gap` the part of it in which the device has nothing to do. And of what the host did in them, part by part."""
+    """Return figures, in ms, of the steps in which `batch` sequences decode.
+
+    The period is from the end of a step to the end of the next one. The gap is the part of it in which the device is
+    idle. `host_ms` has medians of what the engine thread did between the results of two steps, part by part.
+    """
     steps = [record for record in records if record.kind == StepKind.DECODE and record.num_sequences == batch]
     if not steps:
         raise RuntimeError(f"No step had {batch} sequences that decode, of {len(records)}.")
     periods = [(record.duration_ns + record.idle_ns) / 1e6 for record in steps]
-    found = {
+    return {
         "sequences": batch,
         "steps": len(steps),
         "period_ms": statistics.median(periods),
@@ -42,24 +54,22 @@ def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
         "device_ms": statistics.median(record.duration_ns / 1e6 for record in steps),
         "gap_ms": statistics.median(record.idle_ns / 1e6 for record in steps),
         "gap_share": sum(record.idle_ns for record in steps) / sum(r.idle_ns + r.duration_ns for r in steps),
-    }
-    return found | {"host_ms": host_parts_ms(steps)}
-
-
-def host_parts_ms(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Medians of what the engine thread did from the results of the step before to those of each of these."""
-    return {
-        part.value: statistics.median(step.host_ns.get(part, 0) for step in steps) / 1e6
-        for part in HostPart
-        if part != HostPart.IDLE
+        "host_ms": {
+            part.value: statistics.median(step.host_ns.get(part, 0) for step in steps) / 1e6
+            for part in HostPart
+            if part != HostPart.IDLE
+        },
     }
 
 
 def profile_steps(
     loaded: LoadedModel, options: EngineOptions, *, sequences: int, context: int, prompt: int
 ) -> dict[str, Any]:
-    """Of a decode step of `sequences`, each with `context` tokens, and of a step that computes a prompt: what the host
-    takes to launch it and until its results are there, and the kernels that take the most of the device's time."""
+    """Profile a decode step of `sequences`, each with `context` tokens, and a step that computes a whole prompt.
+
+    The result has the host's time to launch a step and its time until the results are there, and the kernels that take
+    most of the device's time.
+    """
     runner = start_runner(loaded, options).runner
     return {
         "has_graphs": runner.has_graphs,
@@ -69,12 +79,12 @@ def profile_steps(
 
 
 def make_step(vocab_size: int, num_sequences: int, context: int, num_tokens: int) -> Step:
-    """Sequences of `context` tokens that compute their last `num_tokens`."""
+    """Make a step in which sequences of `context` tokens compute their last `num_tokens`."""
     step = Step()
     blocks_each = blocks_for(1, context)
     for i in range(num_sequences):
         ids = [(i + 7 * j) % vocab_size for j in range(context)]
-        sequence = TokenSequence(str(i), 0, ids, answers(1), max_len=context + 1)
+        sequence = TokenSequence(str(i), 0, ids, greedy(1), max_len=context + 1)
         sequence.num_computed = context - num_tokens
         sequence.blocks = list(range(i * blocks_each, i * blocks_each + -(-context // BLOCK_SIZE)))
         step.chunks.append(Chunk(sequence, context - num_tokens, num_tokens))

@@ -1,4 +1,4 @@
-"""The same requests to oaiserve and to transformers' own continuous batching, one after the other on one device."""
+"""Measures oaiserve and transformers' own continuous batching with the same requests, in turn on one device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
+from tools.engine_load import complete, figures, random_prompts
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, complete, figures, load, random_prompts, release, running
+from tools.gpu.workload import blocks_for, load, release, running
 from tools.random_models import random_model, real_shape
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,11 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
             ) as manager:
                 for batch in batches:
                     prompts = random_prompts(batch, length, vocab_size)
-                    their_seconds(manager, prompts, num_tokens)  # captures and compiles what it needs for these
+                    their_seconds(manager, prompts, num_tokens)  # the warm-up captures and compiles
                     times = [their_seconds(manager, prompts, num_tokens) for _ in range(1 if target.quick else 2)]
                     rates[name][batch] = batch * num_tokens / statistics.median(times)
                     yield {"transformers": rates, "attention": attention_of(theirs)}
-        except Exception as error:  # whatever their code raises: their other settings may do
+        except Exception as error:  # their code raises what it likes, and other settings may work
             log.exception("transformers, %s", name)
             problems[name] = f"{type(error).__name__}: {error}"
             yield {"problems": problems}
@@ -65,7 +66,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
 
 
 def their_settings(most: int, target: Target) -> dict[str, ContinuousBatchingConfig]:
-    """By what they are called in the report. A cache of the size that is needed keeps their attention masks small."""
+    """Return settings by their name in the report. A cache of just the needed size keeps the attention masks small."""
     sized: dict[str, Any] = {
         "num_blocks": 2 * most + 16,
         "max_batch_tokens": STEP_TOKENS,
@@ -84,7 +85,8 @@ def attention_of(model: PreTrainedModel) -> str:
 
 
 def their_seconds(manager: ContinuousBatchingManager, prompts: list[list[int]], num_tokens: int) -> float:
-    """From the first request until the last has all its tokens. Raises RuntimeError where one has not."""
+    """Return the time from the first request until the last one has all its tokens. Raises RuntimeError if a request
+    ends without."""
     began = time.perf_counter()
     manager.add_requests(prompts, max_new_tokens=num_tokens)
     num_open = len(prompts)

@@ -1,5 +1,7 @@
-"""Runs sections as processes of their own, each within a time limit: one that breaks, hangs or dies takes nothing else
-with it, and says how it ended. No torch."""
+"""Runs each section in a process of its own, within a time limit. No torch.
+
+A section that fails, hangs or dies does not disturb the others, and its result reports how it ended.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ Command = Callable[[Section, Path, float], Sequence[str]]
 def run_all(
     sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and results as they come. Those that stand next to each other and may do so run side by side. Where the
-    budget is used up, the rest is left out, and that is their result."""
+    """Yield names and results as sections end. Neighbours that may do so run side by side. Once the budget is used up,
+    the other sections are left out, with a result that reports it."""
     give_up = time.monotonic() + budget_seconds
     for side_by_side, group in groupby(sections, key=lambda section: section.side_by_side):
         for together in [list(group)] if side_by_side else [[section] for section in group]:
@@ -43,7 +45,7 @@ def run_all(
 
 
 def run_one(section: Section, command: Command, folder: Path, limit_seconds: float) -> dict[str, Any]:
-    """What the section had found when it ended, with `status`, `seconds` and, where it did not end well, `problem`."""
+    """Return what the section had found when it ended, with `status`, `seconds` and, unless it is done, `problem`."""
     out, log = folder / f"{section.name}.json", folder / f"{section.name}.log"
     out.unlink(missing_ok=True)
     started = time.monotonic()

@@ -1,6 +1,6 @@
-"""One section of the GPU check, in this process: python -m tools.gpu.section NAME --out FILE [--device cpu] [--quick]
+"""Runs one section of the GPU check: python -m tools.gpu.section NAME --out FILE [--device cpu] [--quick]
 
-The file is written anew whenever something has been found, so that what ends this process does not take it along.
+The file is replaced whenever something new is found, so that it is there when this process dies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from tools.gpu.sections import SECTIONS
 
-DUMP_BEFORE_SECONDS = 3  # its limit: a section that hangs tells where
+DUMP_BEFORE_SECONDS = 3  # before its limit a section that hangs prints its stack
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.dump_traceback_later(max(1.0, arguments.limit_seconds - DUMP_BEFORE_SECONDS))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     if arguments.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton has to know before anybody imports it
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
     section = sections[arguments.name]
     run = importlib.import_module(section.module).run
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """At once: whoever reads it finds all of the old or all of the new."""
+    """Replace the file at once: a reader finds all of the old or all of the new content."""
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(found, indent=1) + "\n")
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""The sections of the GPU check, the most important first. No torch: each is run by a process of its own."""
+"""Lists the sections of the GPU check, the most important first. No torch: each section runs in its own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Section:
     module: str
     limit_seconds: float
     arguments: Mapping[str, str] = field(default_factory=dict)
-    side_by_side: bool = False  # it measures nothing, so it may run while others of its kind do
+    side_by_side: bool = False  # it measures no time, so it may run beside others that measure none
 
 
 SECTIONS = (

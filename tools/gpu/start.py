@@ -1,4 +1,4 @@
-"""The engine with the settings that it has by default: how long it takes to start, and what the KV cache gets."""
+"""Measures the engine with its default settings: how long it takes to start, and the size of its KV cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from tools.engine_load import complete, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import complete, load, random_prompts, release, running
+from tools.gpu.workload import load, release, running
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 
@@ -38,5 +39,5 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
                     "total_bytes": total,
                 }
             }
-        del engine, loaded  # nearly all of the memory, which the next one needs
+        del engine, loaded  # they hold nearly all of the memory, which the next model needs
         release()

@@ -1,6 +1,6 @@
-"""Steps of a model as the engine runs them: decodes of several batch sizes, prompts in chunks; what they consist of.
+"""Measures the steps of a model in the engine: decodes of several batch sizes, prompts in chunks, and their kernels.
 
-Times come from the engine's own records, which on a GPU are made of the device's clock.
+Times come from the engine's own records, which use the device's clock on a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.record import StepKind, StepRecord
-from tools.gpu.parts import profile_steps, step_figures
+from tools.engine_load import complete, random_prompts
+from tools.gpu.parts import measure_decodes, profile_steps
 from tools.gpu.roofline import decode_bytes, prefill_operations
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, complete, figures, load, random_prompts, release, running
+from tools.gpu.workload import blocks_for, load, release, running
 
 CONTEXT = 512
 CHUNK = 2048
@@ -32,23 +33,15 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": loaded.kv_bytes_per_token}
 
     batches, context, num_tokens = ((1, 4), 40, 16) if target.quick else ((64, 1, 16, 256), CONTEXT, 128)
-    prompt_len = context - num_tokens // 2  # so that in the mean over a run each sequence has `context` tokens
+    prompt_len = context - num_tokens // 2  # then a sequence has `context` tokens on average over a run
     kv_blocks = blocks_for(max(batches), prompt_len + num_tokens)
     decode: list[dict[str, Any]] = []
     with running(loaded, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
         for batch in batches:
             prompts = random_prompts(batch, prompt_len, loaded.vocab_size)
-            complete(engine, prompts, num_tokens // 4)
-            engine.take_steps()
-            runs = [complete(engine, prompts, num_tokens) for _ in range(1 if target.quick else 2)]
-            decode.append(
-                {
-                    "context": context,
-                    **step_figures(engine.take_steps(), batch),
-                    "bytes": decode_bytes(weights, loaded.kv_bytes_per_token, batch, context),
-                    **figures(runs),
-                }
-            )
+            found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
+            num_bytes = decode_bytes(weights, loaded.kv_bytes_per_token, batch, context)
+            decode.append({"context": context, "bytes": num_bytes, **found})
             yield {"decode": decode}
     del engine
 
@@ -67,7 +60,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         release()
         try:
             yield {"prefill_varlen": prefill(loaded, target, "varlen")}
-        except StartupError as error:  # this device or this torch does not have it
+        except StartupError as error:  # this device or this torch does not have varlen attention
             yield {"prefill_varlen": {"problem": str(error)}}
 
 
@@ -82,11 +75,11 @@ def prefill(loaded: LoadedModel, target: Target, attention: str) -> dict[str, An
 
 
 def prefill_figures(model: PreTrainedModel, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:
-    """Of prompts of `length` tokens, one after the other, a step for each chunk."""
+    """Return figures of prompts of `length` tokens that were computed one after the other, a step for each chunk."""
     steps = [record for record in records if record.kind == StepKind.PREFILL and record.num_tokens == chunk]
     each = length // chunk
     if len(steps) % each or len(steps) != len(records):
-        raise RuntimeError(f"Prompts of {each} chunks were to take so many steps each, and nothing else: {records}")
+        raise RuntimeError(f"Prompts of {each} chunks did not take {each} prefill steps each: {records}")
     config = model.config
     width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     linear = linear_parameters(model)
@@ -107,7 +100,8 @@ def prefill_figures(model: PreTrainedModel, records: Sequence[StepRecord], chunk
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
-    """What a step reads: all parameters, but of an embedding that is not the output, too, only some rows."""
+    """Return the bytes of all parameters that a step reads whole. Of an embedding it reads only some rows, unless the
+    embedding is the output, too."""
     output = model.get_output_embeddings().weight
     read = {id(output): output}
     for module in model.modules():
@@ -117,7 +111,8 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def linear_parameters(model: PreTrainedModel) -> int:
-    """Of the matrices that every token is multiplied with: the output embedding is only for tokens that sample."""
+    """Return the parameters of the matrices that every token is multiplied with. The output embedding is only for
+    tokens that sample."""
     output = model.get_output_embeddings().weight
     return sum(
         parameter.numel()

@@ -1,4 +1,4 @@
-"""What a section of the GPU check is asked to do: on which device, and how much of it."""
+"""Says on which device a section of the GPU check runs, and how much of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_ON_CPU = "not measured on a CPU"
 
 class Target(NamedTuple):
     device: torch.device
-    quick: bool  # tiny models and short runs: whether it works, not how fast
+    quick: bool  # tiny models and short runs, which show that it works, not how fast
 
     @property
     def is_gpu(self) -> bool:

@@ -1,4 +1,4 @@
-"""GPT-2 124M: many short answers, and many prompts with one token each. Through the whole engine, text included."""
+"""Measures GPT-2 124M in the whole engine: many short answers, and many text prompts with one new token each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
+from tools.engine_load import complete, figures, random_prompts
 from tools.gpu.parts import step_figures
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, complete, figures, load, random_prompts, running
+from tools.gpu.workload import blocks_for, load, running
 
 MODEL = "gpt2-124m"
 PROMPT_TOKENS = 16

@@ -15,8 +15,8 @@ from loadtest.metrics_page import Labels, Metrics, parse_metrics
 from oaiserve.telemetry import names
 from tools.server_process import ServerProcess, running_oaiserve
 
-# The cache is soon full, so its pages are touched early; and clients do reach these limits. float32, because in bfloat16
-# oneDNN keeps code for each number of tokens that a step ever had: half a GiB, which takes minutes to fill.
+# The KV cache is soon full, so that its pages are touched early, and clients do reach the limits. float32, because in
+# bfloat16 oneDNN keeps code for each number of tokens that a step ever had: half a GiB, which takes minutes to fill.
 FLAGS = (
     *("--dtype", "float32", "--kv-cache-memory", "48MiB", "--max-running", "24", "--max-waiting", "16"),
     *("--write-timeout-seconds", "1", "--log-format", "json", "--log-level", "warning"),

@@ -1,6 +1,6 @@
-"""The figures that the check is about, beside their targets; and all of it as text. Pure.
+"""Makes the text of the GPU check: the figures beside their targets, what is wrong, and all other results. Pure.
 
-`sections` has the results of `run.run_all` by name. What a section did not find is shown as missing, with the reason.
+`sections` has the results of `run.run_all` by name. A figure that a section did not find is shown as missing.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.bench.table import as_markdown, number
+from tools.gpu import kernel_tables
+from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
 CORRECTNESS = ("families", "compiled", "graphs", "kernels", "overload")
 BATCHES = (1, 16, 64, 256)
-MOST_SHOWN = 10  # of what is wrong in a section; the rest is in the JSON
+MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedTarget:
-    """`find` takes the sections; a KeyError says that one of them did not come so far."""
+    """A limit for one figure. `find` takes the sections and raises KeyError if one of them did not find the figure."""
 
     what: str
     unit: str
@@ -32,7 +33,7 @@ class SpeedTarget:
 
 
 def floor_ms(sections: Sections, decode: dict[str, Any]) -> float:
-    """A step that does nothing but read what it must, at the bandwidth that was measured."""
+    """Return the time of a decode step that only reads what it must, at the bandwidth that was measured."""
     rate = sections["environment"]["ceilings"]["bytes_per_second"]
     return decode["bytes"] / rate * 1e3  # type: ignore[no-any-return]
 
@@ -55,7 +56,7 @@ def _prefill_share(sections: Sections) -> float:
 
 
 def best_peer(section: dict[str, Any], batch: int) -> float:
-    """Tokens per second of the fastest settings that came so far. Raises KeyError where none did."""
+    """Return the tokens per second of the fastest settings that ran. Raises KeyError if none did."""
     rates = [by_batch[str(batch)] for by_batch in section["transformers"].values() if str(batch) in by_batch]
     if not rates:
         raise KeyError("transformers")
@@ -104,13 +105,13 @@ SPEED_TARGETS = (
 
 
 def is_correct(sections: Sections) -> bool:
-    """Whether all that was asked for and is about answers ended well and found them equal."""
+    """Return whether every section about answers that was run ended well and found the answers equal."""
     asked = [sections[name] for name in CORRECTNESS if name in sections]
     return all(result["status"] == "done" and not wrong(result) for result in asked)
 
 
 def wrong(found: Any) -> list[dict[str, Any]]:
-    """All that says of itself, anywhere in a result, that it is not equal."""
+    """Return all rows, anywhere in a result, whose `equal` is false."""
     if isinstance(found, list):
         return [row for item in found for row in wrong(item)]
     if not isinstance(found, dict):
@@ -121,7 +122,7 @@ def wrong(found: Any) -> list[dict[str, Any]]:
 
 
 def num_right(found: Any) -> int:
-    """How many say of themselves that they are equal."""
+    """Return the number of rows, anywhere in a result, whose `equal` is true."""
     if isinstance(found, list):
         return sum(map(num_right, found))
     if not isinstance(found, dict):
@@ -129,7 +130,8 @@ def num_right(found: Any) -> int:
     return 1 if found.get("equal") is True else sum(map(num_right, found.values()))
 
 
-def bar(report: dict[str, Any]) -> list[list[str]]:
+def targets_table(report: dict[str, Any]) -> list[list[str]]:
+    """Return a row for each target, after the head."""
     sections: Sections = report["sections"]
     rows = [["", "measured", "target", "met"]]
     for target in SPEED_TARGETS:
@@ -148,9 +150,9 @@ def bar(report: dict[str, Any]) -> list[list[str]]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The summary, then a chapter for each section."""
+    """Return the summary, then a chapter for each section."""
     sections: Sections = report["sections"]
-    lines = [_where(report), "", *as_markdown(bar(report)), "", *_correctness(sections)]
+    lines = [_where(report), "", *as_markdown(targets_table(report)), "", *_correctness(sections)]
     ended = [[name, result["status"], f"{result.get('seconds', 0):.0f}"] for name, result in sections.items()]
     lines += ["", *as_markdown([["section", "how it ended", "s"], *ended])]
     for name, result in sections.items():
@@ -304,9 +306,7 @@ def _start(sections: Sections, name: str) -> list[str]:
 
 
 def _kernels(sections: Sections, name: str) -> list[str]:
-    from tools.gpu.kernel_tables import as_markdown as kernels_as_markdown
-
-    return [kernels_as_markdown(sections.get("kernels", {}) | sections[name]).rstrip()]
+    return [kernel_tables.as_markdown(sections.get("kernels", {}) | sections[name]).rstrip()]
 
 
 CHAPTERS: dict[str, Callable[[Sections, str], list[str]]] = {

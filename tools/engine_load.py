@@ -1,0 +1,121 @@
+"""Sends requests to an engine in this process and reports what they took. No HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TextPrompt, TokenPrompt
+
+_request_ids = itertools.count()
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    """Ask for a greedy answer of exactly so many tokens."""
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [generator.choices(range(vocab_size), k=length) for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """Requests from the first submit until the last one has finished."""
+
+    seconds: float
+    requests: list[Finished]  # in the order in which they ended
+    submit_ns: list[int]  # of each call of `submit`
+    num_tokens: int  # of each answer
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        return [(request.times.time_to_first_token_ns or 0) / 1e6 for request in self.requests]
+
+    @property
+    def tpot_ms(self) -> list[float]:
+        return [(request.times.time_per_output_token_ns(self.num_tokens) or 0) / 1e6 for request in self.requests]
+
+    @property
+    def submit_ms(self) -> list[float]:
+        return [ns / 1e6 for ns in self.submit_ns]
+
+
+def complete(
+    engine: Engine,
+    prompts: Sequence[str | list[int]],
+    num_tokens: int,
+    *,
+    clients: int | None = None,
+    gap_seconds: float = 0.0,
+) -> EngineRun:
+    """Compute greedy answers to all prompts.
+
+    The requests come all at once, or `gap_seconds` apart; or from so many `clients`, each of which sends its next
+    request when it has the last answer. Raises RuntimeError if a request does not finish with all its tokens.
+    """
+    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    params, submit_ns = greedy(num_tokens), []
+    requests = [
+        Request(
+            f"load-{next(_request_ids)}",
+            (TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt),),
+            params,
+        )
+        for prompt in prompts
+    ]
+    waiting = iter(requests)
+
+    def send(most: int) -> None:
+        for request in itertools.islice(waiting, most):
+            began_ns = time.perf_counter_ns()
+            engine.submit(request, inbox.put)
+            submit_ns.append(time.perf_counter_ns() - began_ns)
+            if gap_seconds:
+                time.sleep(gap_seconds)
+
+    started = time.perf_counter()
+    send(clients or len(requests))
+    finished: list[Finished] = []
+    while len(finished) < len(requests):
+        for event in inbox.get():
+            if isinstance(event, TERMINAL):
+                if not isinstance(event, Finished) or event.usage.completion_tokens != num_tokens:
+                    raise RuntimeError(f"A request did not finish with {num_tokens} tokens: {event}")
+                finished.append(event)
+                if clients:
+                    send(1)
+    return EngineRun(time.perf_counter() - started, finished, submit_ns, num_tokens)
+
+
+def figures(runs: Sequence[EngineRun]) -> dict[str, Any]:
+    """Return medians over the runs. Percentiles are over the requests of one run."""
+    rates = [len(run.requests) * run.num_tokens / run.seconds for run in runs]
+    found = {
+        "requests": len(runs[0].requests),
+        "tokens_each": runs[0].num_tokens,
+        "repeats": len(runs),
+        "output_tokens_per_second": statistics.median(rates),
+        "output_tokens_per_second_least": min(rates),
+        "output_tokens_per_second_most": max(rates),
+    }
+    for kind in ("ttft", "tpot", "submit"):
+        for share in (50, 99):
+            each_run = [percentile(getattr(run, f"{kind}_ms"), share / 100) for run in runs]
+            found[f"{kind}_p{share}_ms"] = statistics.median(each_run)
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the least value that `share` of all do not exceed; 0 < share <= 1."""
+    ordered = sorted(values)
+    return ordered[math.ceil(share * len(ordered)) - 1]
