@@ -1,9 +1,12 @@
-"""Writes tables and figures as markdown."""
+"""Writes what a tool has measured: tables in markdown, and results in JSON."""
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def as_markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -27,3 +30,18 @@ def write_between(page: Path, name: str, text: str) -> None:
     if not (found and found_end):
         raise ValueError(f"{page} has no lines '{begin}' and '{end}' to write between.")
     page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
+
+
+def write_json(path: Path | None, results: dict[str, Any]) -> None:
+    """Write the results where there is a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def publish(arguments: Namespace, markers: str, results: dict[str, Any], text: str) -> None:
+    """Print the text, and write the results and the text to the files of --json and --markdown."""
+    print(text)
+    write_json(arguments.json, results)
+    if arguments.markdown:
+        write_between(arguments.markdown, markers, text)

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured on the spot in some seconds: reading memory, and multiplying matrices."""
+"""Measures in some seconds what this machine can do at most: read memory, and multiply matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 READ_BYTES = 2**30  # far more than any cache holds
-# Rows, inner size and columns, with one matrix that stays in the caches: where torch's own library is at its best.
+# Rows, inner size and columns. One matrix stays in the caches, which suits torch's library best.
 GEMMS = ((256, 576, 1536), (2048, 576, 1536), (1024, 1024, 1024))
 
 
@@ -21,7 +21,7 @@ class Ceilings:
 
 @torch.inference_mode()
 def measure(dtype: torch.dtype, num_threads: int, seconds: float = 1.0) -> Ceilings:
-    """With so many threads, for about four times `seconds`. Leaves torch with one thread."""
+    """Measure with so many threads for about four times `seconds`. Leaves torch with one thread."""
     torch.set_num_threads(num_threads)
     memory = torch.ones(READ_BYTES // 4)
     bytes_per_second = READ_BYTES / _best_seconds(lambda: memory.amax(), seconds)

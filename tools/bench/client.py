@@ -1,4 +1,4 @@
-"""The load generator for all servers alike: a third party's, `vllm bench serve`."""
+"""Runs the load generator that all servers get, which is a third party's: `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tools.bench.process_usage import cpu_seconds, machine_cpu_seconds
 from tools.bench.workloads import Workload
 from tools.server_process import ServerProcess
 
-# Of the requests of a run. Some servers drop a connection now and then; the rates count only what came, and the table
-# says how much did not.
+# The share of a run's requests that may be missing. Some servers drop a connection now and then; the rates count only
+# what came, and the table shows how much is missing.
 MOST_MISSING = 0.25
 _FIGURES = {"output_throughput": "output_throughput", "total_token_throughput": "total_throughput"}
 
@@ -30,7 +30,7 @@ class RunFailed(Exception):
 
 
 class Client:
-    """A process in vLLM's environment, which makes one run after the other."""
+    """A process in vLLM's environment that does one run after the other."""
 
     def __init__(self, limit_seconds: int) -> None:
         self._limit_seconds = limit_seconds
@@ -52,7 +52,7 @@ class Client:
         self._process.wait()
 
     def run(self, server: ServerProcess, model_name: str, workload: Workload, seed: int) -> dict[str, Any]:
-        """The figures of one run; milliseconds, where a key says so. Raises RunFailed."""
+        """Return the figures of one run, in ms where a key says so. Raises RunFailed."""
         with tempfile.TemporaryDirectory() as folder:
             log, result = Path(folder) / "log", Path(folder) / "result.json"
             argv = arguments(workload, seed, server.url, model_name, result)
@@ -84,7 +84,7 @@ class Client:
 
 
 def arguments(workload: Workload, seed: int, url: str, model_name: str, result: Path) -> list[str]:
-    """Of `vllm bench serve`."""
+    """Return the arguments of `vllm bench serve`."""
     options = {
         "--backend": "openai",
         "--endpoint": "/v1/completions",
@@ -111,17 +111,17 @@ def arguments(workload: Workload, seed: int, url: str, model_name: str, result: 
 
 
 def read_result(result: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Raises RunFailed where too little of the workload was done to call it that."""
+    """Return the figures of a result. Raises RunFailed if too many requests are missing."""
     missing_requests = workload.num_requests - result["completed"]
     missing_tokens = workload.num_requests * workload.output_len - result["total_output_tokens"]
     if missing_requests > MOST_MISSING * workload.num_requests:
-        said = next((error.strip() for error in result.get("errors", []) if error), "no reason was given")
-        last_line = said.splitlines()[-1][-200:]  # of a traceback
+        reason = next((error.strip() for error in result.get("errors", []) if error), "no reason was given")
+        last_line = reason.splitlines()[-1][-200:]  # of a traceback
         raise RunFailed(f"{missing_requests} of {workload.num_requests} requests were not answered: {last_line}")
     figures: dict[str, Any] = {"seconds": round(result["duration"], 3)}
     figures |= {"missing_requests": missing_requests, "missing_tokens": missing_tokens}
     figures |= {ours: round(result[theirs], 2) for theirs, ours in _FIGURES.items()}
-    # Of a single token there is no time between tokens, though the client then says 0.
+    # A single token has no time between tokens, though the client then reports 0.
     for kind in ("ttft", "tpot", "itl", "e2el") if workload.output_len > 1 else ("ttft", "e2el"):
         for percentile in ("p50", "p99"):
             figures[f"{kind}_{percentile}_ms"] = round(result[f"{percentile}_{kind}_ms"], 2)

@@ -1,8 +1,8 @@
-"""This server against its peers, on the same machine, in turns: python -m tools.bench.compare
+"""Measures this server against its peers, on the same machine, in turns: python -m tools.bench.compare
 
-A round starts each server once, one after the other, and runs the six workloads on it with the same client and the same
-prompts; rounds are repeated, so that whatever else the machine does hits all alike. In the first round a server is
-started twice: with empty compile caches, then with full ones. Model files are in the page cache either way.
+A round starts the servers one after the other and runs the six workloads on each, with the same client and the same
+prompts. Rounds are repeated, so that other work of the machine hits all servers alike. In the first round a server
+starts twice: with empty compile caches, then with full ones. Model files are in the page cache both times.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tools import markdown
 from tools.bench import machine, prepare, table
 from tools.bench.client import Client, RunFailed
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
+from tools.markdown import publish, write_json
 from tools.server_process import ServerProcess, StartFailed, exit_on_sigterm
 
 WARM_UP = Workload("W0", "warm-up", 16, 16, 128, 16, concurrency=16)
@@ -31,23 +31,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="default: all")
-    add("--once", nargs="*", default=[], choices=list(PEERS), help="peers that get one round only, being very slow")
+    add("--once", nargs="*", default=[], choices=list(PEERS), help="slow peers that get one round only")
     add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--quick", action="store_true", help="the short form of each workload")
-    add("--limit-seconds", type=int, default=600, help="of a run; one that takes longer is not repeated (default 600)")
+    add(
+        "--limit-seconds",
+        type=int,
+        default=600,
+        help="of a run; a longer one is not repeated (default 600)",
+    )
     add("--json", type=Path, help="write the results there, after each server")
     add("--markdown", type=Path, help="write the tables there, between the markers of cpu-peers")
-    add("--continue", dest="continues", action="store_true", help="add to the rounds in --json, if all is as then")
-    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables of these results")
+    add(
+        "--continue",
+        dest="continues",
+        action="store_true",
+        help="add to the rounds in --json; machine and versions must agree",
+    )
+    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
     arguments = parser.parse_args()
     if arguments.continues and not (arguments.json and arguments.json.exists()):
         parser.error("--continue needs --json with a file that holds the rounds so far")
     exit_on_sigterm()
     results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
-    print(table.report(results))
-    if arguments.markdown:
-        markdown.write_between(arguments.markdown, "cpu-peers", table.report(results))
+    publish(arguments, "cpu-peers", results, table.report(results))
     return 1 if results["servers"][OURS]["problems"] else 0
 
 
@@ -64,14 +72,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 number = len(into["rounds"])
                 if number == 0 or server.name not in arguments.once:
                     run_round(server, number, workloads, client, into)
-                    if arguments.json:
-                        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+                    write_json(arguments.json, results)
     return results
 
 
 def begin(arguments: argparse.Namespace, servers: list[ServerSpec]) -> dict[str, Any]:
-    """Results without any rounds."""
+    """Return results without any rounds."""
     return {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
@@ -85,8 +91,8 @@ def begin(arguments: argparse.Namespace, servers: list[ServerSpec]) -> dict[str,
 
 
 def joined(so_far: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """The rounds so far, to go on with. An hour of a quiet machine is easier to have in pieces; what is in one table
-    must be of one machine, and of the same versions."""
+    """Return the rounds so far, to go on with. Ends the program unless machine and versions are the same, because one
+    table must be of one machine and one version of each server."""
     for key in ("machine", "client", "is_short"):
         if so_far[key] != begun[key]:
             sys.exit(f"The rounds so far cannot be continued: {key} was {so_far[key]!r}, and is {begun[key]!r}.")
@@ -99,7 +105,7 @@ def joined(so_far: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_round(server: ServerSpec, number: int, workloads: list[Workload], client: Client, into: dict[str, Any]) -> None:
-    """Appends to the server's rounds. What failed is a problem, and is not tried again in later rounds."""
+    """Append to the server's rounds. What failed is noted as a problem, and later rounds leave it out."""
     if "start" in into["problems"]:
         return
     figures: dict[str, Any] = {"workloads": {}}
@@ -136,7 +142,7 @@ def _run_workload(
 
 
 def first_start(server: ServerSpec) -> dict[str, float]:
-    """With empty compile caches, but what it reads from disk in the page cache."""
+    """Start the server with empty compile caches, but with its files in the page cache."""
     for path in server.files:
         for file in [path] if path.is_file() else path.rglob("*"):
             if file.is_file():
@@ -152,8 +158,9 @@ def first_start(server: ServerSpec) -> dict[str, float]:
 
 
 def one_line(error: Exception) -> str:
-    """For a cell of a table: the end of a log is in some of them."""
-    return " ".join(str(error).replace("|", " ").split())
+    """Return the message for a cell of a table. The end of a long log is cut off its middle."""
+    text = " ".join(str(error).replace("|", " ").split())
+    return text if len(text) <= 400 else f"{text[:100]} ... {text[-300:]}"
 
 
 def say(text: str) -> None:

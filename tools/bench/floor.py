@@ -1,4 +1,4 @@
-"""What a step has to do at least: the bytes it must read from memory, and its floating-point operations. Pure.
+"""Computes what a step must do at least: bytes to read from memory, and floating-point operations. Pure.
 
 Weights are read once in a step, keys and values once for each sequence. Activations stay in the CPU's caches.
 """
@@ -14,12 +14,12 @@ from tools.bench.ceilings import Ceilings
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """A decoder with a gated MLP. Widths in numbers."""
+    """The sizes of a decoder with a gated MLP, in elements unless they say bytes."""
 
     layers: int
     hidden: int
     queries: int  # of all heads together
-    keys: int  # the same, and of values
+    keys: int  # of all KV heads together, as wide as the values
     intermediate: int
     vocab: int
     element_bytes: int  # of what is computed and cached
@@ -35,7 +35,8 @@ class Work(NamedTuple):
 
 
 def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Work]:
-    """By operation, in order. A chunk is a sequence's tokens from `start` to before `end`; the last of them samples."""
+    """Return the work by operation, in order. A chunk is a sequence's tokens from `start` to before `end`; the last one
+    samples."""
     tokens = sum(end - start for start, end in chunks)
     cached = sum(end for _, end in chunks)
     pairs = sum((start + 1 + end) * (end - start) / 2 for start, end in chunks)  # of a query and a key that it sees
@@ -61,5 +62,5 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
 
 
 def floor_seconds(works: dict[str, Work], ceilings: Ceilings) -> float:
-    """Of the whole step, were reading and computing to overlap: less than the sum of its operations' floors."""
+    """Return the floor of the whole step if reading and computing overlap: less than the sum over its operations."""
     return Work(*(sum(parts) for parts in zip(*works.values(), strict=True))).seconds(ceilings)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.engine.engine import Engine
-from tools import markdown
 from tools.bench import machine, plot
 from tools.engine_load import complete, random_prompts
+from tools.markdown import as_markdown, publish
 
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8128)
 REPEATS = 3
@@ -29,14 +29,10 @@ def main() -> None:
     add("--json", type=Path, help="write the results there")
     add("--markdown", type=Path, help="write the tables there, between the markers of growth")
     add("--plot", type=Path, help="draw the time to the first token by prompt length there, as SVG")
-    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables and the plot of these results")
+    add("--show", type=Path, metavar="JSON", help="measure nothing; show and plot these results")
     arguments = parser.parse_args()
     results = json.loads(arguments.show.read_text()) if arguments.show else measure()
-    print(report(results))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    if arguments.markdown:
-        markdown.write_between(arguments.markdown, "growth", report(results))
+    publish(arguments, "growth", results, report(results))
     if arguments.plot:
         points = [(row["tokens"], row["ttft_ms"]) for row in results["prompts"]]
         arguments.plot.write_text(
@@ -98,9 +94,9 @@ def report(results: dict[str, Any]) -> str:
         [
             f"{results['machine']}; {results['created']}. {size}.",
             "",
-            *markdown.as_markdown(rows),
+            *as_markdown(rows),
             "",
-            *markdown.as_markdown(blocks),
+            *as_markdown(blocks),
         ]
     )
 

@@ -1,13 +1,12 @@
-"""How far each way to run the model is from transformers in float32, on real text: python -m tools.bench.numerics
+"""Measures how far each way to run the model is from transformers in float32: python -m tools.bench.numerics
 
-Each variant computes the logits of the same chunks of text. Shown are how often its most likely next token is the
-reference's, the KL divergence of its distribution from the reference's, and its perplexity on the text.
+Each variant computes the logits of the same chunks of real text. The table has the share of positions with the
+reference's most likely token, the KL divergence from the reference, and the perplexity on the text.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tools import markdown
+from tools.markdown import as_markdown, publish
 
 ROOT = Path(__file__).parents[2]
 CHUNK_TOKENS = 512
@@ -50,7 +49,7 @@ def transformers_logits(folder: Path, dtype: str) -> Logits:
 def native_logits(
     folder: Path, dtype: str, *, tokens_per_step: int = CHUNK_TOKENS, quantize: Quantize = "none"
 ) -> Logits:
-    """With one token in a step it goes the way of decoding, with many that of prompts: these are other kernels."""
+    """Make a variant of the native step. Steps of one token use the kernels of decoding, others those of prompts."""
     loaded = load_model(folder, dtype=dtype)
     num_blocks = CHUNK_TOKENS // BLOCK_SIZE
     native = native_decoder(
@@ -83,7 +82,7 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
 
 @dataclass(slots=True)
 class Distance:
-    """Of one chunk: how the variant's next-token distributions differ from the reference's."""
+    """How the next-token distributions of a variant differ from the reference's on one chunk."""
 
     agreement: float  # share of the positions with the same most likely token
     divergence: float  # mean of KL(reference || variant), in nats
@@ -122,11 +121,7 @@ def main() -> None:
             found[name].append(distance(expected, expected if name == REFERENCE else logits(ids), ids))
         print(f"{number} of {len(chunks)}", file=sys.stderr, flush=True)
     results = {name: summary(distances) for name, distances in found.items()}
-    print(report(results, len(chunks)))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    if arguments.markdown:
-        markdown.write_between(arguments.markdown, "numerics", report(results, len(chunks)))
+    publish(arguments, "numerics", results, report(results, len(chunks)))
 
 
 def read_chunks(folder: Path, files: list[Path], most: int) -> list[list[int]]:
@@ -152,7 +147,7 @@ def report(results: dict[str, dict[str, float]], num_chunks: int) -> str:
         divergence = "" if name == REFERENCE else f"{row['divergence']:.2e}"
         rows.append([name, same, divergence, f"{row['perplexity']:.3f}"])
     head = f"{num_chunks} chunks of {CHUNK_TOKENS} tokens:"
-    return "\n".join([head, "", *markdown.as_markdown(rows)])
+    return "\n".join([head, "", *as_markdown(rows)])
 
 
 if __name__ == "__main__":

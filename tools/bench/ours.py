@@ -1,21 +1,20 @@
-"""This server alone, in the short form of the six workloads, with its own load test: python -m tools.bench.ours"""
+"""Measures this server alone by the six workloads in short form, with its own load test: python -m tools.bench.ours"""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from tools import markdown
 from tools.bench import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import oaiserve
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.load import run_bench
+from tools.markdown import as_markdown, number, write_json
 from tools.server_process import exit_on_sigterm
 
-# The report's figures, per second or in seconds.
+# The figures of the load test's report by their titles here: rates per second, and times.
 RATES = {"out/s": "completion_tokens_per_second", "in and out/s": "total_tokens_per_second"}
 TIMES = {
     f"{kind.upper()} {percentile}": (kind, percentile)
@@ -43,9 +42,7 @@ def main() -> None:
         f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.\n"
     )
     print("\n".join(as_table(results["workloads"])))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.json, results)
 
 
 def run(workload: Workload, url: str) -> dict[str, Any]:
@@ -73,9 +70,9 @@ def run(workload: Workload, url: str) -> dict[str, Any]:
 def as_table(results: dict[str, dict[str, Any]]) -> list[str]:
     rows = [["", "", *RATES, *TIMES, "client"]]
     for name, found in results.items():
-        cells = ["" if found[key] is None else markdown.number(found[key]) for key in (*RATES, *TIMES)]
+        cells = ["" if found[key] is None else number(found[key]) for key in (*RATES, *TIMES)]
         rows.append([name, WORKLOADS[name].title, *cells, found["client"]])
-    return markdown.as_markdown(rows)
+    return as_markdown(rows)
 
 
 if __name__ == "__main__":

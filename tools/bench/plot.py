@@ -1,4 +1,4 @@
-"""A plot of lines on two logarithmic axes, as an SVG file for the documentation. Pure."""
+"""Plots lines on two logarithmic axes, as SVG for the documentation. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 360, 64, 130, 20, 48
 _COLORS = ("#3b7dd8", "#8a949e", "#d8733b")
-# Pages are light or dark; an image of this kind can follow.
+# Pages are light or dark, and an SVG can follow them.
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1c2126; }
 .grid { stroke: #c8ced4; stroke-width: .5; }
@@ -19,7 +19,8 @@ Series = tuple[str, Sequence[tuple[float, float]]]  # label, points
 
 
 def log_log(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> str:
-    """Marks on the horizontal axis are the points' own values, on the vertical one 1, 2 and 5 of each power of ten."""
+    """Return the plot. The horizontal axis is marked at the points' own values, the vertical one at 1, 2 and 5 of each
+    power of ten."""
     xs = sorted({x for _, points in series for x, _ in points})
     ys = [y for _, points in series for _, y in points]
     marks = _marks(min(ys), max(ys))
@@ -47,9 +48,9 @@ def log_log(title: str, x_title: str, y_title: str, series: Sequence[Series]) ->
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         for (x, y), (x_value, y_value) in zip(pixels, points, strict=True):
-            said = f"{label}: {x_value:g}, {y_value:.3g}"
+            label_text = f"{label}: {x_value:g}, {y_value:.3g}"
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"><title>{escape(said)}</title></circle>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"><title>{escape(label_text)}</title></circle>'
             )
         x, y = pixels[-1]
         parts.append(f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" style="fill: {color}">{escape(label)}</text>')
@@ -64,7 +65,7 @@ def _share(value: float, least: float, most: float) -> float:
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """From the last one that is not above `least` to the first that is not below `most`."""
+    """Return the marks from the last one that is not above `least` to the first one that is not below `most`."""
     powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
     steps = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
     first = max(step for step in steps if step <= least * (1 + 1e-9))

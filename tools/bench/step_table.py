@@ -1,11 +1,11 @@
-"""What step.py has measured, as tables and as a plot. Pure."""
+"""Makes the tables and the plot of what step.py has measured. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tools import markdown
 from tools.bench import plot
+from tools.markdown import as_markdown, number
 
 
 def report(results: dict[str, Any]) -> str:
@@ -35,18 +35,18 @@ def report(results: dict[str, Any]) -> str:
 
 
 def _decode_table(rows: list[dict[str, Any]]) -> list[str]:
-    """A row of floors below each measured one."""
+    """Return a row for each step, with a row of its floors below."""
     parts = list(rows[0]["parts_ms"])
     lines = [["sequences", "", "step", "tokens/s", *parts, "engine"]]
     for row in rows:
         batch = row["num_sequences"]
         ratio = f"{row['step_ms'] / row['floor_ms']:.2f} x floor"
-        speed = markdown.number(batch / row["step_ms"] * 1e3)
+        speed = number(batch / row["step_ms"] * 1e3)
         measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
         lines.append([str(batch), ratio, f"**{row['step_ms']:.2f}**", speed, *measured, f"{row['engine_ms']:.2f}"])
         floors = [f"{row['floors_ms'][name]:.2f}" if row["floors_ms"].get(name) else "" for name in parts]
         lines.append(["", "floor", f"{row['floor_ms']:.2f}", "", *floors, ""])
-    return markdown.as_markdown(lines)
+    return as_markdown(lines)
 
 
 def _parts_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[str]:
@@ -56,8 +56,8 @@ def _parts_table(rows: list[dict[str, Any]], keys: dict[str, str]) -> list[str]:
         speed = row["num_sequences"] * row["num_tokens"] / row["step_ms"] * 1e3
         times = [f"**{row['step_ms']:.2f}**", f"{row['floor_ms']:.2f}", f"{row['step_ms'] / row['floor_ms']:.2f}"]
         measured = [f"{row['parts_ms'][name]:.2f}" for name in parts]
-        lines.append([*(f"{row[key]:,}" for key in keys.values()), *times, markdown.number(speed), *measured])
-    return markdown.as_markdown(lines)
+        lines.append([*(f"{row[key]:,}" for key in keys.values()), *times, number(speed), *measured])
+    return as_markdown(lines)
 
 
 def decode_plot(results: dict[str, Any]) -> str:

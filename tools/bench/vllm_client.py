@@ -1,6 +1,6 @@
-"""`vllm bench serve`, imported once, then a fork for each run. Runs in vLLM's environment; `client.py` talks to it.
+"""Imports `vllm bench serve` once and forks for each run. Runs in vLLM's environment, for `client.py`.
 
-Takes a line of JSON per run (argv, log, limit_seconds) and answers each with one (exit_code, cpu_seconds).
+Reads a line of JSON per run (argv, log, limit_seconds) and answers with one (exit_code, cpu_seconds).
 """
 
 import json
@@ -15,7 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def run(job):
-    """In the fork: never returns. The alarm's signal ends a run that takes too long."""
+    """Do one run in the fork, and exit. The alarm's signal ends a run that takes too long."""
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,4 +1,4 @@
-"""The six workloads, and what is asked of each. Random prompts, temperature 0, answers of full length, streamed."""
+"""Defines the six workloads and their goals. Prompts are random, answers greedy, of full length and streamed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`concurrency` requests are under way at any time, or they come at a `rate` (requests/s, Poisson)."""
+    """A load in which `concurrency` requests run at any time, or requests come at a `rate` (requests/s, Poisson)."""
 
     name: str
     title: str
     num_requests: int
-    num_short: int  # of them in the short form
-    input_len: int  # tokens, the common prefix aside
+    num_short: int  # requests in the short form
+    input_len: int  # tokens, without the common prefix
     output_len: int
     prefix_len: int = 0
     concurrency: int | None = None
@@ -23,7 +23,7 @@ class Workload:
         return replace(self, num_requests=self.num_short)
 
     def seed(self, round_number: int) -> int:
-        """Of the prompts: the same for every server, other ones in each round, so that no cache knows them."""
+        """Return the seed of the prompts: the same for all servers, and new in each round, so that none is cached."""
         return 1000 * int(self.name[1:]) + round_number
 
 
@@ -46,11 +46,11 @@ class Measure:
 
     title: str
     unit: str
-    key: str  # in a run; or of the server itself, where there is no workload
+    key: str  # in a run, or in the server's own figures where there is no workload
     workload: str | None = None
     more_is_better: bool = False
-    goal: float | None = None  # times the best peer's figure: at least, where more is better, else at most
-    limit: float | None = None  # the same for the figure itself
+    goal: float | None = None  # ratio to the best peer: the least if more is better, else the most
+    limit: float | None = None  # for the figure itself, likewise
 
 
 MEASURES = (
