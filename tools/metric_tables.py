@@ -1,4 +1,4 @@
-"""Writes the tables of docs/telemetry.md that names.py decides anew: python -m tools.metric_tables"""
+"""Writes the tables of metrics into docs/telemetry.md, from names.py: python -m tools.metric_tables"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "telemetry.md"
 
 
 def tables() -> list[str]:
-    """Each begins with a header of its own, which does not change."""
+    """Return the tables. Each has a header of its own, which stays the same and by which it is found."""
     return [
         _table("| metric | type | labels | what |", (_row(m, m.type) for m in names.METRICS)),
         _table(

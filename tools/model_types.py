@@ -1,9 +1,9 @@
-"""Which of transformers' model types can be served? python -m tools.model_types [TYPE ...]
+"""Finds out which of transformers' model types can be served: python -m tools.model_types [TYPE ...]
 
-For each type: a small model with random weights, and its greedy answers from the engine (batched, in chunks, and with
-so few blocks that sequences are preempted) against those of transformers' own `generate`. The engine runs transformers'
-code and then, where that covers the type, the native step, else native attention. Prints one line per type, with the
-reason where it is not covered, and exits with 1 if an answer differs. Takes a minute or two.
+For each type, greedy answers of a small model with random weights are compared with those of transformers' `generate`.
+The engine computes them batched, in chunks, and with so few blocks that sequences are preempted; first by transformers'
+code, then by the native step or, where that does not know the type, by native attention. Prints one line per type, with
+the reason where it is refused, and exits with 1 if an answer differs. Takes a minute or two.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwe
 starcoder2 t5 whisper xglm
 """.split()  # noqa: SIM905 - one name per line would be a page
 
-_SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # which the native step takes
+_SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _MOE = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -61,7 +61,7 @@ _DEEPSEEK = {
 }
 _HEADS_FOR_EACH = {"num_key_value_heads": 4}  # these have no grouped attention
 _ROTARY_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
-# What a type needs beside the common sizes for its code to run at all; None: what it cannot have.
+# What the code of a type needs beside the common sizes to run; None removes a size that it cannot have.
 EXTRA = {
     "codegen": _ROTARY_NAMES,
     "falcon": {"head_dim": None},
@@ -83,7 +83,7 @@ BLOCK_SIZE = 16
 
 def main(types: list[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
-    logging.disable(logging.WARNING)  # that the KV cache is full is what is wanted here
+    logging.disable(logging.WARNING)  # the KV cache is meant to be full
     results = {}
     for name in types or TYPES:
         results[name] = check(name)
@@ -92,7 +92,7 @@ def main(types: list[str]) -> int:
 
 
 def check(name: str) -> str:
-    """Equal or DIFFERENT, and whether with the native step or native attention; or why the type is refused."""
+    """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
     values = {**_SIZES, **EXTRA.get(name, {})}
     config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
     try:

@@ -1,6 +1,6 @@
-"""Models with random weights: small ones of every family for correctness, and the shapes of real ones for speed.
+"""Makes models with random weights: small ones of every family for correctness, and real shapes for speed.
 
-The tests and the device check use the same ones.
+The tests and the GPU check use the same models.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=_MIXED, query_pre_attn_scalar=8),
 }
 
-# Shapes only: the numbers of the published configs, none of the weights.
+# The sizes of the published configs, without the weights.
 REAL_SHAPES: dict[str, PreTrainedConfig] = {
     "smollm2-135m": LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -83,7 +83,7 @@ _TINY_LLAMA = {"intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 1
 
 
 def real_shape(name: str, *, tiny: bool = False) -> PreTrainedConfig:
-    """One of REAL_SHAPES; `tiny`: of the same family and with its positions, for a dry run."""
+    """Return one of REAL_SHAPES; for a dry run, a tiny model of the same family and positions."""
     config = copy.deepcopy(REAL_SHAPES[name])
     if tiny:
         for key, value in (_TINY if isinstance(config, GPT2Config) else _TINY | _TINY_LLAMA).items():
@@ -107,7 +107,7 @@ def random_model(
 
 @torch.inference_mode()
 def generate(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """transformers' own greedy answers, one prompt at a time."""
+    """Return transformers' own greedy answers, computed one prompt at a time."""
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
@@ -125,8 +125,11 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) 
 
 
 def byte_tokenizer(vocab_size: int = 256) -> PreTrainedTokenizerFast:
-    """One token per byte, for models whose weights mean nothing anyway. Further tokens are words of a few letters: no
-    text is encoded to them, but whatever such a model draws is as much text as usual."""
+    """Make a tokenizer with one token per byte, for models with random weights.
+
+    Further tokens are words of a few letters. No text is encoded to them, but a model draws them, so that an answer has
+    about as much text as usual.
+    """
     words = ("".join(letters) for length in (2, 3, 4) for letters in product(ascii_lowercase, repeat=length))
     tokens = chain(sorted(pre_tokenizers.ByteLevel.alphabet()), words)
     vocab = {token: i for i, token in enumerate(islice(tokens, max(256, vocab_size)))}

@@ -1,7 +1,7 @@
-"""The real scheduler against a model of the machine, far faster than real time: python -m tools.simulate
+"""Runs the real scheduler against a model of the machine, far faster than real time: python -m tools.simulate
 
-Sequences arrive, are computed and leave as in the engine; only the model is missing. A step takes as long as a formula
-says, so that policies can be compared, and the scheduler's own time is measured. Prints markdown.
+Sequences arrive, are computed and leave as in the engine, but without a model. A formula gives the time of a step, so
+that policies can be compared. The scheduler's own time is measured. Prints markdown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_WAITING = (100, 1_000, 10_000)
 
 @dataclass
 class Costs:
-    """Seconds of a step: a constant, and so much for each token and for each 1,000 cached tokens that are read. The
+    """The seconds of a step: a constant, and a part for each token and for each 1,000 cached tokens that it reads. The
     defaults are near those of the demo model on two CPU cores."""
 
     step: float = 0.02
@@ -40,7 +40,7 @@ class Costs:
 @dataclass
 class Result:
     schedule_us: list[float] = field(default_factory=list)  # of each step
-    commit_us: list[float] = field(default_factory=list)  # with advance
+    commit_us: list[float] = field(default_factory=list)  # of each step, with `advance`
     running: list[int] = field(default_factory=list)
     ttft_seconds: list[float] = field(default_factory=list)
     simulated_seconds: float = 0.0
@@ -51,7 +51,7 @@ class Result:
 def simulate(
     policy: str, num_waiting: int, max_running: int, *, steps: int, kv_blocks: int, seed: int = 0, costs: Costs
 ) -> Result:
-    """Keeps `num_waiting` sequences waiting: as one is admitted, another arrives. A third share a prefix."""
+    """Simulate with `num_waiting` sequences waiting: when one is admitted, another arrives. A third share a prefix."""
     rng, result = random.Random(seed), Result()
     limits = Limits(max_running=max_running, max_step_tokens=max(2048, max_running))
     scheduler = Scheduler(BlockPool(kv_blocks, BLOCK_SIZE), limits, policy=POLICIES[policy])
@@ -100,7 +100,7 @@ def main() -> None:
         "--blocks-per-sequence",
         type=int,
         default=33,
-        help="blocks in the pool for each that may run; with 24 it lacks some",
+        help="blocks in the pool for each running sequence; 24 are too few",
     )
     arguments = parser.parse_args()
     plots: list[str] = []
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def plot(title: str, p50s: list[float], p99s: list[float]) -> str:
-    """A chart in mermaid's language, which markdown viewers draw: the bars are medians, the line is the p99."""
+    """Return a chart for mermaid, which markdown viewers draw: the bars are medians, the line is the p99."""
     waiting = ", ".join(f'"{number:,}"' for number in NUM_WAITING)
     rows = [", ".join(f"{value:.0f}" for value in values) for values in (p50s, p99s)]
     return f"""```mermaid

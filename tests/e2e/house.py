@@ -1,7 +1,7 @@
-"""A server whose every step is held until it is let pass, and of which any part can break for one request.
+"""A server that holds each step until the test permits it, and in which any part can fail for one request.
 
-The real server around the real engine; the runner, the tokenizer and those who take the events are doubles. What goes
-wrong for a request is said by its prompt. Beside it run companions, which must notice nothing.
+Server and engine are real. The runner, the tokenizer and the receivers of events are doubles. The prompt of a request
+decides what goes wrong for it. Companions run beside it, and their answers must stay the same.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ TEMPLATE = (
 
 
 class Panic(BaseException):
-    """As Rust code panics: not an Exception."""
+    """An error that is no Exception, like a panic of Rust code."""
 
 
 class BrokenId(int):
-    """A token id that nobody can look up."""
+    """A token id that raises an error when it is looked up."""
 
     def __new__(cls, error: BaseException) -> BrokenId:
         self = super().__new__(cls, 7)
@@ -83,12 +83,12 @@ class FaultyTokenizer(Tokenizer):
 
 
 class FaultyRunner(ScriptedRunner):
-    """The alphabet for everyone, without end for companions until they are released."""
+    """A runner that answers with the alphabet. Companions get it without end until they are released."""
 
     def __init__(self) -> None:
         super().__init__(self._token_of, gated=True)
         self.companions_may_end = False
-        self.error: BaseException | None = None  # of the next step, for all that are in it
+        self.error: BaseException | None = None  # raised by the next step, for all its sequences
 
     def _token_of(self, sequence: Sequence) -> int:
         position = sequence.num_generated
@@ -128,7 +128,7 @@ def raises_at_the_third_token(deliver: Deliver) -> Deliver:
         num_tokens += sum(isinstance(event, TokenChunk) for event in events)
         if num_tokens == 3:
             num_tokens += 1  # only once
-            raise RuntimeError("a bug in whoever takes the events")
+            raise RuntimeError("a bug in the receiver of events")
         deliver(events)
 
     return faulty
@@ -138,14 +138,14 @@ def unprintable(deliver: Deliver) -> Deliver:
     def faulty(events: list[Event]) -> None:
         for event in events:
             if isinstance(event, TokenChunk):
-                event.text = "\ud800"  # half a character, which JSON cannot say
+                event.text = "\ud800"  # half a character, which JSON cannot encode
         deliver(events)
 
     return faulty
 
 
 class FaultyEngine(Engine):
-    """Breaks what it hands over, and tells when the server has noticed that a client left."""
+    """An engine that delivers events which break the server, and notes which requests the server aborts."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -165,7 +165,7 @@ class FaultyEngine(Engine):
 
 
 class FaultyTelemetry(FakeTelemetry):
-    """Its first consumer fails on every record; the second keeps them."""
+    """Telemetry whose first consumer fails on every record. The second one keeps the records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class FaultyTelemetry(FakeTelemetry):
 
 @dataclass
 class House:
-    """The server, and everything in it that a request can hold on to."""
+    """The server, and every part of it that a request can occupy."""
 
     url: str
     app: Starlette
@@ -210,7 +210,7 @@ class House:
         return self.threads.submit(httpx.post, url, json=fields, headers=headers, timeout=TIMEOUT_SECONDS)
 
     def record(self, request_id: str) -> RequestRecord:
-        """Waits for it. Each request has one."""
+        """Wait for the record of the request. Fails if a request has a second one."""
         while request_id not in self.records:
             record = self.telemetry.next_record()
             assert record.request_id not in self.records, "a second record"
@@ -220,7 +220,7 @@ class House:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def run_steps(self, number: int = 1) -> None:
-        """Lets the step that is held, and the next ones, pass; then one more is held."""
+        """Permit the held step and the ones after it. Then the next one is held."""
         for _ in range(number):
             self.runner.permit()
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
@@ -230,48 +230,48 @@ class House:
             self.run_steps()
 
     def run_until_in_step(self, prompt: str, choices: int = 1) -> None:
-        """Until the step that is held has them in it."""
+        """Permit steps until the held one has so many choices of the prompt."""
         self.run_until(lambda: sum(prompt in prompt_of(chunk.sequence) for chunk in self.step.chunks) == choices)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def accompany(self, n: int = 1, **fields: Any) -> None:
-        """One that runs from now on, and goes on until all are released."""
+        """Start a companion that runs until all are released."""
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=name, n=n, max_tokens=10_000, **fields)
         if self.step is None:
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
         self.run_until_in_step(name, choices=n)
-        self.run_steps(1)  # now the snapshot knows it as one that runs
+        self.run_steps(1)  # now the snapshot counts it as running
 
     def accompany_later(self) -> None:
-        """One that the tokenizer does not let go until all are released."""
+        """Start a companion that stays in the tokenizer until all are released."""
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=f"{name} blocks", max_tokens=10_000)
         assert self.tokenizer.entered.wait(TIMEOUT_SECONDS)
 
     def leave(self, client: socket.socket) -> None:
-        """Closes the connection, and waits until the server has noticed."""
+        """Close the connection, and wait until the server has noticed."""
         client.close()
         self.wait_for_abort()
 
     def wait_for_abort(self) -> None:
-        """Until the server has told the engine that one request is of no use any more."""
+        """Wait until the server has aborted one request."""
         self.engine.aborted.get(timeout=TIMEOUT_SECONDS)
 
     def is_writing_paused(self) -> bool:
         return any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
 
     def release(self) -> None:
-        """Nothing is held from now on, and companions come to their end."""
+        """Hold no more steps, and let companions come to their end."""
         self.tokenizer.release.set()
         self.runner.companions_may_end = True
         self.runner.permit(10_000)
 
-    # -- what must be true of the others, and afterwards --------------------------------------------------------------
+    # -- what must hold for companions, and afterwards ----------------------------------------------------------------
 
     def check_the_rest_is_well(self) -> None:
-        """The companions were running, and got what they would have got alone; then nothing is left of anybody."""
+        """Check that the companions still ran and get the same answers as alone, and that nothing is left."""
         assert not any(asked.done() for asked in self.companions.values())
         self.release()
         for name, asked in self.companions.items():
@@ -283,7 +283,7 @@ class House:
         self.check_nothing_is_left()
 
     def check_nothing_is_left(self) -> None:
-        wait_until(lambda: self.engine.snapshot().num_running == 0)  # a finished request may be ahead of the snapshot
+        wait_until(lambda: self.engine.snapshot().num_running == 0)  # an answer may be there before the snapshot
         now = self.engine.snapshot()
         assert (now.blocks_used, now.num_running, now.num_waiting, now.num_tokenizing) == (0, 0, 0, 0)
         assert len(self.streams) == 0
@@ -295,7 +295,7 @@ class House:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """For what nobody tells: looks until it is true."""
+    """Poll until the condition holds, for what gives no notice."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -307,21 +307,23 @@ async def tasks() -> set[asyncio.Task[Any]]:
 
 
 async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """What came since `before` and does not end by itself."""
+    """Return the tasks that are new since `before` and do not end by themselves."""
     new = await tasks() - before
     return (await asyncio.wait(new, timeout=5))[1] if new else set()
 
 
 def server_threads() -> set[threading.Thread]:
-    """Without those of the clients, and those that asyncio keeps for what may block."""
+    """Return the threads without those of the clients and those of AnyIO's pool."""
     return {thread for thread in threading.enumerate() if not thread.name.startswith(("client", "AnyIO"))}
 
 
 @contextmanager
 def open_house() -> Iterator[House]:
-    """With two companions, one of them a stream. Four sequences run at once, 32 tokens a step, and one prompt is
-    tokenized at a time. When the house closes, every request has had exactly one record, and the consumer that always
-    fails has been counted once for each."""
+    """Run the server with two companions, one of them a stream.
+
+    Four sequences run at once, with 32 tokens a step, and one prompt is tokenized at a time. In the end every request
+    has had exactly one record, and the consumer that always fails has been counted once for each.
+    """
     runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FaultyTelemetry()
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
     engine: FaultyEngine = make_engine(runner, tokenizer, kind=FaultyEngine, **options)
@@ -343,7 +345,7 @@ def open_house() -> Iterator[House]:
 
 
 def alphabet(length: int) -> str:
-    """What everyone is answered."""
+    """Return the text that every request gets."""
     return "".join(islice(cycle(ascii_lowercase), length))
 
 
@@ -352,7 +354,7 @@ def events_of(answer: httpx.Response) -> list[str]:
 
 
 def texts_of(answer: httpx.Response) -> list[str]:
-    """The text of each choice of a whole answer, or of a stream that came to its end."""
+    """Return the text of each choice of a whole answer or of a complete stream."""
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"] == "application/json":
         return [choice["text"] for choice in answer.json()["choices"]]
@@ -362,7 +364,7 @@ def texts_of(answer: httpx.Response) -> list[str]:
 
 
 def texts_in(chunks: list[str]) -> list[str]:
-    """The text of each choice, as far as these events of a stream tell; on either route."""
+    """Return the text of each choice in these events of a stream, on either route."""
     texts: defaultdict[int, str] = defaultdict(str)
     for choice in (choice for chunk in chunks for choice in json.loads(chunk)["choices"]):
         texts[choice["index"]] += choice["text"] if "text" in choice else choice["delta"].get("content", "")

@@ -1,5 +1,7 @@
-"""A little load that moves every metric of a server with 20 KV blocks of 16 tokens: streams that push each other out,
-prompts that begin alike, refusals, and clients that leave."""
+"""A small load that moves every metric of a server with 20 KV blocks of 16 tokens.
+
+It has streams that preempt each other, prompts that begin alike, refusals, and clients that leave.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Ask:
     leaves: bool = False  # after the first bytes of the answer
 
     def send(self, http: httpx.Client) -> str:
-        """The trace id."""
+        """Send the request and return its trace id."""
         with http.stream("POST", self.path, json=self.body) as answer:
             assert answer.status_code == self.status
             if self.leaves:
@@ -32,7 +34,7 @@ class Ask:
 
 
 def asks() -> Iterator[Ask]:
-    """What is asked at once, in 320 tokens of KV cache."""
+    """Yield requests to send at once, for 320 tokens of KV cache."""
     for number in range(8):
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Number {number}?"}]
         body = {"messages": messages, "max_tokens": 60, "ignore_eos": True, "stream": number % 2 == 0}

@@ -20,7 +20,7 @@ OWN_HEADERS = ("host", "connection", "transfer-encoding", "keep-alive")  # of on
 
 @contextmanager
 def under_prefix(url: str, prefix: str) -> Iterator[str]:
-    """The URL under which it serves what is at `url`. It takes the prefix off; without it there is nothing."""
+    """Run the proxy for the server at `url`, and give its URL. A request without the prefix gets a 404."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -42,7 +42,7 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        sock.listen()  # who comes before it is up waits
+        sock.listen()  # early requests wait until the proxy is up
         thread = Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""A real Prometheus, from the programs that are installed, with everything that it writes in one folder."""
+"""Runs the installed Prometheus, with everything that it writes in one folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Prometheus:
     log_file: Path
 
     def get(self, path: str, **params: str) -> Any:
-        """What the API answers in `data`."""
+        """Return `data` of the API's answer."""
         answer = self.http.get(f"/api/v1/{path}", params=params)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
     def query(self, promql: str) -> dict[Labels, float]:
-        """The vector that it gives now, by labels; the name of the metric is the label `__name__`."""
+        """Return the vector of the query, by labels. The name of a metric is its label `__name__`."""
         data = self.get("query", query=promql)
         assert data["resultType"] == "vector"
         return {frozenset(sample["metric"].items()): float(sample["value"][1]) for sample in data["result"]}
@@ -47,13 +47,13 @@ class Prometheus:
             time.sleep(0.05)  # the next scrape comes when it comes
 
     def trace_ids(self, promql: str) -> set[str]:
-        """Of the exemplars of the series in a query."""
+        """Return the trace ids in the exemplars of the query's series."""
         now = time.time()  # the API's times are Unix times
         series = self.get("query_exemplars", query=promql, start=f"{now - 600}", end=f"{now + 600}")
         return {exemplar["labels"]["trace_id"] for one in series for exemplar in one["exemplars"]}
 
     def complaints(self) -> list[str]:
-        """Warnings and errors in its log."""
+        """Return the warnings and errors in the log of Prometheus."""
         return re.findall(r"^.* level=(?:warn|error) .*$", self.log_file.read_text(), re.MULTILINE)
 
 
@@ -61,7 +61,7 @@ class Prometheus:
 def running_prometheus(
     folder: Path, targets: Mapping[str, str], rule_files: Sequence[Path] = ()
 ) -> Iterator[Prometheus]:
-    """Scrapes each target, a URL without its path, as the job of that name."""
+    """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name."""
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
         for job, url in targets.items()
@@ -91,8 +91,8 @@ def running_prometheus(
 
 @contextmanager
 def text_only(url: str) -> Iterator[str]:
-    """The URL of a server that passes on the classic text page of the one at `url`. A Prometheus cannot be told not to
-    ask for OpenMetrics, and no other program reads a page as it does."""
+    """Run a server that passes on the text page of the server at `url`, and give its URL. Prometheus always asks for
+    OpenMetrics, so that it would never get this page."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Clients that do not behave: they send a request, or a part of one, and leave the answer where it is."""
+"""Clients that send a request, or a part of one, and do not read the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def enter(
     body_bytes: int | None = None,
     **fields: Any,
 ) -> socket.socket:
-    """Sends a request, or `body_bytes` of its body, and reads nothing."""
+    """Send a request, or `body_bytes` of its body, and read nothing."""
     address, body = urlsplit(url), msgspec.json.encode(fields)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -34,7 +34,7 @@ def enter(
 
 
 def read_events(stream: BinaryIO, number: int) -> None:
-    """Reads until so many more events have come, the last one to its end of line."""
+    """Read so many more events, the last one up to the end of its line."""
     for _ in range(number):
         while not (line := stream.readline()).startswith(b"data: "):
             assert line, "the connection ended"

@@ -1,4 +1,4 @@
-"""tools/soak: what its clients do is a function of the seed, each of its checks can fail, and a short run passes."""
+"""The soak: its clients are a function of the seed, each of its checks can fail, and a short run passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.metrics_page import parse_metrics
 from tools.soak.__main__ import main
-from tools.soak.run import LEAST_SECONDS_FOR_TRENDS, Run, failures
+from tools.soak.run import LEAST_SECONDS_FOR_TRENDS, SoakRun, failures
 from tools.soak.server import Sample
 from tools.soak.turns import turns
 
@@ -28,21 +28,21 @@ QUIET = {"error_type": "", "num_requests": 5, "running": 0, "tokenizing": 0, "bl
 SECONDS = 3 * LEAST_SECONDS_FOR_TRENDS
 
 
-def run(num_sent: int = 0, complaints: tuple[str, ...] = (), rss_per_minute: int = 0, **at_the_end: Any) -> Run:
-    """In which nothing happened but what is said."""
+def run(num_sent: int = 0, problems: tuple[str, ...] = (), rss_per_minute: int = 0, **at_the_end: Any) -> SoakRun:
+    """Make a soak in which nothing happened but what the arguments say."""
 
     def sample(second: float, **values: Any) -> Sample:
         rss = 2**30 + int(second / 60 * rss_per_minute)
         return Sample(second, parse_metrics(PAGE.format(**QUIET | {"rss": rss} | values)))
 
     samples = [sample(second) for second in range(int(SECONDS))]
-    return Run([*samples, sample(SECONDS, **at_the_end)], num_sent, complaints=list(complaints))
+    return SoakRun([*samples, sample(SECONDS, **at_the_end)], num_sent, problems=list(problems))
 
 
 @pytest.mark.parametrize(
-    ("says", "wrong"),
+    ("message", "wrong"),
     [
-        ("2 requests went wrong, the first one: no answer", {"complaints": ("no answer", "none either")}),
+        ("2 requests went wrong, the first one: no answer", {"problems": ("no answer", "no answer either")}),
         ("1 requests are still there", {"running": 1}),
         ("2 requests are still there", {"tokenizing": 2}),
         ("3 KV blocks are in use", {"blocks": 3}),
@@ -53,16 +53,16 @@ def run(num_sent: int = 0, complaints: tuple[str, ...] = (), rss_per_minute: int
         ("memory grew by 3.0 MiB a minute", {"rss_per_minute": 3 * 2**20}),
     ],
 )
-def test_each_check_can_fail(says: str, wrong: dict[str, Any]) -> None:
+def test_each_check_can_fail(message: str, wrong: dict[str, Any]) -> None:
     (sentence,) = failures(run(**wrong))
-    assert says in sentence
+    assert message in sentence
 
 
-def test_all_is_well_where_nothing_happens() -> None:
+def test_a_run_without_anything_wrong_passes() -> None:
     assert failures(run(num_sent=4, num_requests=9, rss_per_minute=2**20)) == []
 
 
-def test_a_short_run_says_nothing_about_trends() -> None:
+def test_a_short_run_is_not_checked_for_trends() -> None:
     short = run(error_type="A new one", rss_per_minute=2**30)
     short.samples = [replace(sample, at_seconds=sample.at_seconds / 10) for sample in short.samples]
     assert failures(short) == []

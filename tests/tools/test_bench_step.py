@@ -1,4 +1,4 @@
-"""The floor of a step, and how steps are shown."""
+"""The floor of a step, the tables and the plot of steps, and the distance of a variant to the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decode(batch: int, context: int) -> dict[str, floor.Work]:
 
 
 def test_a_decode_step_reads_every_weight_and_what_is_cached() -> None:
-    """The demo model: 135 M parameters, the output embedding among them; 23,040 bytes of keys and values a token."""
+    """The demo model has 135 M parameters with its output embedding, and 23,040 bytes of keys and values a token."""
     works = decode(1, 192)
     weights = sum(work.num_bytes for name, work in works.items() if name not in ("attention", "embed"))
     assert weights == pytest.approx(2 * 134.5e6, rel=0.001)
@@ -91,14 +91,14 @@ def results() -> dict[str, object]:
     }
 
 
-def test_a_report_has_floors_below_times_and_what_was_left_out() -> None:
+def test_a_report_has_floors_below_times_and_names_what_was_left_out() -> None:
     text = step_table.report(results())
     assert "| 2 | 4.00 x floor | **20.00** | 100 | 0.10 | 2.00 | 0.50 |\n|  | floor | 5.00 |  |  | 1.00 |  |" in text
     assert "read at 52 GB/s" in text
     assert "64 x 8192" in text
 
 
-def test_the_plot_is_an_image_with_the_floor_below() -> None:
+def test_the_plot_has_the_floor_below_the_measured_times() -> None:
     drawn = ElementTree.fromstring(step_table.decode_plot(results()))
     lines = [line.attrib["points"] for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
     heights = [[float(pair.split(",")[1]) for pair in line.split()] for line in lines]
@@ -108,14 +108,14 @@ def test_the_plot_is_an_image_with_the_floor_below() -> None:
 
 
 @given(st.floats(0.01, 1e4), st.floats(1, 1e4))
-def test_marks_enclose_the_values(least: float, factor: float) -> None:
+def test_the_marks_of_an_axis_enclose_its_values(least: float, factor: float) -> None:
     marks = plot._marks(least, least * factor)
     assert marks[0] <= least * (1 + 1e-9)
     assert marks[-1] >= least * factor * (1 - 1e-9)
     assert marks == sorted(set(marks))
 
 
-def test_distance_is_that_of_torch() -> None:
+def test_the_distance_of_a_variant_is_that_of_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     expected, got = (torch.randn(6, 11, generator=generator) for _ in range(2))
     ids = [3, 1, 4, 1, 5, 9]
@@ -130,7 +130,7 @@ def test_distance_is_that_of_torch() -> None:
     assert found.agreement == sum(a.argmax() == b.argmax() for a, b in zip(expected, got, strict=True)) / 6
 
 
-def test_distance_to_itself_is_none() -> None:
+def test_the_distance_of_a_variant_to_itself_is_zero() -> None:
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
     found = distance(logits, logits, [0, 1, 2, 3])
     assert (found.agreement, found.divergence) == (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""From measured rounds to the tables of the documentation."""
+"""The tables of measured rounds, as the documentation has them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_the_best_peer_is_the_highest_or_lowest_median_and_never_ours() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e5), min_size=2, max_size=5), st.floats(0.5, 4))
-def test_a_server_that_is_always_as_much_faster_has_that_ratio(theirs: list[float], factor: float) -> None:
+def test_a_server_that_is_faster_by_one_factor_has_this_ratio_in_every_round(
+    theirs: list[float], factor: float
+) -> None:
     ratios = table.ratios(rounds(*(factor * speed for speed in theirs)), rounds(*theirs), SPEED)
     assert ratios == pytest.approx([factor] * len(theirs))
 
@@ -69,7 +71,7 @@ def test_goals_name_their_direction() -> None:
     assert table.goal(Measure("", "", "")) == ""
 
 
-def test_a_report_has_ratios_and_what_went_wrong() -> None:
+def test_a_report_has_ratios_and_problems() -> None:
     run = {"seconds": 10.0, "other_cores": 0.05}
     servers = {"oaiserve": server(20.0, 30.0), "peer": server(10.0, 10.0, W6="not finished within 5 s")}
     for measured in servers.values():
@@ -85,7 +87,7 @@ def test_a_report_has_ratios_and_what_went_wrong() -> None:
     assert widths == {line.count("|") for line in text.splitlines() if line.startswith("|  | measure")}
 
 
-def test_rounds_go_on_where_all_is_as_before() -> None:
+def test_rounds_continue_only_with_the_same_machine_and_versions() -> None:
     before = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": {"ours": server(1.0)}}
     begun = before | {"created": "E", "servers": {"ours": server(), "peer": server()}}
     assert compare.joined(before, begun)["servers"] == {"ours": server(1.0), "peer": server()}
@@ -96,7 +98,7 @@ def test_rounds_go_on_where_all_is_as_before() -> None:
         compare.joined(before, begun | {"servers": {"ours": server() | {"version": "2"}}})
 
 
-def test_text_is_written_between_its_markers_again_and_again(tmp_path: Path) -> None:
+def test_text_replaces_what_stands_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- a -->\n<!-- end of a -->\nafter\n")
     for text in ("one\n", "two"):
@@ -114,7 +116,7 @@ def test_the_documentation_has_the_markers() -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
-def test_the_client_is_told_the_workload(workload: Any) -> None:
+def test_the_load_generator_gets_the_workload_as_arguments(workload: Any) -> None:
     words = arguments(workload, 7, "http://x", "m", Path("/tmp/r.json"))
     options = dict(itertools.pairwise(words))
     assert options["--num-prompts"] == str(workload.num_requests)
@@ -124,7 +126,7 @@ def test_the_client_is_told_the_workload(workload: Any) -> None:
     assert "--ignore-eos" in words
 
 
-def test_every_round_of_every_workload_has_prompts_of_its_own() -> None:
+def test_every_round_of_every_workload_has_new_prompts() -> None:
     seeds = [workload.seed(number) for workload in WORKLOADS.values() for number in range(10)]
     assert len(set(seeds)) == len(seeds)
 
@@ -134,7 +136,7 @@ RESULT = {"duration": 2.0, "output_throughput": 5.0, "total_token_throughput": 9
 }
 
 
-def test_a_run_tells_what_is_missing_and_fails_where_that_is_much() -> None:
+def test_a_run_reports_what_is_missing_and_fails_if_too_much_is() -> None:
     workload = WORKLOADS["W1"]
     figures = read_result(RESULT | {"completed": 15, "total_output_tokens": 15 * 128 - 3}, workload)
     assert figures["missing_requests"] == 1
@@ -150,7 +152,7 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
     assert "ttft_p50_ms" in read_result(whole, WORKLOADS["W6"])
 
 
-def test_every_measure_of_a_workload_is_one_that_runs_have() -> None:
+def test_every_run_has_the_measures_of_its_workload() -> None:
     for measure in MEASURES:
         if measure.workload is not None:
             workload = WORKLOADS[measure.workload]

@@ -1,4 +1,4 @@
-"""What the GPU check makes of what it measures: floors, percentiles, the table of targets, text of what there is."""
+"""The figures of the GPU check: floors, percentiles, the table of targets, and the text of all results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tools.gpu.target import NOT_ON_CPU
 from tools.random_models import random_model, real_shape
 
 
-def test_a_decode_step_reads_weights_once_and_keys_and_values_of_all() -> None:
+def test_a_decode_step_reads_the_weights_once_and_the_keys_and_values_of_all_sequences() -> None:
     assert decode_bytes(1000, 10, sequences=4, context=50) == 1000 + 4 * 50 * 10
 
 
 @given(st.integers(0, 30), st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_operations_of_a_prompt_do_not_depend_on_its_chunks(parameters: int, chunks: list[int]) -> None:
-    """A token is multiplied with every parameter, and sees itself and all before it."""
+    """Every token is multiplied with every parameter, and attends to itself and all tokens before it."""
     length, start, found = sum(chunks), 0, 0.0
     for chunk in chunks:
         found += prefill_operations(parameters, 3, 8, start, start + chunk)
@@ -47,7 +47,7 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list
     assert all(sum(other <= value for other in values) < share * len(values) for value in values if value < found)
 
 
-def test_the_weights_of_a_step_leave_out_embeddings_of_which_only_rows_are_read() -> None:
+def test_the_weights_of_a_step_leave_out_an_embedding_that_is_only_an_input() -> None:
     hidden, inner, vocab, kv = 64, 128, 512, 32
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
     norms = 2 * 2 * hidden + hidden
@@ -57,7 +57,7 @@ def test_the_weights_of_a_step_leave_out_embeddings_of_which_only_rows_are_read(
         assert weight_bytes(model) == 4 * (2 * layer + norms + vocab * hidden)
 
 
-def test_gpt2_has_its_output_embedding_read_and_its_positions_not() -> None:
+def test_a_step_of_gpt2_reads_the_output_embedding_but_not_the_table_of_positions() -> None:
     model = random_model(real_shape("gpt2-124m", tiny=True))
     layer = 12 * 64 * 64
     biases_and_norms = 2 * (9 * 64 + 4 * 64) + 2 * 64
@@ -88,7 +88,7 @@ def step(kind: StepKind, sequences: int, tokens: int, device_ms: int, gap_ms: in
     return StepRecord(kind, 0, device_ms * 10**6, gap_ms * 10**6, sequences, tokens, host_ns=host_ns)
 
 
-def test_step_figures_are_of_decodes_of_the_whole_batch_alone() -> None:
+def test_step_figures_count_only_steps_in_which_the_whole_batch_decodes() -> None:
     records = [step(StepKind.MIXED, 4, 40, 90, 90), step(StepKind.DECODE, 3, 3, 50, 50)]
     records += [step(StepKind.DECODE, 4, 4, 9, 1)] * 3
     found = step_figures(records, 4)
@@ -99,7 +99,7 @@ def test_step_figures_are_of_decodes_of_the_whole_batch_alone() -> None:
         step_figures(records, 5)
 
 
-def test_prefill_figures_put_chunks_of_the_same_place_together() -> None:
+def test_prefill_figures_are_medians_over_chunks_at_the_same_place() -> None:
     model = random_model(real_shape("llama-3.2-1b", tiny=True))
     records = [step(StepKind.PREFILL, 1, 16, ms, 0) for ms in (2, 4, 2, 6)]
     found = prefill_figures(model, records, 16, 32)
@@ -113,7 +113,7 @@ def test_prefill_figures_put_chunks_of_the_same_place_together() -> None:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """Results of sections in which every target is met, but that of the 8B model's prompts."""
+    """Make results of all sections in which every target is met but that of the 8B model's prompts."""
     run = {"requests": 4, "repeats": 2, "output_tokens_per_second": 120_000.0}
     run |= dict.fromkeys(("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms"), 8.0)
     run |= {"submit_p50_ms": 0.003, "submit_p99_ms": 0.004}
@@ -182,7 +182,7 @@ def test_a_dry_run_shows_no_figure_among_the_targets() -> None:
     assert {(value, met) for _, value, _, met in rows} == {(NOT_ON_CPU, "")}
 
 
-def test_what_is_missing_is_shown_as_missing() -> None:
+def test_a_figure_that_was_not_found_is_shown_as_missing() -> None:
     sections = measured()
     del sections["decode-8b"]
     sections["peers-1b"]["transformers"] = {}
@@ -194,8 +194,8 @@ def test_what_is_missing_is_shown_as_missing() -> None:
 
 
 @given(st.data())
-def test_there_is_a_text_of_whatever_there_is(data: st.DataObject) -> None:
-    """Sections that were left out, or ended anywhere."""
+def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
+    """Sections may be left out, or end with a part of their results."""
     sections = measured()
     for name in data.draw(st.lists(st.sampled_from(list(sections)), unique=True)):
         result = copy.deepcopy(sections[name])
@@ -206,7 +206,7 @@ def test_there_is_a_text_of_whatever_there_is(data: st.DataObject) -> None:
     assert all(name in text for name in sections)
 
 
-def test_a_text_of_all_of_it_is_complete() -> None:
+def test_complete_results_have_a_complete_text() -> None:
     text = summary.as_text(report(measured()))
     assert "not complete" not in text
     assert "gemm" in text
@@ -222,19 +222,19 @@ def test_a_text_of_all_of_it_is_complete() -> None:
         ("graphs", {"status": "left out"}),
     ],
 )
-def test_an_answer_that_is_wrong_or_was_not_checked_is_no_success(name: str, result: dict[str, Any]) -> None:
+def test_a_check_with_wrong_or_unchecked_answers_fails(name: str, result: dict[str, Any]) -> None:
     assert summary.is_correct(report(measured())["sections"])
     assert not summary.is_correct({**measured(), name: result})
 
 
-def test_what_was_not_checked_does_not_count_as_equal() -> None:
+def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     checked = {"a": {"equal": True}, "rows": [{"equal": True}, {"equal": False}], "b": {"problem": NOT_ON_CPU}}
     assert summary.num_right(checked) == 2
     sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
     assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
 
 
-def test_what_was_not_asked_for_and_speed_do_not_make_it_wrong() -> None:
+def test_speed_and_sections_that_did_not_run_do_not_count_as_wrong() -> None:
     assert summary.is_correct({"gpt2": {"status": "broke with exit code 1"}})
 
 
@@ -257,7 +257,7 @@ def test_the_text_goes_between_the_markers_of_a_page(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_run_that_means_nothing_says_so(device: str) -> None:
+def test_a_dry_run_is_reported_as_one(device: str) -> None:
     assert gpu_check.dry_run(device, quick=True)
     assert not gpu_check.dry_run("cuda", quick=False)
     assert math.isfinite(gpu_check.BUDGET_SECONDS)

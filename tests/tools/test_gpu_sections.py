@@ -1,4 +1,4 @@
-"""Sections of the GPU check run dry: tiny models on a CPU, the same code."""
+"""Dry runs of the sections of the GPU check: the same code with tiny models on a CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found_by(parts: Any) -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()}
 
 
-def test_the_whole_check_of_one_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_runs_one_section_and_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = gpu_check.main(["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment"])
     assert code == 0
     result = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]["environment"]
@@ -36,14 +36,14 @@ def test_the_whole_check_of_one_section(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "gpu_check.md").read_text() == capsys.readouterr().out.removesuffix("\n")
 
 
-def test_under_preemption_and_aborts_answers_are_the_same() -> None:
+def test_answers_are_the_same_under_preemption_and_aborts() -> None:
     found = overload.preemption(CPU)
     assert found["equal"], found
     assert found["preemptions"] > 0
     assert found["left_early"] > 0
 
 
-def test_only_whoever_leaves_may_have_less_than_the_answer() -> None:
+def test_only_a_client_that_leaves_may_have_less_than_its_answer() -> None:
     expected = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert overload.wrong_answers(expected, [[1, 2, 3], [4, 5], [7, 8, 9]], leaving={1}) == []
     assert overload.wrong_answers(expected, [[1, 2], [4, 6], [7, 8, 9, 1]], leaving={1}) == [0, 1, 2]
@@ -54,7 +54,7 @@ def test_a_family_is_compared_with_generate() -> None:
     assert (found["equal"], found["tokens"], found["modes"]) == (True, 60, 1)
 
 
-def test_answers_may_part_only_where_two_tokens_are_as_good() -> None:
+def test_answers_may_differ_only_from_a_tie_on() -> None:
     loaded = load("smollm2-135m", CPU)
     prompt = random_prompts(1, 12, loaded.vocab_size)[0]
     loaded.model.set_attn_implementation("sdpa")
@@ -70,7 +70,7 @@ def test_answers_may_part_only_where_two_tokens_are_as_good() -> None:
     assert not list(answers.compare(loaded, [prompt], [[best, 1]], [[best, 1]]))
 
 
-def test_gpt2_is_measured_whole() -> None:
+def test_the_section_of_gpt2_has_all_figures() -> None:
     found = found_by(teaching.run(CPU))
     assert found["at_once"]["requests"] == found["clients"]["requests"] == 8
     assert found["at_once"]["output_tokens_per_second"] > 0
@@ -78,7 +78,7 @@ def test_gpt2_is_measured_whole() -> None:
     assert found["steps"]["sequences"] == found["batch"] == 4
 
 
-def test_steps_of_a_model_are_measured_whole() -> None:
+def test_the_section_of_a_model_has_all_figures() -> None:
     found = found_by(steps.run(CPU, "llama-3.1-8b"))
     assert [row["sequences"] for row in found["decode"]] == [1, 4]
     kv_bytes = found["kv_bytes_per_token"]
@@ -97,7 +97,7 @@ def test_on_a_cpu_there_is_one_mode() -> None:
     assert answers.modes(gpu, is_compiled=True) == answers.modes(gpu)[-1:]
 
 
-def test_a_request_that_does_not_finish_whole_breaks_the_measurement() -> None:
+def test_a_request_that_does_not_finish_fails_the_measurement() -> None:
     with running(load("smollm2-135m", CPU), kv_blocks=8) as engine:
         engine.drain()
         with pytest.raises(Exception, match="shutting down"):
@@ -105,7 +105,7 @@ def test_a_request_that_does_not_finish_whole_breaks_the_measurement() -> None:
 
 
 class TheirManager:
-    """The part of transformers' manager that is used."""
+    """A double of transformers' manager, with the methods that are used."""
 
     def __init__(self, results: list[Any]) -> None:
         self.results: Queue[Any] = Queue()
@@ -126,7 +126,7 @@ def their_result(num_tokens: int, error: str | None = None, *, is_finished: bool
     return SimpleNamespace(generated_tokens=[1] * num_tokens, error=error, is_finished=lambda: is_finished)
 
 
-def test_their_requests_count_when_all_their_tokens_are_there() -> None:
+def test_requests_to_transformers_count_when_all_their_tokens_are_there() -> None:
     manager = TheirManager([their_result(1, is_finished=False), their_result(4), their_result(4)])
     assert their_seconds(manager, [[1], [2]], 4) > 0  # type: ignore[arg-type]
     assert manager.results.empty()
@@ -140,12 +140,12 @@ def test_their_requests_count_when_all_their_tokens_are_there() -> None:
         ([], "has ended"),
     ],
 )
-def test_what_they_do_not_finish_is_no_figure(results: list[Any], message: str) -> None:
+def test_a_request_that_transformers_does_not_finish_fails_the_measurement(results: list[Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         their_seconds(TheirManager(results), [[1]], 4)  # type: ignore[arg-type]
 
 
-def test_whatever_a_model_draws_is_text_and_prompts_are_bytes() -> None:
+def test_every_token_decodes_to_text_and_prompts_encode_to_bytes() -> None:
     tokenizer = byte_tokenizer(50257)
     assert len(tokenizer) == 50257
     assert len(tokenizer.encode("wonder full")) == 11

@@ -35,12 +35,7 @@ def main() -> int:
     add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--quick", action="store_true", help="the short form of each workload")
-    add(
-        "--limit-seconds",
-        type=int,
-        default=600,
-        help="of a run; a longer one is not repeated (default 600)",
-    )
+    add("--limit-seconds", type=int, default=600, help="of a run; a longer one is not repeated (default 600)")
     add("--json", type=Path, help="write the results there, after each server")
     add("--markdown", type=Path, help="write the tables there, between the markers of cpu-peers")
     add(

@@ -91,13 +91,7 @@ def report(results: dict[str, Any]) -> str:
         blocks.append([f"{point['blocks']:,}", f"{point['rss_mib']:,.0f}", marginal])
     size = f"{results['num_blocks']:,} blocks of {results['block_tokens']} tokens"
     return "\n".join(
-        [
-            f"{results['machine']}; {results['created']}. {size}.",
-            "",
-            *as_markdown(rows),
-            "",
-            *as_markdown(blocks),
-        ]
+        [f"{results['machine']}; {results['created']}. {size}.", "", *as_markdown(rows), "", *as_markdown(blocks)]
     )
 
 

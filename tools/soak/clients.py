@@ -1,4 +1,4 @@
-"""Clients that do what `turns` says, and what they saw."""
+"""Clients that do what `turns` yields, and count the answers they get."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Complaint(Exception):
-    """Something that a client did not expect."""
+class UnexpectedAnswer(Exception):
+    """An answer that the client did not expect."""
 
 
 class Clients:
-    """All of them, and what they saw."""
+    """All clients of a soak, and what they got."""
 
     def __init__(self, url: str, seed: int) -> None:
         split = urlsplit(url)
         self._address = (split.hostname, split.port)
         self._seed = seed
-        # Leaves a connection before the server closes it for being idle.
+        # The client closes an idle connection before the server does.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
         self._http = httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
-        self.num_sent = 0  # requests that have reached a generation route
+        self.num_sent = 0  # requests that reached a generation route
         self.kinds: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
 
     async def run(self, number: int, seconds: float) -> None:
-        """For that long; then every client ends what it is at."""
+        """Run so many clients for that long. Then each one finishes its turn."""
         deadline = time.monotonic() + seconds
         async with self._http:
             await asyncio.gather(*(self._live(client, deadline) for client in range(number)))
@@ -55,9 +55,9 @@ class Clients:
     async def _do(self, action: Action) -> None:
         self.kinds[action.kind] += 1
         try:
-            await (self._ask(action) if action.behaves else self._misbehave(action))
-        except (httpx.HTTPError, OSError, Complaint, KeyError, ValueError) as error:
-            self.complaints.append(f"{action.kind}: {type(error).__name__} {error} {action.body[:200]!r}")
+            await (self._ask(action) if action.reads_whole_answer else self._leave(action))
+        except (httpx.HTTPError, OSError, UnexpectedAnswer, KeyError, ValueError) as error:
+            self.problems.append(f"{action.kind}: {type(error).__name__} {error} {action.body[:200]!r}")
 
     async def _ask(self, action: Action) -> None:
         headers = {"content-type": "application/json"}
@@ -65,12 +65,13 @@ class Clients:
         self.num_sent += action.reaches_a_generation_route
         self.statuses[response.status_code] += 1
         if response.status_code not in action.statuses:
-            raise Complaint(f"answered with {response.status_code} {response.text[:200]}")
+            raise UnexpectedAnswer(f"answered with {response.status_code} {response.text[:200]}")
         if response.status_code == 200:
             check_answer(response, action.num_answers)
 
-    async def _misbehave(self, action: Action) -> None:
-        """On a raw connection. It asks for a 100 first, so that the request has reached its route for sure."""
+    async def _leave(self, action: Action) -> None:
+        """Send the request on a raw connection and leave. The client waits for a 100 first, so that the request has
+        reached its route for sure."""
         loop, sock = asyncio.get_running_loop(), socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -85,7 +86,7 @@ class Clients:
             while len(received) < len(CONTINUE) and (more := await loop.sock_recv(sock, len(CONTINUE))):
                 received += more
             if received != CONTINUE:
-                raise Complaint(f"got {received[:200]!r} instead of a 100")
+                raise UnexpectedAnswer(f"got {received[:200]!r} instead of a 100")
             self.num_sent += 1
             await loop.sock_sendall(sock, action.body[: action.body_bytes])
             if action.leave_after_seconds is not None:
@@ -97,14 +98,14 @@ class Clients:
 
 
 def check_answer(response: httpx.Response, num_answers: int) -> None:
-    """Raises Complaint unless every choice came, and came to its end."""
+    """Raise UnexpectedAnswer unless every choice came to its end."""
     if response.headers["content-type"] == "application/json":
         choices = response.json()["choices"]
     else:
         *chunks, done = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
         if done != "[DONE]":
-            raise Complaint(f"the stream ended with {done[:200]}")
+            raise UnexpectedAnswer(f"the stream ended with {done[:200]}")
         choices = [choice for chunk in chunks for choice in json.loads(chunk)["choices"]]
     ended = [choice["index"] for choice in choices if choice["finish_reason"] is not None]
     if sorted(ended) != list(range(num_answers)):
-        raise Complaint(f"of {num_answers} choices these ended: {sorted(ended)}")
+        raise UnexpectedAnswer(f"of {num_answers} choices these ended: {sorted(ended)}")

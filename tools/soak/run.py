@@ -1,4 +1,4 @@
-"""What a soak has found: what must hold in the end, and the tables."""
+"""Checks what a soak has found, and makes its tables."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from oaiserve.telemetry import names
 from tools.soak.server import Sample
 
 MOST_RSS_MIB_PER_MINUTE = 2.0
-LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; in less, things still happen for the first time
+LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; a shorter one still has first times
 
 
 @dataclass
-class Run:
-    """`samples`: the first from before the clients came, the last from when all was quiet again."""
+class SoakRun:
+    """What clients and samples showed. The first sample is from before the clients, the last from after them."""
 
     samples: list[Sample]
     num_sent: int
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
-    complaints: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def gained(self, metric: names.Metric, **labels: str) -> int:
         return int(self.samples[-1].total(metric, **labels) - self.samples[0].total(metric, **labels))
@@ -49,22 +49,22 @@ class Run:
 
     @property
     def rss_mib_per_minute(self) -> float:
-        """In the second half, by least squares."""
+        """The slope in the second half, by least squares."""
         seconds = [sample.at_seconds for sample in self.second_half]
         return 60 * statistics.linear_regression(seconds, [sample.rss_mib for sample in self.second_half]).slope
 
     @property
     def new_label_values(self) -> set[tuple[str, str]]:
-        """In the second half. Not new series: a rare combination of values that are known may come late."""
+        """The label values that are new in the second half. A new series of known values is fine: it may be rare."""
         known = set().union(*(sample.label_values for sample in self.first_half))
         return set().union(*(sample.label_values for sample in self.second_half)) - known
 
 
-def checks(run: Run) -> Iterator[tuple[bool, str]]:
-    """What must hold, and what to say if it does not."""
+def checks(run: SoakRun) -> Iterator[tuple[bool, str]]:
+    """Yield whether each check holds, and the sentence to print if it does not."""
     before, after, num_accounted = run.samples[0], run.samples[-1], run.gained(names.REQUESTS)
-    first_complaint = "".join(run.complaints[:1])
-    yield not run.complaints, f"{len(run.complaints)} requests went wrong, the first one: {first_complaint}"
+    first_problem = "".join(run.problems[:1])
+    yield not run.problems, f"{len(run.problems)} requests went wrong, the first one: {first_problem}"
     yield after.num_in_engine == 0, f"{after.num_in_engine} requests are still there, though no client is."
     yield after.blocks_used == 0, f"{after.blocks_used} KV blocks are in use, though no request is there."
     yield (
@@ -84,12 +84,12 @@ def checks(run: Run) -> Iterator[tuple[bool, str]]:
         )
 
 
-def failures(run: Run) -> list[str]:
+def failures(run: SoakRun) -> list[str]:
     return [sentence for holds, sentence in checks(run) if not holds]
 
 
-def report(run: Run) -> str:
-    """Markdown."""
+def report(run: SoakRun) -> str:
+    """Return the tables, in markdown."""
     samples, half = run.samples, len(run.samples) // 2
 
     def course(name: str, values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""What clients do, as a function of the seed: well and badly, patiently and not."""
+"""Decides what each client of a soak does, as a function of the seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = ("a", "the", "fox", "sea", "hill", "old", "river", "sings", "under", "th
 
 @dataclass(frozen=True)
 class Action:
-    """One request, all its chance drawn beforehand. The last four fields are for those who do not behave."""
+    """One request, with all random choices made. The last four fields are for clients that leave early."""
 
     kind: str
     path: str
@@ -22,13 +22,13 @@ class Action:
     statuses: frozenset[int] = frozenset({200, 429})
     method: str = "POST"
     num_answers: int = 1  # choices, over all prompts
-    body_bytes: int | None = None  # sends only so many, and leaves
-    leave_after_events: int | None = None  # of a stream
-    leave_after_seconds: float | None = None  # wherever it is by then, having read nothing
-    by_reset: bool = False  # leaves without a farewell
+    body_bytes: int | None = None  # sends only so many bytes of its body, and leaves
+    leave_after_events: int | None = None  # leaves after so many events of its stream
+    leave_after_seconds: float | None = None  # leaves then, having read nothing
+    by_reset: bool = False  # resets the connection instead of closing it
 
     @property
-    def behaves(self) -> bool:
+    def reads_whole_answer(self) -> bool:
         return self.body_bytes is self.leave_after_events is self.leave_after_seconds is None
 
     @property
@@ -38,14 +38,14 @@ class Action:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client does at once, and how long it rests before."""
+    """The requests that a client sends at once, after a pause."""
 
     pause_seconds: float
     actions: tuple[Action, ...]
 
 
 def bad(kind: str, status: int, body: bytes | dict[str, Any], path: str = COMPLETIONS, method: str = "POST") -> Action:
-    """A full server may say so first, where only the tokenizer can see what is wrong."""
+    """Make a request that must be refused. A full server may answer 429 if only the tokenizer finds the error."""
     return Action(f"bad: {kind}", path, as_bytes(body), frozenset({status, 429}), method)
 
 
@@ -73,10 +73,10 @@ BAD_ACTIONS = (
 
 
 def turns(seed: int, client: int) -> Iterator[Turn]:
-    """The whole life of a client: a function of these two numbers."""
+    """Yield the turns of a client without end, as a function of these two numbers."""
     rng = random.Random(f"{seed}/{client}")
-    yield Turn(rng.uniform(0, 2), ())  # they do not all come at once
-    if client == 0:  # so that whatever labels can say is said early
+    yield Turn(rng.uniform(0, 2), ())  # clients start at different times
+    if client == 0:  # so that labels take all their values early
         yield Turn(0.0, BAD_ACTIONS)
         yield Turn(0.0, tuple(kind(rng) for kind in KINDS))
     while True:
@@ -119,7 +119,7 @@ def valid(rng: random.Random, kind: str, **fields: Any) -> Action:
 
 
 def prompts_of(rng: random.Random) -> list[Any]:
-    """Texts or token ids; some begin as others do, some are long."""
+    """Make prompts of text or token ids. Some share a beginning, some are long."""
     num_prompts = rng.choices((1, 2), (6, 1))[0]
     if rng.random() < 0.3:
         return [[rng.randrange(100, 40_000) for _ in range(rng.randint(1, 300))] for _ in range(num_prompts)]
@@ -132,32 +132,32 @@ def text(rng: random.Random) -> str:
 
 
 def leaves_while_it_sends(rng: random.Random) -> Action:
-    asked = valid(rng, "leaves while it sends its body")
-    return with_manners(asked, body_bytes=rng.randrange(len(asked.body)), by_reset=rng.random() < 0.5)
+    action = valid(rng, "leaves while it sends its body")
+    return leaving(action, body_bytes=rng.randrange(len(action.body)), by_reset=rng.random() < 0.5)
 
 
 def leaves_at_any_moment(rng: random.Random) -> Action:
-    asked = valid(rng, "leaves at any moment")
-    return with_manners(asked, leave_after_seconds=rng.expovariate(3), by_reset=rng.random() < 0.5)
+    action = valid(rng, "leaves at any moment")
+    return leaving(action, leave_after_seconds=rng.expovariate(3), by_reset=rng.random() < 0.5)
 
 
 def leaves_its_stream(rng: random.Random) -> Action:
-    asked = valid(rng, "leaves its stream", stream=True)
-    return with_manners(asked, leave_after_events=rng.randrange(16), by_reset=rng.random() < 0.5)
+    action = valid(rng, "leaves its stream", stream=True)
+    return leaving(action, leave_after_events=rng.randrange(16), by_reset=rng.random() < 0.5)
 
 
 def does_not_read(rng: random.Random) -> Action:
-    """More than the buffers hold, so that the server has to wait for it; some stay for so long that they are cut."""
+    """Ask for more than the buffers hold, so that the server has to wait. Some clients stay until they are cut off."""
     kind, body = "does not read", {"prompt": text(rng), "max_tokens": 120, "ignore_eos": True, "logprobs": 20}
-    asked = Action(kind, COMPLETIONS, as_bytes(body | {"stream": rng.random() < 0.7}))
-    return with_manners(asked, leave_after_seconds=rng.uniform(2, 8), by_reset=rng.random() < 0.5)
+    action = Action(kind, COMPLETIONS, as_bytes(body | {"stream": rng.random() < 0.7}))
+    return leaving(action, leave_after_seconds=rng.uniform(2, 8), by_reset=rng.random() < 0.5)
 
 
-def with_manners(asked: Action, **manners: Any) -> Action:
-    return Action(asked.kind, asked.path, asked.body, **manners)
+def leaving(asked: Action, **how: Any) -> Action:
+    return Action(asked.kind, asked.path, asked.body, **how)
 
 
-# How often which comes, relative to the others.
+# The weight of each kind.
 KINDS: dict[Callable[[random.Random], Action], int] = {
     reads_all: 8,
     is_refused: 3,
