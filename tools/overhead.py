@@ -33,7 +33,7 @@ from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
 from tools.load import StreamsLoad, StreamsResult
 from tools.paired import interval, measure_pairs
-from tools.server_process import exit_on_sigterm, free_port, running, running_oaiserve
+from tools.server_process import exit_on_sigterm, free_port, running_oaiserve, running_process
 
 SCRAPES_PER_SECOND = 20  # as often as the Kubernetes endpoint picker polls
 
@@ -104,7 +104,7 @@ def servers(compared: str) -> Iterator[tuple[str, str]]:
     """Run the server with what is compared and the server without it, and give their URLs."""
     port = free_port()
     collector_command = [sys.executable, "-m", "tools.overhead", "collect", str(port)]
-    with running(collector_command, port) as collector, ExitStack() as stack:
+    with running_process(collector_command, port) as collector, ExitStack() as stack:
 
         def start(*program: str) -> str:
             environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}

@@ -79,7 +79,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running(
+def running_process(
     command: Sequence[str | Path],
     port: int,
     *,
@@ -116,9 +116,10 @@ def running(
 def running_oaiserve(
     *flags: str, model: str = "demo", program: Sequence[str] = ("-m", "oaiserve"), **options: Any
 ) -> AbstractContextManager[ServerProcess]:
-    """Run `oaiserve serve` on a free port, with the options of `running`. Another `program` gets the same arguments."""
+    """Run `oaiserve serve` on a free port, with the options of `running_process`. Another `program` gets the same
+    arguments."""
     port = free_port()
-    return running([sys.executable, *program, "serve", model, "--port", str(port), *flags], port, **options)
+    return running_process([sys.executable, *program, "serve", model, "--port", str(port), *flags], port, **options)
 
 
 def stop_group(process: subprocess.Popen[bytes], number: signal.Signals, limit_seconds: float) -> None:

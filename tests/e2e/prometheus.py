@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tools.server_process import free_port, running
+from tools.server_process import free_port, running_process
 
 WAIT_SECONDS = 30
 SCRAPE_INTERVAL = "500ms"
@@ -83,7 +83,7 @@ def running_prometheus(
         "--enable-feature=exemplar-storage",
     ]
     with (
-        running(command, port, log_file=log_file, ready_path="/-/ready", stop_limit_seconds=0) as server,
+        running_process(command, port, log_file=log_file, ready_path="/-/ready", stop_limit_seconds=0) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         yield Prometheus(http, log_file)

@@ -17,7 +17,7 @@ from tools.engine_load import complete, random_prompts
 from tools.gpu import answers, modes, overload, steps, teaching
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import load, running
+from tools.gpu.workload import load, running_engine
 from tools.random_models import byte_tokenizer
 
 CPU = Target(torch.device("cpu"), quick=True)
@@ -98,7 +98,7 @@ def test_on_a_cpu_there_is_one_mode() -> None:
 
 
 def test_a_request_that_does_not_finish_fails_the_measurement() -> None:
-    with running(load("smollm2-135m", CPU), kv_blocks=8) as engine:
+    with running_engine(load("smollm2-135m", CPU), kv_blocks=8) as engine:
         engine.drain()
         with pytest.raises(Exception, match="shutting down"):
             complete(engine, [[1, 2, 3]], 4)

@@ -13,7 +13,7 @@ import pytest
 
 from tools.bench.process_usage import cpu_seconds, peak_rss_mib, tree
 from tools.bench.servers import ServerSpec
-from tools.server_process import QUESTION, ServerProcess, StartFailed, exit_on_sigterm, free_port, running
+from tools.server_process import QUESTION, ServerProcess, StartFailed, exit_on_sigterm, free_port, running_process
 
 # Answers GET from the second time on, and POST at once. It has a child that ends by itself only when it is told to.
 SERVE = """
@@ -45,7 +45,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[-1])), Answer).serve_forever()
 
 def serving(code: str, **options: Any) -> AbstractContextManager[ServerProcess]:
     port = free_port()
-    return running([sys.executable, "-c", code, str(port)], port, **options)
+    return running_process([sys.executable, "-c", code, str(port)], port, **options)
 
 
 def is_alive(pid: int, group: int) -> bool:

@@ -109,14 +109,14 @@ def run_round(server: ServerSpec, number: int, workloads: list[Workload], client
         if number == 0:
             figures |= first_start(server)
             say(f"{server.name}: {figures}")
-        with server.running() as process:
-            figures["start_seconds"] = round(process.start_seconds, 2)
-            server.wait_for_full_speed(process)
-            client.run(process, server.model_name, WARM_UP, seed=0)
+        with server.running() as running:
+            figures["start_seconds"] = round(running.start_seconds, 2)
+            server.wait_for_full_speed(running)
+            client.run(running, server.model_name, WARM_UP, seed=0)
             for workload in workloads:
                 if workload.name not in into["problems"]:
-                    _run_workload(server, process, workload, number, client, into)
-                    peak_mib = peak_rss_mib(process.process.pid)
+                    _run_workload(server, running, workload, number, client, into)
+                    peak_mib = peak_rss_mib(running.process.pid)
                     figures["peak_rss_mib"] = round(max(figures.get("peak_rss_mib", 0.0), peak_mib))
     except (StartFailed, RunFailed) as error:
         into["problems"]["start"] = one_line(error)
@@ -124,10 +124,10 @@ def run_round(server: ServerSpec, number: int, workloads: list[Workload], client
 
 
 def _run_workload(
-    server: ServerSpec, process: ServerProcess, workload: Workload, number: int, client: Client, into: dict[str, Any]
+    server: ServerSpec, running: ServerProcess, workload: Workload, number: int, client: Client, into: dict[str, Any]
 ) -> None:
     try:
-        run = client.run(process, server.model_name, workload, workload.seed(number))
+        run = client.run(running, server.model_name, workload, workload.seed(number))
     except RunFailed as error:
         into["problems"][workload.name] = one_line(error)
         say(f"{server.name}, {workload.name}: {error}")
@@ -144,11 +144,11 @@ def first_start(server: ServerSpec) -> dict[str, float]:
                 file.read_bytes()
     for cache in server.compile_caches:
         shutil.rmtree(cache, ignore_errors=True)
-    with server.running() as process:
-        server.wait_for_full_speed(process)
+    with server.running() as running:
+        server.wait_for_full_speed(running)
         return {
-            "first_start_seconds": round(process.start_seconds, 2),
-            "full_speed_seconds": round(time.monotonic() - process.started, 2),
+            "first_start_seconds": round(running.start_seconds, 2),
+            "full_speed_seconds": round(time.monotonic() - running.started, 2),
         }
 
 

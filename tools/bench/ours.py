@@ -33,10 +33,10 @@ def main() -> None:
     workloads = [WORKLOADS[name] if arguments.full else WORKLOADS[name].short() for name in arguments.only]
     server = oaiserve()
     results: dict[str, Any] = {"machine": machine.sentence(), "version": server.version}
-    with server.running() as process:
-        server.wait_for_full_speed(process)
-        results["workloads"] = {workload.name: run(workload, process.url) for workload in workloads}
-        results |= {"start_seconds": process.start_seconds, "peak_rss_mib": peak_rss_mib(process.process.pid)}
+    with server.running() as running:
+        server.wait_for_full_speed(running)
+        results["workloads"] = {workload.name: run(workload, running.url) for workload in workloads}
+        results |= {"start_seconds": running.start_seconds, "peak_rss_mib": peak_rss_mib(running.process.pid)}
     print(f"{results['machine']}; oaiserve {server.version}.")
     print(
         f"Start to first answer: {results['start_seconds']:.1f} s. Most memory: {results['peak_rss_mib']:,.0f} MiB.\n"

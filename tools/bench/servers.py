@@ -16,7 +16,7 @@ from pathlib import Path
 
 from oaiserve import demo
 from tools.bench import prepare
-from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running
+from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running_process
 
 START_LIMIT_SECONDS = 1200
 CACHE = prepare.FOLDER / "cache"
@@ -42,7 +42,7 @@ class ServerSpec:
         """Run the server on a free port, from its first whole chat answer to the end of the block."""
         log_file, port = prepare.FOLDER / "logs" / f"{self.name}.log", free_port()
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        return running(
+        return running_process(
             self.command(port),
             port,
             env={**os.environ, **self.environment},
@@ -53,9 +53,9 @@ class ServerSpec:
             start_limit_seconds=START_LIMIT_SECONDS,
         )
 
-    def wait_for_full_speed(self, process: ServerProcess) -> None:
+    def wait_for_full_speed(self, running: ServerProcess) -> None:
         if self.ready_log:
-            process.wait_for_log(self.ready_log, START_LIMIT_SECONDS)
+            running.wait_for_log(self.ready_log, START_LIMIT_SECONDS)
 
     def shown(self) -> str:
         """Return the command line without the folders of its files."""

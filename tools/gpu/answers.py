@@ -19,7 +19,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import blocks_for, has_graphs, load, release, running
+from tools.gpu.workload import blocks_for, has_graphs, load, release, running_engine
 from tools.random_models import FAMILIES, generate, random_model
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
@@ -68,7 +68,7 @@ def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dic
     loaded = prepare(model, name)
     different, drawn, not_captured = [], [], []
     for mode in modes:
-        with running(loaded, block_size=4, kv_blocks=64, max_running=8, max_step_tokens=9, **mode) as engine:
+        with running_engine(loaded, block_size=4, kv_blocks=64, max_running=8, max_step_tokens=9, **mode) as engine:
             if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
                 different.append(f"greedy, {mode}")
             drawn.append(ids(engine, PROMPTS, DRAWN))
@@ -95,10 +95,11 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     count, length, num_tokens = 16, 32, 32
     prompts = random_prompts(count, length, loaded.vocab_size)
     drawn = SamplingParams(max_tokens=num_tokens, temperature=0.8, top_k=50, top_p=0.9, seed=11, ignore_eos=True)
+    kv_blocks = 2 * blocks_for(count, length + num_tokens)
     found: list[tuple[Answers, Answers]] = []
     # Compiled layers are checked in float32 with the small models of every family.
     for mode in modes(target, is_compiled=False if dtype == torch.float32 else None):
-        with running(loaded, kv_blocks=2 * blocks_for(count, length + num_tokens), max_running=count, **mode) as engine:
+        with running_engine(loaded, kv_blocks=kv_blocks, max_running=count, **mode) as engine:
             found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, drawn)))
             if mode["cuda_graph"] and not has_graphs(engine):
                 return {"equal": False, "problem": "nothing was captured; the log of this section says why"}

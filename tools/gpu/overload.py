@@ -18,7 +18,7 @@ from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request,
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.answers import compare, ids
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import blocks_for, load, running
+from tools.gpu.workload import blocks_for, load, running_engine
 from tools.random_models import FAMILIES, random_model
 
 COUNT = 48
@@ -45,9 +45,9 @@ def preemption(target: Target) -> dict[str, Any]:
     leaving = set(range(2, count, 5))
     num_blocks = sum(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE) for prompt in prompts)
     settings: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_running": 32, "max_step_tokens": 64}
-    with running(loaded, kv_blocks=num_blocks + count, **settings) as engine:
+    with running_engine(loaded, kv_blocks=num_blocks + count, **settings) as engine:
         expected = _answer(engine, requests, leaving=set())
-    with running(loaded, kv_blocks=num_blocks // 4, **settings) as engine:
+    with running_engine(loaded, kv_blocks=num_blocks // 4, **settings) as engine:
         got = _answer(engine, requests, leaving=leaving)
         end = engine.snapshot()
     wrong = wrong_answers(expected, got, leaving)
@@ -109,7 +109,7 @@ def out_of_memory(target: Target) -> dict[str, Any]:
     prompts = random_prompts(8, 1000, loaded.vocab_size)
     settings: dict[str, Any] = {"kv_blocks": blocks_for(16, 1100), "max_step_tokens": 8192, "max_running": 16}
     settings["prefix_cache"] = False  # else the second run reuses the KV cache of the first
-    with running(loaded, **settings) as engine:
+    with running_engine(loaded, **settings) as engine:
         ids(engine, prompts, greedy(8))  # compiles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -14,7 +14,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 
 from tools.engine_load import complete, figures, random_prompts
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, load, release, running
+from tools.gpu.workload import blocks_for, load, release, running_engine
 from tools.random_models import random_model, real_shape
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     ours: dict[int, Any] = {}
     loaded = load(model, target)
     kv_blocks = blocks_for(most, length + num_tokens)
-    with running(loaded, kv_blocks=kv_blocks, max_running=most, prefix_cache=False) as engine:
+    with running_engine(loaded, kv_blocks=kv_blocks, max_running=most, prefix_cache=False) as engine:
         for batch in batches:
             prompts = random_prompts(batch, length, loaded.vocab_size)
             complete(engine, prompts, num_tokens)

@@ -10,7 +10,7 @@ import torch
 
 from tools.engine_load import complete, random_prompts
 from tools.gpu.target import NOT_ON_CPU, Target
-from tools.gpu.workload import load, release, running
+from tools.gpu.workload import load, release, running_engine
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 
@@ -22,7 +22,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     for name in MODELS[:1] if target.quick else MODELS:
         loaded = load(name, target)
         began = time.perf_counter()
-        with running(loaded) as engine:
+        with running_engine(loaded) as engine:
             started = time.perf_counter()
             complete(engine, random_prompts(1, 32, loaded.vocab_size), 8)
             answered = time.perf_counter()

@@ -20,7 +20,7 @@ from tools.engine_load import complete, random_prompts
 from tools.gpu.parts import measure_decodes, profile_steps
 from tools.gpu.roofline import decode_bytes, prefill_operations
 from tools.gpu.target import Target
-from tools.gpu.workload import blocks_for, load, release, running
+from tools.gpu.workload import blocks_for, load, release, running_engine
 
 CONTEXT = 512
 CHUNK = 2048
@@ -36,7 +36,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     prompt_len = context - num_tokens // 2  # then a sequence has `context` tokens on average over a run
     kv_blocks = blocks_for(max(batches), prompt_len + num_tokens)
     decode: list[dict[str, Any]] = []
-    with running(loaded, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
+    with running_engine(loaded, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
         for batch in batches:
             prompts = random_prompts(batch, prompt_len, loaded.vocab_size)
             found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
@@ -67,7 +67,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
 def prefill(loaded: LoadedModel, target: Target, attention: str) -> dict[str, Any]:
     chunk, length, count = (16, 64, 2) if target.quick else (CHUNK, PROMPT, 3)
     settings: dict[str, Any] = {"max_running": 16, "max_step_tokens": chunk, "prefix_cache": False, "cuda_graph": False}
-    with running(loaded, kv_blocks=blocks_for(count, length + 1), attention=attention, **settings) as engine:
+    with running_engine(loaded, kv_blocks=blocks_for(count, length + 1), attention=attention, **settings) as engine:
         complete(engine, random_prompts(1, length, loaded.vocab_size), 1)
         engine.take_steps()
         complete(engine, random_prompts(count, length, loaded.vocab_size, seed=1), 1)

@@ -28,7 +28,7 @@ def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> Load
 
 
 @contextmanager
-def running(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
+def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it. Its memory is free again once the caller has dropped
     it, too. On a CPU it runs without the native step, because the check is about the code that a GPU runs."""
     if loaded.device.type == "cpu":
