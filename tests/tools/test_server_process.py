@@ -91,7 +91,7 @@ def test_a_server_that_ends_at_once_is_reported_with_the_end_of_its_log() -> Non
 def test_a_server_that_does_not_get_ready_is_reported_and_stopped() -> None:
     code = SERVE.replace("iter([503])", "iter([503] * 10_000)") + "# a mark of this test"
     with (
-        pytest.raises(StartFailed, match=r"not ready within 1 s, /ready answered with 503: .*GET /ready"),
+        pytest.raises(StartFailed, match="it is not ready within 1 s, "),
         serving(code, start_limit_seconds=1),
     ):
         pass
