@@ -20,7 +20,7 @@ serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -29,28 +29,33 @@ class Group(NamedTuple):
     def missing(self) -> list[str]:
         return [program for program in self.programs if shutil.which(program) is None]
 
+    @property
+    def skip_reason(self) -> str:
+        return f"not installed: {', '.join(self.missing)}"
+
 
 GROUPS = (
     Group("prometheus", "ask a real Prometheus", ("prometheus", "promtool"), "prometheus"),
     Group("browser", "open the live page in a browser", ("chromium",), "chromium"),
     Group("compiler", "run the native step", ("g++",), "g++"),
 )
-_num_left_out = pytest.StashKey[dict[Group, int]]()
 
 
 @pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests whose programs are not installed."""
-    config.stash[_num_left_out] = {}
     for group in GROUPS:
-        left_out = [item for item in items if group.missing and item.get_closest_marker(group.marker)]
-        for item in left_out:
-            item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(group.missing)}"))
-        config.stash[_num_left_out][group] = len(left_out)
+        if group.missing:
+            for item in items:
+                if item.get_closest_marker(group.marker):
+                    item.add_marker(pytest.mark.skip(reason=group.skip_reason))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for group, number in config.stash.get(_num_left_out, {}).items():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Report how many tests were left out. They are counted in the reports, which come from all worker processes."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    for group in GROUPS:
+        number = sum(group.skip_reason in reason for reason in reasons) if group.missing else 0
         if number:
             terminalreporter.write_line(
                 f"Left out: tests that {group.what} ({number}). They need {' and '.join(group.programs)}, "
