@@ -1,6 +1,6 @@
-"""When to say no, and when to come back: the measured drain rate, and the deadlines of open requests. Stdlib only.
+"""Backpressure: the measured drain rate of the queue, and the deadlines of open requests. Stdlib only.
 
-Owned by the engine thread, but `retry_after_seconds`, which any thread may ask.
+The engine thread owns both. Only `retry_after_seconds` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 MEASURE_NS = 500_000_000
 WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
-MOST_RETRY_SECONDS = 30  # the SDK's own longest wait is in this range
+MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 
 class DrainRate:
-    """How many requests a second leave the queue, measured while any wait."""
+    """The number of requests that leave the queue in a second, measured while requests wait."""
 
     def __init__(self) -> None:
         self.per_second = 0.0
@@ -23,7 +23,8 @@ class DrainRate:
         self._num_left = 0
 
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
-        """`num_left` is how many have left so far. While nobody waits, the queue is no measure of anything."""
+        """Take the next measurement. `num_left` counts the requests that have left so far. An empty queue measures
+        nothing."""
         if num_waiting == 0 or self._since_ns is None:
             self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left
             return
@@ -34,17 +35,17 @@ class DrainRate:
         self._since_ns, self._num_left = now_ns, num_left
 
     def retry_after_seconds(self, num_waiting: int) -> int:
-        """When those that wait now will be gone; a second where nothing is known yet."""
+        """Return the time until the requests that wait now have left; one second if the rate is not known yet."""
         if self.per_second <= 0:
             return 1
         return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))
 
 
 class Deadlines:
-    """One limit for all: so they end in the order in which they began."""
+    """The deadlines of requests that all have the same limit, so they expire in the order in which they began."""
 
     def __init__(self, limit_seconds: float) -> None:
-        """0: no limit."""
+        """Start without requests. With a limit of 0 no deadline ever expires."""
         self._limit_ns = int(limit_seconds * 1e9)
         self._queue: deque[tuple[int, str]] = deque()
 
@@ -52,8 +53,8 @@ class Deadlines:
         if self._limit_ns:
             self._queue.append((now_ns + self._limit_ns, request_id))
 
-    def over(self, now_ns: int) -> Iterator[str]:
-        """The requests whose time is over, each once. They may have ended meanwhile."""
+    def take_expired(self, now_ns: int) -> Iterator[str]:
+        """Yield each request whose deadline has passed, once. Some of these may have ended before."""
         while self._queue and self._queue[0][0] <= now_ns:
             yield self._queue.popleft()[1]
 

@@ -1,4 +1,4 @@
-"""The pool of KV-cache blocks and the prefix cache in it. Integers and hashes only, no torch."""
+"""The pool of KV cache blocks, and the prefix cache in it: integers and hashes, no torch."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NewType
 
-# Names the tokens of a full block and of all blocks before it, so equal hashes mean equal keys and values.
+# The hash of the tokens of a full block and of all blocks before it: equal hashes mean equal keys and values.
 BlockHash = NewType("BlockHash", bytes)
 
 
 def hash_block(parent: BlockHash | None, token_ids: Sequence[int], salt: str = "") -> BlockHash:
-    """`parent` is the hash of the block before, None for the first; only there `salt`, which keeps tenants apart, is
-    needed. Cryptographic, because a collision would show one client another's text."""
+    """Return the hash of a full block. `parent` is the hash of the block before, or None for the first block.
+
+    The `salt`, which keeps tenants apart, goes into the hash of the first block, and so into those of all others. The
+    hash is cryptographic, because a collision would show one client the text of another.
+    """
     digest = blake2b(parent if parent is not None else b"first" + salt.encode(), digest_size=16)
     digest.update(array("q", token_ids).tobytes())
     return BlockHash(digest.digest())
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens. A block is free, or has a reference for each sequence that uses it.
+    """The pool hands out `num_blocks` KV blocks of `block_size` tokens, and finds full blocks by their hash.
 
-    A full block can be published under its hash, and is found by it until the block is needed for something else. It
-    stays where it is when its last reference goes: free blocks are taken in the order of `_free`, those without a hash
-    first, then those that have been unused for longest.
+    A block is free, or has one reference for each sequence that uses it. A full block can be published under its hash.
+    It keeps its content when its last reference goes, and is found until it is allocated again. Free blocks are
+    allocated in the order of `_free`: first those without a hash, then the least recently used ones.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -34,7 +37,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
-        # An OrderedDict, since a hit takes a block out of the middle, which a deque cannot do in constant time.
+        # A hit takes a block out of the middle: an OrderedDict does that in constant time, a deque does not.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
@@ -42,12 +45,12 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that a sequence uses; the others can be allocated, cached or not."""
+        """The number of blocks that sequences use. All others can be allocated, cached or not."""
         return self.num_blocks - len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found by their hash, used or free."""
+        """The number of blocks that can be found by their hash, used or free."""
         return len(self._published)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -57,12 +60,14 @@ class BlockPool:
         return self._references[block]
 
     def is_writable(self, block: int) -> bool:
-        """True when nobody but its one owner reads it, or can find it."""
+        """Return whether exactly one sequence uses the block and no other can find it in the prefix cache."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def allocate(self, num_blocks: int, shared: Sequence[int] = ()) -> list[int] | None:
-        """A reference to each of the `shared` blocks, and `num_blocks` new ones behind them; where there is no room,
-        None, and nothing has changed."""
+        """Add a reference to each of the `shared` blocks, allocate `num_blocks` more, and return all of them in order.
+
+        Return None, without any change, if there are not enough free blocks.
+        """
         num_revived = sum(self._references[block] == 0 for block in shared)
         if num_blocks > len(self._free) - num_revived:
             return None
@@ -80,8 +85,8 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Gives up one reference to each. The last blocks of a sequence are the first to be taken again, as a hit on
-        them needs all those before."""
+        """Remove one reference from each block. The last blocks of a sequence are the first to be allocated again,
+        because a hit on them needs all blocks before them."""
         for block in reversed(blocks):
             if self._references[block] == 0:
                 raise AssertionError(f"block {block} was released once too often")
@@ -94,15 +99,16 @@ class BlockPool:
                     self.num_reusable += 1
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
-        """The block is full and computed: from now on others find it. Does nothing where the same content is
-        published already: two sequences have computed it at once."""
+        """Let other sequences find a block, which is full and computed.
+
+        This does nothing if two sequences have computed the same content at once and one block is published already.
+        """
         if block_hash not in self._published:
             self._published[block_hash] = block
             self._hashes[block] = block_hash
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """The block with that content. It may be taken for something else by the next `allocate` that does not name
-        it."""
+        """Return the block with that content, or None. The next `allocate` that does not share it may reuse it."""
         return self._published.get(block_hash)
 
     def _forget(self, block: int) -> None:
@@ -113,7 +119,7 @@ class BlockPool:
             self.num_reusable -= 1
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless free list, references and hashes agree."""
+        """Check that free list, references and hashes agree, and raise AssertionError if not."""
         if any((self._references[block] == 0) != (block in self._free) for block in range(self.num_blocks)):
             raise AssertionError("a free block has references, or one without is not free")
         named = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}

@@ -1,7 +1,6 @@
-"""The last stage of a token: ids become text in whole characters, and stop strings never leak.
+"""Detokenizers turn token ids into text in whole characters, and stop matchers keep stop strings out of it.
 
-Owned by the engine thread; one detokenizer and one stop matcher per choice. Must not know torch, the scheduler
-or HTTP.
+Each choice has one of both, owned by the engine thread. This module must not know torch, the scheduler or HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def _byte_level_table() -> dict[int, str]:
-    """For `str.translate`: each stand-in character of byte-level BPE -> the character with that byte's code.
+    """Return the table for `str.translate` from each stand-in of byte-level BPE to the character with its byte's code.
 
     GPT-2 stores printable Latin-1 bytes as themselves and the other 68 as the characters from U+0100 on. A character
     below U+0100 that stands for no byte becomes U+FFFF, so that encoding the result as Latin-1 fails.
@@ -38,11 +37,11 @@ _BYTE_LEVEL = _byte_level_table()
 
 
 class TokenTable:
-    """Token id -> its true bytes, for one tokenizer; shared by all its detokenizers.
+    """The table of the true bytes of each token id of one tokenizer. All detokenizers of the tokenizer share it.
 
-    The bytes are worked out token by token with the rules of the tokenizer's own decoder, which is recognised by its
-    form: byte-level BPE, sentencepiece's Replace / ByteFallback / Fuse / Strip, or Metaspace. Any other decoder is
-    asked for text instead (`has_bytes` is False).
+    The bytes of a token follow from the rules of the tokenizer's own decoder, which is recognised by its form:
+    byte-level BPE, sentencepiece's Replace / ByteFallback / Fuse / Strip, or Metaspace. With any other decoder, text is
+    decoded by the tokenizer itself (`has_bytes` is False).
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -80,15 +79,15 @@ class TokenTable:
                 self.has_bytes = False
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes a token adds inside a text, maybe part of a character; none for an id without a token.
-        Only where `has_bytes`."""
+        """Return the bytes that a token adds inside a text: maybe part of a character, none for an id without a token.
+        The table must have bytes (`has_bytes`)."""
         data = self._cache.get(token_id)
         if data is None:
             data = self._cache[token_id] = self._work_out(token_id, self._replace)
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """The same for the first token of a text."""
+        """Return the bytes that a token adds as the first one of a text."""
         if not self.drop_first_spaces:
             return self.bytes_of(token_id)
         return self._work_out(token_id, [(space, "") for space, _ in self._replace])
@@ -98,7 +97,7 @@ class TokenTable:
         if token is None:
             return b""
         if self._byte_level:
-            # As the decoder does it: a token with any other character, mostly an added one, is taken as it is.
+            # The decoder takes a token with any other character, mostly an added one, as it is.
             try:
                 return token.translate(_BYTE_LEVEL).encode("latin-1")
             except UnicodeEncodeError:
@@ -110,7 +109,7 @@ class TokenTable:
         return token.encode()
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """What a token is on its own, for logprobs: text (U+FFFD for part of a character) and true bytes."""
+        """Return the text of a token on its own (U+FFFD for part of a character) and its true bytes, for logprobs."""
         if self.has_bytes:
             data = self.bytes_of(token_id)
             return data.decode(errors="replace"), data
@@ -118,33 +117,34 @@ class TokenTable:
         return text, text.encode()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A whole text at once, special tokens included."""
+        """Decode a whole text at once, with its special tokens."""
         return self.backend.decode(token_ids, skip_special_tokens=False)
 
     def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """For one choice: gives the text that its tokens add to that of `prompt_ids` (which may be empty)."""
+        """Return a detokenizer for one choice, for the text that its tokens add to `prompt_ids`, which may be empty."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
 
 
 class Detokenizer(Protocol):
-    """Tokens in, text out. The pieces joined are the whole text; none begins or ends inside a character."""
+    """A detokenizer takes tokens and returns pieces of text, which never begin or end inside a character. All pieces
+    together are the whole text."""
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes, often none, sometimes several."""
+        """Take a token, and return the characters that it completes: often none, sometimes several."""
         ...
 
     def finish(self) -> str:
-        """The rest: U+FFFD for a character that was never completed. Call once, after the last push."""
+        """Return the rest, with U+FFFD for a character that was never completed. Call it once, after the last push."""
         ...
 
 
 class ByteDetokenizer:
-    """Joins the tokens' bytes. It holds at most 3 of them back, while they may still become a character.
+    """A detokenizer that joins the bytes of tokens. It holds back at most 3 bytes, while they may become a character.
 
-    An invalid run of byte-fallback tokens costs one U+FFFD per broken character. The Rust decoder, which sees the
-    run as a whole, gives one for every byte of it, its valid characters included: that cannot be known while
-    streaming, and is worse.
+    An invalid run of byte-fallback tokens costs one U+FFFD for each broken character. The Rust decoder sees the run as
+    a whole and returns one U+FFFD for each of its bytes, those of valid characters too. A stream cannot know that in
+    time, and it would be worse.
     """
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
@@ -156,7 +156,7 @@ class ByteDetokenizer:
         while self._to_strip and (data := next(prompt, None)) is not None:
             self._to_strip = _left_to_strip(self._to_strip, data)
         self._decoder = _utf8_decoder("replace")
-        # A character that the prompt has begun: its at most 3 bytes are in the last tokens.
+        # The prompt may end inside a character, of which at most 3 bytes are in its last tokens.
         self._decoder.decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
 
     def push(self, token_id: int) -> str:
@@ -183,21 +183,21 @@ class ByteDetokenizer:
 
 
 def _left_to_strip(to_strip: int, data: bytes) -> int:
-    """How many leading spaces are still to be removed after a token with these bytes."""
+    """Return how many leading spaces are still to be removed after a token with these bytes."""
     num_spaces = len(data) - len(data.lstrip(b" "))
     return max(0, to_strip - num_spaces) if num_spaces == len(data) else 0
 
 
 class WindowDetokenizer:
-    """The generic way, for decoders whose tokens have no fixed bytes: decode a short window of tokens with and
-    without the new ones, and take the difference."""
+    """A detokenizer for tokenizers whose tokens have no fixed bytes. It decodes a short window of tokens with the new
+    ones and without them, and returns the difference."""
 
     MAX_HELD_TOKENS = 4  # a character has at most 4 bytes, so what is still broken after that many stays broken
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], hidden: frozenset[int]) -> None:
         self._backend = table.backend
         self._hidden = hidden
-        # Tokens that are decoded again for context, then those whose text is not out yet.
+        # Tokens that are decoded again for context, then those whose text has not been returned yet.
         self._window = [i for i in prompt_ids[-16:] if i not in hidden]
         self._num_context = len(self._window)
         self._context_text = self._text(self._window)
@@ -227,14 +227,15 @@ class WindowDetokenizer:
 
 
 class StopStrings:
-    """A request's stop strings as one Aho-Corasick automaton: built once, shared by the matchers of its choices.
+    """The stop strings of a request as one Aho-Corasick automaton, which the matchers of all its choices share.
 
-    A state is the longest end of the text so far that is the beginning of some stop string, which is exactly what
-    must be held back. State 0: nothing. The cost per character does not grow with the number or length of stops.
+    A state stands for the longest end of the text so far that is the beginning of a stop string: exactly what must be
+    held back. In state 0 that is nothing. The cost of a character does not grow with the number or length of stops.
     """
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
-        """The stops are not empty strings; the earlier in the list wins when two complete at the same character."""
+        """Build the automaton. No stop may be empty; of two that complete at the same character, the first one in the
+        list wins."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
@@ -261,7 +262,7 @@ class StopStrings:
             self.match[state] = index
 
     def _link(self) -> None:
-        # By depth, so that the shorter ends a state falls back to are complete before it.
+        # By depth, so that the shorter ends that a state falls back to are linked before it.
         states = deque(self.next[0].values())
         while states:
             state = states.popleft()
@@ -272,7 +273,7 @@ class StopStrings:
             self.match[state] = min(indexes, default=None)
 
     def step(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """Return the state after one more character."""
         while (child := self.next[state].get(char)) is None:
             if state == 0:
                 return 0
@@ -284,7 +285,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Looks for stop strings in the text of one choice, which comes in pieces; holds back what may become one."""
+    """A stop matcher looks for stop strings in the pieces of text of one choice, and holds back what may become one."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
@@ -292,10 +293,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
-        """The text that may be sent now, and the stop string that ended it: that which completes first.
+        """Take a piece of text. Return the text that may be sent now, and the stop string that has completed, if any.
 
-        Not `enabled` (before min_tokens): a stop string that completes in this text does not count. One that only
-        begins in it does, if it completes later. Do not push again after a match.
+        Without `enabled` (before min_tokens), a stop string that completes in this piece does not count. One that only
+        begins in it counts when it completes later. Do not push again after a match.
         """
         stops, state = self._stops, self._state
         text_before = len(self._held)
@@ -310,13 +311,13 @@ class StopMatcher:
                 self._held = ""
                 return held[: at if stops.include_in_output else at - len(stop)], stop
             if not stops.next[state]:
-                state = stops.fail[state]  # it did not count, and no longer stop string begins with it: let it go
+                state = stops.fail[state]  # it does not count, and no longer stop string begins with it
         self._state = state
         cut = len(held) - stops.depth[state]
         self._held = held[cut:]
         return held[:cut], None
 
     def finish(self) -> str:
-        """What is still held back, when the text ends for another reason."""
+        """Return what is still held back, when the text ends for another reason."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""The facade: an engine to submit requests to, with or without HTTP around it.
+"""The engine as its users see it: an object that takes requests, with or without HTTP around it.
 
 engine = Engine.from_pretrained("demo")
 engine.start()
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Completion:
-    """One choice, whole."""
+    """A whole choice, as `Engine.generate` returns it."""
 
     index: int
     text: str
@@ -82,9 +82,9 @@ class ModelProcesses(Protocol):
 
 
 class Engine:
-    """Built by `from_pretrained`, or of its parts in tests. Every method may be called from any thread.
+    """The engine takes requests and delivers their events. All of its methods may be called from any thread.
 
-    Request ids must be unique among the requests that are open.
+    `from_pretrained` builds one; tests build it of its parts. Request ids must be unique among the open requests.
     """
 
     def __init__(
@@ -165,11 +165,12 @@ class Engine:
 
     @classmethod
     def from_pretrained(cls, model: str | Path = "demo", options: EngineOptions | None = None, **kwargs: Any) -> Engine:
-        """Loads `model`: "demo", a folder, a hub id or a GGUF file. Takes EngineOptions, or its fields by name.
+        """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
-        Raises StartupError where the model cannot be loaded or served.
+        The options are an EngineOptions, or its fields by name. Raises StartupError if the model cannot be loaded or
+        served.
         """
-        # torch and transformers take seconds to import: `import oaiserve` does without them.
+        # torch and transformers take seconds to import, so `import oaiserve` does not import them.
         from oaiserve.engine.model.load import load_model
 
         options = replace(options or EngineOptions(), **kwargs)
@@ -178,9 +179,9 @@ class Engine:
         offline = not find_model(model).is_local and not hub.is_reachable()
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
-        # In a thread that ends: each thread that computes gets a pool of OpenMP workers, and once these outnumber the
-        # cores all of them sleep between operations instead of spinning, which costs two thirds more time per decode
-        # step on a CPU. Afterwards only the engine thread computes.
+        # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
+        # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
+        # takes two thirds longer. Afterwards only the engine thread computes.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
             if options.tensor_parallel > 1:
                 from oaiserve.engine.model.parallel.workers import load_parallel
@@ -246,7 +247,7 @@ class Engine:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the engine thread, where it was not `stop`, or is about to."""
+        """The error that has ended the engine thread, or is about to end it; None after `stop`."""
         if self._loop.failure is None and self._processes is not None:
             return self._processes.failure
         return self._loop.failure
@@ -257,12 +258,12 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not entered a step yet."""
+        """The number of requests that have not entered a step yet."""
         return self._last_submitted - self._loop.requests.num_left_waiting
 
     def snapshot(self) -> EngineSnapshot:
-        """The numbers after the last step; at no cost to the engine thread."""
-        now_ns = self._clock_ns()  # first, so that what it was idle does not go back once it is known
+        """Return the engine's numbers after the last step. This costs the engine thread nothing."""
+        now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
         snapshot = self._loop.snapshot
         host_ns = dict(snapshot.host_ns)
         if snapshot.idle_since_ns is not None:
@@ -270,7 +271,10 @@ class Engine:
         return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, host_ns=host_ns)
 
     def take_steps(self) -> list[StepRecord]:
-        """The steps since the last call, oldest first, as far as they are kept. Never blocks; for one caller."""
+        """Take the records of the steps since the last call, oldest first, as far as they are kept.
+
+        Only one thread may call this at a time. It never blocks.
+        """
         steps = []
         while self._loop.steps:
             steps.append(self._loop.steps.popleft())
@@ -280,10 +284,10 @@ class Engine:
         self._loop.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
-        """Accepts a request; from now on `deliver` gets its events, the last of them terminal, on the engine thread.
+        """Accept a request. `deliver` gets its events on the engine thread; the last event is a terminal one.
 
-        Does not encode and does not block, unless there are no tokenize workers. Raises Unavailable before `start`,
-        while draining and after the end; Overloaded when too many requests wait.
+        This neither encodes nor blocks, unless there are no tokenize workers. Raises Unavailable before `start`, while
+        the engine drains and after its end, and Overloaded if too many requests wait.
         """
         if self._is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
@@ -299,26 +303,28 @@ class Engine:
         self._tokenize.submit(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request early, in any phase. Does nothing for one that has ended."""
+        """End a request early, in any phase. This does nothing if it has ended."""
         self._tokenize.abort(request_id)
         self._loop.post(Abort(request_id))
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
-        """Of the next `num_steps` steps, or of as many as come in that time. Slows all requests down meanwhile.
+        """Begin a profile of the next `num_steps` steps, or of as many as come in that time. All requests are slower
+        meanwhile.
 
-        The future has the profile, or Conflict (there is one under way), NotFound (this engine has no profiler),
-        InternalError (the profiler failed), Unavailable (the engine ends).
+        The future gets the profile, or one of these errors: Conflict (a profile is being made already), NotFound (this
+        engine has no profiler), InternalError (the profiler failed), Unavailable (the engine has ended).
         """
         asked = StartProfile(num_steps, int(timeout_seconds * 1e9))
         self._loop.post(asked)
         return asked.future
 
     def end_profile(self, asked: Future[Profile]) -> None:
-        """With the steps that it has. Does nothing where it has ended, or never began."""
+        """End a profile early, with the steps that it has. This does nothing if it has ended or never began."""
         self._loop.post(EndProfile(asked))
 
     def stream(self, request: Request) -> Iterator[Event]:
-        """Submits and yields the events, the terminal one last. Closing the generator early aborts the request."""
+        """Submit a request, and yield its events up to the terminal one. Closing the generator early aborts the
+        request."""
         inbox: SimpleQueue[list[Event]] = SimpleQueue()
         self.submit(request, inbox.put)
         ended = False
@@ -334,7 +340,7 @@ class Engine:
     def generate(
         self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
-        """All choices of all prompts, in order. Raises the APIError of a request that failed."""
+        """Return all choices of all prompts, in order. Raises the APIError that a request has failed with."""
         request = Request(
             f"generate-{next(_generate_ids)}",
             tuple(_as_prompt(prompt) for prompt in prompts),
@@ -354,11 +360,11 @@ class Engine:
         return sorted(completions, key=lambda completion: completion.index)
 
     def drain(self) -> None:
-        """From now on requests are refused; those that run go on. Only sets a flag, so a signal handler may call it."""
+        """Refuse requests from now on; open ones go on. A signal handler may call this, because it only sets a flag."""
         self._is_draining = True
 
     def stop(self, drain_timeout_seconds: float = 0.0) -> None:
-        """Takes no more requests, gives the open ones that long to finish, fails the rest, and ends the threads."""
+        """Refuse new requests, give open ones this long to finish, fail the rest, and end all threads."""
         self.drain()
         if self._loop.is_alive:
             self._loop.post(Stop(drain=True))

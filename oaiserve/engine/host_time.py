@@ -1,6 +1,6 @@
-"""The engine thread's time, cut into parts that touch. Engine thread only; no torch.
+"""The time of the engine thread, divided into contiguous parts. Engine thread only, no torch.
 
-Where somebody watches with a profiler, each part is also a range of that profiler, named after the step it is about.
+If a profiler is attached, each part is also a range of that profiler, named after the part and its step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ log = logging.getLogger(__name__)
 
 
 class Ranges(Protocol):
-    """A profiler that shows named ranges of time on the thread that calls it. They do not nest."""
+    """A profiler that shows named ranges of time of the thread that calls it. Ranges do not nest."""
 
     def begin(self, name: str) -> None:
-        """Ends the one before, if there is any."""
+        """Begin a range, and end the range before."""
 
     def end(self) -> None:
-        """Ends the one that is open, if there is any."""
+        """End the open range, if there is one."""
 
 
 class HostTime:
-    """`enter` is the one stamp between two parts, so they add up to the time since this was made."""
+    """Measures how long the engine thread spends in each part of its work.
+
+    `enter` reads the clock once between two parts, so the parts add up to the time since this object was made.
+    """
 
     def __init__(self, clock_ns: Callable[[], int], ranges: Ranges | None = None) -> None:
         self._clock_ns = clock_ns
@@ -36,7 +39,7 @@ class HostTime:
         self.spent_ns = dict.fromkeys(HostPart, 0)  # in parts that are over
 
     def enter(self, part: HostPart, step: Step | None = None) -> int:
-        """Ends the part before. Returns when that was."""
+        """End the current part, begin another one, and return the time between the two."""
         now_ns = self._clock_ns()
         self.spent_ns[self.part] += now_ns - self.since_ns
         self.part, self.since_ns = part, now_ns
@@ -45,7 +48,7 @@ class HostTime:
         return now_ns
 
     def show(self, ranges: Ranges | None) -> Ranges | None:
-        """From now on parts are shown there. Returns where they were before; what is open there is ended."""
+        """Show the parts in `ranges` from now on. Return where they were shown before; its open range is ended."""
         before, self._ranges = self._ranges, ranges
         if before is not None:
             before.end()
@@ -54,20 +57,20 @@ class HostTime:
     def _show(self, ranges: Ranges, part: HostPart, step: Step | None) -> None:
         try:
             ranges.begin(part if step is None else f"{part} {describe(step)}")
-        except Exception:  # a profiler that fails costs its own ranges and nothing else
-            log.exception("The profiler takes no ranges any more")
+        except Exception:  # if the profiler fails, only its ranges are lost
+            log.exception("The profiler failed to begin a range; no more ranges are shown")
             self._ranges = None
 
 
 def kind_of(step: Step, num_tokens: int) -> StepKind:
-    """`num_tokens`: those of the step."""
+    """Return the kind of a step of `num_tokens` tokens."""
     if num_tokens == len(step.chunks):
         return StepKind.DECODE
     return StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
 
 
 def describe(step: Step) -> str:
-    """For people: kind and sizes."""
+    """Return the kind and the sizes of a step as text."""
     num_sequences, num_tokens = len(step.chunks), step.num_tokens
     kind = kind_of(step, num_tokens)
     return f"{kind}, {num_sequences} sequence{'s' * (num_sequences != 1)}, {num_tokens} token{'s' * (num_tokens != 1)}"

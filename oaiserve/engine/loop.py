@@ -1,7 +1,8 @@
-"""The engine thread: takes commands, schedules, launches steps, hands the results over. No torch: the runner is given.
+"""The engine thread takes commands, schedules and launches steps, and hands over their results. No torch: the runner is
+passed in.
 
-The thread owns scheduler, runner and open requests. Commands come in through one inbox, events go out with one call per
-step and consumer, numbers go out as an immutable snapshot. Hence no locks.
+The thread owns scheduler, runner and open requests. Commands come in through one inbox, events leave by one call per
+step and consumer, and numbers leave as an immutable snapshot. So there are no locks.
 
 With overlap, a step is launched before the results of the step before are on the host, so that the device computes
 while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
@@ -35,20 +36,22 @@ from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
 
-WARN_INTERVAL_NS = 60_000_000_000  # between two lines about the same trouble
+WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
 
 
 class Runner(Protocol):
-    """The device as the loop sees it. It computes steps in the order of their launches, and writes into none of them.
+    """The runner computes steps in the order of their launches, and writes into none of them.
 
-    A chunk's draw waits if the sequence `needs_ids` and the chunk ends with a token that the step in flight draws.
+    The draw of a chunk waits if its sequence `needs_ids` and the chunk ends with a token that the step in flight draws.
     """
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
 
     def copy_blocks(self, copies: Copies) -> None:
-        """Copy blocks of the KV cache, before the step that needs them is launched. May raise OutOfMemory, having
-        copied none."""
+        """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
+
+        May raise OutOfMemory, without having copied any.
+        """
 
     def launch(self, step: Step) -> Any:
         """Begin to compute the step, and to draw for all chunks whose draw does not wait.
@@ -69,6 +72,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
+    """The command to open a request."""
+
     request: Request
     deliver: Deliver
     at_ns: int
@@ -76,19 +81,21 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """The command to abort a request, which may have ended."""
+
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the thread: when what is open has ended (`drain`), or at once, failing what is open."""
+    """The command to end the thread: with `drain` when all open requests have ended, else at once, failing them."""
 
     drain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Something that the runner needs is gone, so the engine has failed."""
+    """The command to fail, because a process that the runner needs has ended."""
 
     error: Exception
 
@@ -98,12 +105,12 @@ Command = Submitted | TokenizeStarted | Tokenized | TokenizeFailed | Abort | Sto
 
 @dataclass(slots=True)
 class _Launched:
-    """A step under way."""
+    """A step that has been launched, and has not ended."""
 
     step: Step
-    handle: Any  # of the runner
+    handle: Any  # what the runner has returned
     at_ns: int
-    newcomers: list[OpenRequest]  # whose first step it is
+    newcomers: list[OpenRequest]  # the requests whose first step it is
     has_waiting_draws: bool = False
 
 
@@ -138,12 +145,12 @@ class EngineLoop:
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
         self._account = StepAccount(self._host)
-        self._warned_ns: dict[str, int] = {}  # when each warning was last given
+        self._warned_ns: dict[str, int] = {}  # when each warning was logged last
         self._shortage = Shortage(scheduler.limits.max_step_tokens)
         self._pacing: PrefillBudget | None = None
         if itl_target_seconds is not None:
             self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
-        # written by the engine thread, read by anyone
+        # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             scheduler, table, self._account.totals, bounds, eos_token_ids=eos_token_ids, clock_ns=clock_ns
         )
@@ -160,14 +167,14 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """From any thread. What is posted after the end of the loop is answered by the poster itself."""
+        """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
         self._inbox.put(command)
         if self.is_stopped:
             for left in self._commands_left():
                 self._refuse(left)
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """True when the thread has ended."""
+        """Wait for the thread to end, and return whether it has."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
@@ -184,7 +191,7 @@ class EngineLoop:
     def _turn(self) -> None:
         self._end_overdue()
         if self.requests.has_events:
-            self._hand_over()  # what has ended between two steps need not wait for the next
+            self._hand_over()  # of requests that have ended between two steps
         launched = self._launch()
         in_flight, self._in_flight = self._in_flight, launched
         if in_flight is not None:
@@ -229,7 +236,7 @@ class EngineLoop:
         return None
 
     def _copy_blocks(self, step: Step, now_ns: int) -> bool:
-        """Copy the blocks of a step. Return False where one of them does not fit, and the step has failed for that."""
+        """Copy the blocks of a step. Return False if there is no memory for one of them: then the step has failed."""
         try:
             self._runner.copy_blocks(step.copies)
         except OutOfMemory as error:
@@ -247,7 +254,7 @@ class EngineLoop:
         """Compute a step that the device has no memory for. Afterwards it has ended, and none is in flight."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
-            self._complete(in_flight)  # only the device has the ids that the step before draws: parts need them here
+            self._complete(in_flight)  # parts need the ids that it draws, which only the device has
         # The blocks of sequences that this has ended are free, but no other sequence has got them yet.
         chunks = [chunk for chunk in step.chunks if chunk.sequence.place is Place.RUNNING and not is_void(chunk)]
         if not chunks:
@@ -293,7 +300,10 @@ class EngineLoop:
         self._hand_over()
 
     def _take_commands(self) -> bool:
-        """Waits for a command only where there is nothing to compute. False: the thread shall end."""
+        """Take all commands from the inbox, and wait for one if there is nothing to compute.
+
+        Return False if the thread is to end.
+        """
         self._host.enter(HostPart.COMMANDS)
         while self.requests or not self._draining:
             try:
@@ -325,7 +335,7 @@ class EngineLoop:
         return False
 
     def _wait_for_command(self) -> Command:
-        """Raises Empty when a deadline comes first."""
+        """Wait for a command, and return it. Raises Empty if a deadline passes before."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self.snapshot._replace(host_ns=self._host.spent_ns.copy(), idle_since_ns=since_ns)
         try:
@@ -369,7 +379,7 @@ class EngineLoop:
         )
 
     def _warn(self, now_ns: int, message: str, *arguments: object) -> None:
-        """Unless it was said a moment ago."""
+        """Log a warning, unless the same one was logged within WARN_INTERVAL_NS."""
         warned_ns = self._warned_ns.get(message)
         if warned_ns is None or now_ns - warned_ns > WARN_INTERVAL_NS:
             self._warned_ns[message] = now_ns
@@ -383,7 +393,7 @@ class EngineLoop:
 
     def _hand_over(self) -> None:
         self._host.enter(HostPart.HAND_OVER)
-        self._publish()  # who learns from an event that a request has ended finds the numbers without it
+        self._publish()  # before the events: once a request has ended, the numbers are without it
         self.requests.hand_over()
 
     def _publish(self) -> None:

@@ -1,7 +1,7 @@
-"""The requests that have not ended: what becomes of each, from its submission to its terminal event. No torch.
+"""The open requests: the life of each request from its submission to its terminal event. No torch.
 
-Engine thread only, but for the numbers that say so. When the engine loop has taken a command, or has the results of a
-step, it says so here; what follows for requests goes out with the next hand-over, one call per consumer.
+The engine loop calls this after each command and each step. The events that follow leave with the next hand-over, by
+one call per consumer. Engine thread only, except for the numbers that are marked.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a request may ask for, and how long it may take."""
+    """The limits of what a request may ask for, and of how long it may take."""
 
     max_model_len: int  # tokens of prompt and answer together
     max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
-    queue_timeout_seconds: float = 0  # until it enters a step; 0: any time
-    request_timeout_seconds: float = 0  # in all; 0: any time
+    queue_timeout_seconds: float = 0  # until it enters a step; 0: no limit
+    request_timeout_seconds: float = 0  # in all; 0: no limit
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt until its data has been sent."""
+    """The data of a prompt, until it has been sent."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None
@@ -78,7 +78,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """`totals` are those of the steps so far, which somebody else adds up."""
+    """All open requests. `totals` are those of the steps so far, which the step account adds up."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class OpenRequests:
         self._num_submitted = 0
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
-        # read by anyone
+        # read by any thread
         self.num_left_waiting = 0  # requests that entered a step, or ended before
-        self.num_waiting_tokens = 0  # of the prompts of those that have not
+        self.num_waiting_tokens = 0  # of the prompts of the other ones
         self.drain_rate = DrainRate()
 
     def __len__(self) -> int:
@@ -111,12 +111,12 @@ class OpenRequests:
 
     @property
     def has_events(self) -> bool:
-        """That wait for a hand-over."""
+        """Whether events wait for a hand-over."""
         return bool(self._outbox)
 
     @property
     def deadlines_ns(self) -> list[int]:
-        """When the next requests will have waited, or taken, too long."""
+        """The times at which the next requests will have waited, or taken, too long."""
         found = (self._queue_deadlines.next_ns, self._request_deadlines.next_ns)
         return [deadline_ns for deadline_ns in found if deadline_ns is not None]
 
@@ -186,13 +186,13 @@ class OpenRequests:
                 leader = leader or sequence
 
     def abort(self, request_id: str) -> None:
-        """Does nothing for one that has ended."""
+        """Abort a request. This does nothing if it has ended."""
         opened = self._open.get(request_id)
         if opened is not None:
             self._end(opened, Aborted(request_id, opened.usage, opened.times, opened.account))
 
     def fail(self, request_id: str, error: APIError) -> None:
-        """Does nothing for one that has ended."""
+        """Fail a request. This does nothing if it has ended."""
         opened = self._open.get(request_id)
         if opened is not None:
             self._fail(opened, error)
@@ -202,18 +202,18 @@ class OpenRequests:
             self._fail(opened, error)
 
     def end_overdue(self, now_ns: int) -> None:
-        for request_id in self._queue_deadlines.over(now_ns):
+        for request_id in self._queue_deadlines.take_expired(now_ns):
             opened = self._open.get(request_id)
             if opened is not None and opened.times.scheduled is None:
                 seconds = f"{self._bounds.queue_timeout_seconds:g}"
                 message = f"The request waited {seconds} seconds and was not begun; try again later."
                 self._fail(opened, Unavailable(message, retry_after_seconds=self._retry_after_seconds()))
-        for request_id in self._request_deadlines.over(now_ns):
+        for request_id in self._request_deadlines.take_expired(now_ns):
             seconds = f"{self._bounds.request_timeout_seconds:g}"
             self.fail(request_id, RequestTimeout(f"The request took longer than {seconds} seconds, the limit here."))
 
     def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
-        """The step is about to be launched. Returns the requests whose first one it is."""
+        """Note that a step is about to be launched. Return the requests whose first step it is."""
         for sequence in step.preempted:
             self._open[sequence.request_id].notes.preempted(sequence, now_ns)
         newcomers = []
@@ -225,7 +225,7 @@ class OpenRequests:
         return newcomers
 
     def computed(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
-        """The results of the step are on the host. Commits them to the scheduler, too."""
+        """Process the results of a step: commit them to the scheduler, and make events of them."""
         for chunk, result in zip(step.chunks, results, strict=True):
             opened = self._open.get(chunk.sequence.request_id)
             if opened is None or chunk.sequence not in opened.outputs:
@@ -242,13 +242,13 @@ class OpenRequests:
         self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
 
     def hand_over(self) -> None:
-        """The events since the last time."""
+        """Deliver all events since the last hand-over to their consumers."""
         outbox, self._outbox = self._outbox, {}
         for deliver, events in outbox.items():
             try:
                 deliver(events)
-            except Exception:  # a consumer that is gone must not stop the others
-                log.exception("A consumer does not take its events; its requests are dropped")
+            except Exception:  # a consumer that fails must not stop the others
+                log.exception("A consumer failed to take its events; its requests are dropped")
                 for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
                     self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
@@ -258,12 +258,12 @@ class OpenRequests:
         return opened if opened is not None and opened.request is request else None
 
     def _is_too_much(self, num_tokens: int) -> bool:
-        """Whoever comes first is let in, however long its prompt is."""
+        """Return whether too many prompt tokens would wait. If none wait, a prompt of any length is accepted."""
         most = self._bounds.max_waiting_tokens
         return most is not None and self.num_waiting_tokens > 0 and self.num_waiting_tokens + num_tokens > most
 
     def _retry_after_seconds(self) -> int:
-        """By requests, as the drain rate counts them: the scheduler's sequences may be several of one request."""
+        """Return when to try again. This counts requests, as the drain rate does; a request may have many sequences."""
         return self.drain_rate.retry_after_seconds(self._num_submitted - self.num_left_waiting)
 
     def _stop_waiting(self, opened: OpenRequest) -> None:
@@ -345,7 +345,7 @@ class OpenRequests:
         self._end(opened, Failed(request_id, error, opened.usage, opened.times, opened.account))
 
     def _end(self, opened: OpenRequest, terminal: Terminal) -> None:
-        """The one place where a request ends: frees what it holds and sends its terminal event."""
+        """End a request: free what it holds, and emit its terminal event. All requests end here."""
         del self._open[opened.request.request_id]
         self._close_account(opened)
         for sequence in opened.outputs:
@@ -357,7 +357,7 @@ class OpenRequests:
     def _close_account(self, opened: OpenRequest) -> None:
         now_ns = self._clock_ns()
         opened.notes.close(self._totals, now_ns)
-        if opened.times.scheduled is None and opened.outputs:  # it has only waited
+        if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             first = next(iter(opened.outputs))
             opened.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
 

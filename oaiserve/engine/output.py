@@ -1,5 +1,5 @@
-"""From sampled ids to what the client gets: text, stop conditions, chunks. One `ChoiceOutput` per sequence, engine
-thread only, no torch."""
+"""The output of a choice: it turns sampled ids into text, checks for the end, and makes chunks. Engine thread only, no
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oaiserve.engine.step import Logprobs
 
 
 class ChoiceOutput:
-    """Takes the tokens of one choice as they are sampled and gives them out in chunks."""
+    """Takes the tokens of one choice as they are sampled, and returns them in chunks."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class ChoiceOutput:
         stream_interval: int,
     ) -> None:
         params = sequence.params
-        self._sequence = sequence  # what is fixed of it; its tokens may be ahead of this output
+        self._sequence = sequence  # only what never changes is read: its tokens may be ahead of this output
         self._max_tokens = sequence.max_len - sequence.prompt_len
         self._num_tokens = 0
         self._table = table
@@ -33,15 +33,15 @@ class ChoiceOutput:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._enough = min(1, stream_interval)  # tokens for the next chunk: the first one does not wait for others
+        self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
-        The order of the checks: end of sequence, stop token, stop string, length; so a stop string that completes
-        with the last allowed token counts as a stop.
+        The checks are made in this order: end of sequence, stop token, stop string, length. So a stop string that
+        completes with the last allowed token counts as a stop.
         """
         params = self._sequence.params
         self._num_tokens += 1
@@ -60,16 +60,16 @@ class ChoiceOutput:
                 self._finish(FinishReason.LENGTH)
 
     def finish_without_token(self) -> None:
-        """For max_tokens 0: the prompt has been computed, and nothing is to follow."""
+        """End a choice without tokens (`max_tokens` is 0), whose prompt has been computed."""
         self._finish(FinishReason.LENGTH)
 
     def take(self) -> TokenChunk | None:
-        """What has gathered since the last call, once it is enough to send."""
+        """Return a chunk of what has gathered since the last one, or None if that is not enough to send."""
         if self.finish_reason is None:
-            if self._enough == 0 or len(self._token_ids) < self._enough:
+            if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
             if not (any(self._text) or self._logprobs):
-                return None  # all of it is held back: part of a character, or maybe of a stop string
+                return None  # all of it is held back: it is part of a character, or may be part of a stop string
         chunk = TokenChunk(
             self._sequence.request_id,
             self._sequence.index,
@@ -80,11 +80,11 @@ class ChoiceOutput:
             self.stop_reason,
         )
         self._text, self._token_ids, self._logprobs = [], [], []
-        self._enough = self._stream_interval
+        self._chunk_tokens = self._stream_interval
         return chunk
 
     def _add(self, text: str) -> None:
-        """Text that is complete; before min_tokens stop strings do not count."""
+        """Add whole characters to the text. Before `min_tokens`, stop strings do not count."""
         if not text:
             return
         enabled = self._num_tokens >= self._sequence.params.min_tokens
@@ -101,6 +101,7 @@ class ChoiceOutput:
 
 
 def token_logprob(table: TokenTable, logprobs: Logprobs) -> TokenLogprob:
+    """Return log-probabilities as a client gets them, with the texts of their tokens."""
     top = [
         TopLogprob(token_id, *table.token_text(token_id), logprob)
         for token_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
@@ -109,5 +110,5 @@ def token_logprob(table: TokenTable, logprobs: Logprobs) -> TokenLogprob:
 
 
 def first_token_logprob(table: TokenTable, token_id: int) -> TokenLogprob:
-    """The first token of a prompt follows nothing, so it has no probability."""
+    """Return the entry of the first token of a prompt, which has no probability because it follows nothing."""
     return TokenLogprob(token_id, *table.token_text(token_id), float("nan"))

@@ -1,7 +1,7 @@
-"""Who goes first among those that wait, and last when blocks run out: one ordering per policy.
+"""Scheduling policies: the order in which sequences are admitted, and the reverse order in which they are preempted.
 
-A policy gives each sequence a key when it arrives; the key never changes. The lowest waits shortest, the highest is
-preempted first.
+A policy gives each sequence a key when it arrives, which never changes. The lowest key is admitted first, the highest
+key is preempted first.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from oaiserve.engine.sequence import Sequence
 Key = tuple[int, ...]
 Policy = Callable[[Sequence, int], Key]  # the sequence, and its place in the order of arrival
 
-# Under `shortest`, how many prompt tokens a place in the order of arrival is worth: a prompt that is 3,200 tokens
-# longer than all others is overtaken by 100 of those that come later, then by none.
+# The number of prompt tokens that one place in the order of arrival is worth under `shortest`: a prompt that is 3,200
+# tokens longer than all others is overtaken by 100 of those that arrive later, and by no more.
 AGEING_TOKENS = 32
 
 
 def fcfs(sequence: Sequence, arrival: int) -> Key:
-    """First come, first served."""
+    """Order sequences by their arrival: first come, first served."""
     return (arrival,)
 
 
 def priority(sequence: Sequence, arrival: int) -> Key:
-    """The lowest number of the request field `priority` first; then first come, first served."""
+    """Order sequences by the request field `priority`, lowest first, then by their arrival."""
     return (sequence.priority, arrival)
 
 
 def shortest(sequence: Sequence, arrival: int) -> Key:
-    """The shortest prompt first, with ageing, so that a long one gets its turn."""
+    """Order sequences by the length of their prompts, shortest first, with ageing, so that a long one gets its turn."""
     return (sequence.prompt_len + AGEING_TOKENS * arrival, arrival)
 
 

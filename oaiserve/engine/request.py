@@ -1,7 +1,7 @@
-"""What goes into the engine (`Request`) and what comes out of it (the events). Stdlib only, no tensors, no HTTP.
+"""Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
-Each accepted request gets any number of `PromptDone` and `TokenChunk`, then exactly one terminal event:
-`Finished`, `Failed` or `Aborted`.
+An accepted request gets any number of `PromptDone` and `TokenChunk`, then exactly one terminal event: `Finished`,
+`Failed` or `Aborted`. Requests and events are data that can be pickled, and nothing writes into a request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, used as they are."""
+    """A prompt of token ids, which are used as they are."""
 
     token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the model's chat template: `content` is a string or a list of `{"type": "text", "text": str}`."""
+    """A prompt of messages for the model's chat template.
+
+    The `content` of a message is a string or a list of `{"type": "text", "text": str}`.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True
@@ -45,8 +48,8 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue each prompt. Values are checked by whoever builds one; ids are checked against the vocabulary
-    by the tokenize stage."""
+    """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later, against the
+    vocabulary, by the tokenize stage."""
 
     n: int = 1  # choices per prompt
     max_tokens: int | None = None  # None: the rest of the context
@@ -73,7 +76,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of a client: every prompt gets `params.n` choices; choice `i` belongs to prompt `i // params.n`."""
+    """A request: each of its prompts gets `params.n` choices, and choice `i` belongs to prompt `i // params.n`."""
 
     request_id: str
     prompts: tuple[Prompt, ...]
@@ -87,7 +90,7 @@ class Request:
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in the API's spelling."""
+    """The reason why a choice has ended, in the API's spelling."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -95,7 +98,8 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class TopLogprob:
-    """`token` is what the token decodes to on its own, `bytes` its true UTF-8 bytes (maybe part of a character)."""
+    """A token with its log-probability. `token` is its text on its own, `bytes` are its true UTF-8 bytes, which may be
+    part of a character."""
 
     token_id: int
     token: str
@@ -105,15 +109,17 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class TokenLogprob(TopLogprob):
-    """A token that was sampled (or stands in the prompt) and the best alternatives there, best first. The first
-    token of a prompt has no logprob: NaN and no alternatives."""
+    """A token that was sampled, or is in the prompt, and the best alternatives at its position, best first.
+
+    The first token of a prompt has no log-probability: it is NaN, and there are no alternatives.
+    """
 
     top: list[TopLogprob] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class PromptDone:
-    """A prompt's own data: comes before the first chunk of its choices, once per prompt."""
+    """The data of a prompt. This event comes once per prompt, before the first chunk of its choices."""
 
     request_id: str
     prompt_index: int
@@ -125,8 +131,10 @@ class PromptDone:
 
 @dataclass(slots=True)
 class TokenChunk:
-    """What a choice gained since its last chunk. Concatenated texts are the whole answer. The last chunk of a choice
-    carries its finish_reason."""
+    """The text and tokens that a choice has gained since its last chunk. All texts together are the whole answer.
+
+    The last chunk of a choice has its finish_reason.
+    """
 
     request_id: str
     index: int
@@ -148,8 +156,8 @@ class Usage:
 class Finished:
     """The request has finished: each choice has had its last chunk.
 
-    Like every terminal event it carries the stamps of the request, to which only `responded` is to be added, and what
-    the engine has noted about it. The engine writes neither of them any more.
+    Like all terminal events it carries the stamps of the request, to which its caller adds `responded`, and the
+    engine's account of it. The engine writes into neither of them any more.
     """
 
     request_id: str
@@ -183,5 +191,5 @@ Terminal = Finished | Failed | Aborted
 Event = PromptDone | TokenChunk | Terminal
 TERMINAL = (Finished, Failed, Aborted)
 
-# Takes a whole step's events for one consumer; called on the engine thread, so it must only hand them over.
+# Takes the events of a step for one consumer. It is called on the engine thread, so it must only pass them on.
 Deliver = Callable[[list[Event]], None]

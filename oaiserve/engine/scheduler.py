@@ -1,8 +1,8 @@
-"""Which tokens of which sequences the next step computes. Pure Python, no torch, engine thread only.
+"""The scheduler chooses which tokens of which sequences the next step computes. Engine thread only, no torch.
 
-There is no prefill phase and no decode phase: a sequence has a number of tokens and a number computed, and steps hand
-out their token budget until the second catches up with the first. Prefix hits, other choices of the same prompt and
-resuming after preemption only start with a higher number computed.
+There is no prefill phase and no decode phase: a sequence has a number of tokens and a number of computed tokens, and
+steps spend their token budget until the second has caught up with the first. After a prefix hit, a fork from another
+choice of the same prompt, or a preemption, a sequence only starts with a higher number of computed tokens.
 
 Each step is scheduled, launched, advanced, and committed when its results are on the host. The next step may be
 scheduled before that commit. Then the ids that the first one draws are not known yet. Where it can draw only one token
@@ -26,18 +26,18 @@ from oaiserve.engine.waits import QueueWaits
 from oaiserve.record import WaitReason
 
 _key = attrgetter("key")
-MOST_OVERTAKEN = 16  # so often a sequence that does not fit lets others pass
+MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a step, and all that runs, may be."""
+    """The limits of a step, and of what runs at once."""
 
     max_running: int
     max_step_tokens: int
     prefill_max_requests: int | None = None  # sequences that prefill in one step
     prefill_max_tokens: int | None = None  # tokens of a step for those that prefill
-    lookahead: int = 8  # waiting sequences to try behind one that does not fit
+    lookahead: int = 8  # waiting sequences that are tried after one that does not fit
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
@@ -48,9 +48,9 @@ class Limits:
 
 
 def is_void(chunk: Chunk) -> bool:
-    """Return True where a chunk was computed for a token that the step before was expected to draw and did not.
+    """Return whether a chunk was computed for a token that the step before was expected to draw, and did not.
 
-    This can be asked when it is the chunk's turn to be committed. Its results mean nothing.
+    The answer holds when it is the chunk's turn to be committed. The results of a void chunk mean nothing.
     """
     return chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids)
 
@@ -61,8 +61,11 @@ def _max_draws(sequence: Sequence, end: int) -> int:
 
 
 class Scheduler:
-    """A sequence is waiting, parked, running or nowhere. A running one owns blocks for all its tokens but the one it
-    decodes next; a waiting one owns blocks only where it shares them with another choice of its prompt (`_forked`)."""
+    """The scheduler has each sequence in one place: it is waiting, parked, running or nowhere.
+
+    A running sequence owns blocks for all its tokens but the one that it decodes next. A waiting one owns blocks only
+    if it shares them with another choice of its prompt (`_forked`).
+    """
 
     def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
         self.pool = pool
@@ -70,11 +73,11 @@ class Scheduler:
         self._policy = policy
         self._prefix_cache = prefix_cache
         self._num_arrived = 0
-        # A heap. One that leaves out of its middle stays in it, to be skipped when its turn comes.
+        # A heap. A sequence that leaves from its middle stays in it, and is skipped when its turn comes.
         self._waiting: list[tuple[Key, Sequence]] = []
         self.num_waiting = 0
         self.running: list[Sequence] = []  # by key, so the first to be preempted is last
-        # What parked ones wait for: a block that is being computed, or a sequence that computes their prompt.
+        # By what they wait for: a block that is being computed, or a sequence that computes their prompt.
         self._parked: dict[Hashable, list[Sequence]] = {}
         self.num_parked = 0
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
@@ -82,9 +85,9 @@ class Scheduler:
         self.waits = QueueWaits()
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
-        self.num_prefix_hits = 0  # those that it had
-        # Set by the engine loop: the bound of a step, lower while the device is short of memory, and at least 1; and of
-        # the prompt tokens in steps in which others decode.
+        self.num_prefix_hits = 0  # prompt tokens that were found there
+        # The engine loop sets both: the limit of a step, at least 1 and lower while the device is short of memory, and
+        # the limit of prompt tokens in steps in which other sequences decode.
         self.max_step_tokens = limits.max_step_tokens
         self.prefill_budget: int | None = None
 
@@ -93,10 +96,13 @@ class Scheduler:
         return bool(self.running or self.num_waiting)
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
-        """`leader` has the same prompt and was added before: it computes the prompt for both. `since_ns`: when the
-        sequence was ready to be added."""
+        """Add a sequence that has been ready since `since_ns`.
+
+        A `leader` has the same prompt and was added before: it computes the prompt for both. Raises ValueError if the
+        sequence can never fit in the KV cache.
+        """
         if self.pool.blocks_for(sequence.max_len) + 1 > self.pool.num_blocks and leader is not None:
-            leader = None  # no room for a copy of the block in which they part
+            leader = None  # there is no room for a copy of the block in which the two part
         if self.pool.blocks_for(sequence.max_len) > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._policy(sequence, self._num_arrived)
@@ -109,7 +115,7 @@ class Scheduler:
             self._wait(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence has finished, failed or was aborted. Does nothing for one that is not here."""
+        """Remove a sequence that has finished, failed or was aborted. This does nothing if it has been removed."""
         place, sequence.place = sequence.place, Place.NOWHERE
         if place is Place.RUNNING:
             self._leave_running(sequence)
@@ -122,7 +128,7 @@ class Scheduler:
         self._unpark(sequence)
 
     def schedule(self, now_ns: int = 0) -> Step | None:
-        """The next step, or None when there is nothing to compute. The time is for the account of who waits why."""
+        """Return the next step, or None if there is nothing to compute. The time is for the account of waits."""
         self.waits.begin_step(now_ns)
         step = Step()
         num_decodes = self._continue_decodes(step)
@@ -134,10 +140,10 @@ class Scheduler:
         return step if step.chunks else None
 
     def advance(self, step: Step) -> None:
-        """Count what a launched step computes as computed, and reserve room for the tokens that it draws.
+        """Count the tokens of a launched step as computed, and reserve room for the tokens that it draws.
 
         Steps run one after the other, so a later step that gets a block finds in it what this one wrote. A sequence
-        whose one token is its last by length leaves at once; the token is committed as all others are.
+        that draws its last token by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size
         for sequence, start, num_tokens, max_draws in step.chunks:
@@ -156,8 +162,8 @@ class Scheduler:
         """Append the tokens that a chunk has drawn to its sequence: at most `max_draws`, none for `max_tokens=0`.
 
         Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
-        nothing. Where fewer tokens came than were reserved, the sequence goes on from those that are known. Returns
-        True where it had left for its length, and now waits again like a preempted one, because it is shorter.
+        nothing. If fewer tokens came than were reserved, the sequence goes on from those that are known. Return True if
+        it had left for its length and turns out to be shorter: then it waits again, like a preempted sequence.
         """
         sequence, start, num_tokens, max_draws = chunk
         known, end = sequence.token_ids, start + num_tokens
@@ -174,7 +180,7 @@ class Scheduler:
                 self.remove(sequence)
             return False
         sequence.num_tokens = len(known)
-        # The last known token is computed again where it was computed already: its logits draw the next one.
+        # If the last known token was computed already, it is computed again: its logits draw the next one.
         sequence.num_computed = min(sequence.num_computed, len(known) - 1)
         if sequence.place is not Place.NOWHERE or len(known) >= sequence.max_len:
             return False
@@ -200,7 +206,7 @@ class Scheduler:
         """Give a sequence that has drawn several tokens in one step the blocks to compute them.
 
         `_continue_prefills` gives it the tokens. The blocks are allocated before that because a sequence can only be
-        preempted while it has no chunk in the step. A prompt has got its blocks when it was admitted.
+        preempted while it has no chunk in the step. A prompt got its blocks when it was admitted.
         """
         if sequence.place is not Place.RUNNING or sequence.is_held:
             return
@@ -212,7 +218,10 @@ class Scheduler:
                 return
 
     def _make_room(self, sequence: Sequence, index: int, step: Step) -> bool:
-        """A block of its own for the token to compute. Without a free one others give way, at worst itself."""
+        """Give a sequence a block of its own for the tokens to compute. Return False if it was preempted itself.
+
+        Without a free block, sequences are preempted until there is one.
+        """
         is_new = index == len(sequence.blocks)
         while (block := self.pool.allocate(1)) is None:
             victim = next(reversed(self._forked), None) or self.running[-1]
@@ -220,7 +229,7 @@ class Scheduler:
             if victim is sequence:
                 return False
             if not is_new and self.pool.is_writable(sequence.blocks[index]):
-                return True  # the one that shared it has gone
+                return True  # the sequence that shared it was preempted
         if is_new:
             sequence.blocks += block
         else:
@@ -233,7 +242,7 @@ class Scheduler:
         self.pool.release([shared])
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
-        """Takes its blocks; those that are published stay where they are as long as nobody needs the room."""
+        """Take the blocks of a sequence, and let it wait. Published blocks keep their content until they are needed."""
         if sequence.place is Place.RUNNING:
             self._leave_running(sequence)
             self._wait_again(sequence)
@@ -243,18 +252,19 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
-        """The number of sequences that prefill, and the tokens they got."""
+        """Add chunks of running sequences that prefill. Return how many prefill, and the tokens they got."""
         num_prefills, spent = 0, 0
         for sequence in self.running:
             if spent == budget:
                 break
             if sequence.num_uncomputed > 1 and not sequence.is_held:
                 num_prefills += 1
-                spent += self._take(sequence, step, budget - spent)
+                spent += self._add_chunk(sequence, step, budget - spent)
         return num_prefills, spent
 
     def _admit_waiting(self, step: Step, budget: int, num_prefills: int) -> None:
-        """In the order of the policy. One that does not fit is passed, but not by many and not for ever."""
+        """Admit waiting sequences in the order of the policy. One that does not fit is overtaken by a bounded number of
+        others."""
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
         while True:
@@ -272,7 +282,7 @@ class Scheduler:
                 break
             sequence = self._next_waiting()
             if sequence is None:
-                reason = WaitReason.STEP_UNDER_WAY  # for whoever comes now
+                reason = WaitReason.STEP_UNDER_WAY  # of those that arrive during the step
                 break
             shared, missing = self._look_up(sequence)
             if missing in self._computing:
@@ -280,7 +290,7 @@ class Scheduler:
                 continue
             if not self._admit(sequence, shared, step):
                 if not self.running and self._forked:
-                    self._preempt(next(reversed(self._forked)), step)  # or nothing would ever run again
+                    self._preempt(next(reversed(self._forked)), step)  # otherwise nothing would ever run again
                     self._wait(sequence)
                     continue
                 passed.append(sequence)
@@ -288,24 +298,24 @@ class Scheduler:
             for other in passed:
                 other.num_overtaken += 1
             num_prefills += sequence.num_uncomputed > 1
-            budget -= self._take(sequence, step, budget)
+            budget -= self._add_chunk(sequence, step, budget)
         for sequence in passed:
             self.waits.lack_blocks(sequence)
             self._wait(sequence)
         self.waits.end_step(reason)
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
-        """Gives a waiting sequence its blocks, `shared` ones first. False: there is no room."""
+        """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""
         is_forked = sequence in self._forked
         num_owned = len(sequence.blocks) + len(shared)
         num_new = self.pool.blocks_for(sequence.num_tokens) - num_owned
-        parts = is_forked and not self.pool.is_writable(sequence.blocks[-1])
-        blocks = self.pool.allocate(num_new + parts, shared)
+        needs_copy = is_forked and not self.pool.is_writable(sequence.blocks[-1])
+        blocks = self.pool.allocate(num_new + needs_copy, shared)
         if blocks is None:
             return False
         if is_forked:
             del self._forked[sequence]
-            if parts:
+            if needs_copy:
                 self._copy_on_write(sequence, len(sequence.blocks) - 1, blocks.pop(), step)
         else:
             sequence.num_computed = len(shared) * self.pool.block_size
@@ -324,7 +334,8 @@ class Scheduler:
                 self._computing.setdefault(block_hash, sequence)
         return True
 
-    def _take(self, sequence: Sequence, step: Step, budget: int) -> int:
+    def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
+        """Add a chunk of a sequence with as many tokens as the budget allows, and return their number."""
         num_uncomputed = sequence.num_uncomputed
         num_tokens = min(num_uncomputed, budget)
         max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
@@ -338,7 +349,7 @@ class Scheduler:
     # -- sharing ------------------------------------------------------------------------------------------------------
 
     def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
-        """Of the full blocks of its known tokens; each is worked out once."""
+        """Return the hashes of the full blocks of the known tokens of a sequence. Each is computed once."""
         hashes, size = sequence.hashes, self.pool.block_size
         for index in range(len(hashes), len(sequence.token_ids) // size):
             parent = hashes[-1] if hashes else None
@@ -347,7 +358,7 @@ class Scheduler:
         return hashes
 
     def _look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """The cached blocks that a waiting sequence can begin with, and the hash of the first that is lacking."""
+        """Return the cached blocks that a waiting sequence can begin with, and the hash of the first missing one."""
         if not self._prefix_cache or sequence in self._forked or sequence.wants_prompt_logprobs:
             return [], None  # prompt logprobs need the logits of every position
         blocks: list[int] = []
@@ -360,7 +371,7 @@ class Scheduler:
         return blocks, None
 
     def _publish(self, sequence: Sequence, start: int, end: int) -> None:
-        """Its full blocks between these two tokens, which are known and computed."""
+        """Publish the full blocks of a sequence between two positions. Their tokens are known and computed."""
         if not self._prefix_cache:
             return
         size = self.pool.block_size
@@ -375,8 +386,11 @@ class Scheduler:
             self._unpark(block_hash)
 
     def _fork(self, leader: Sequence) -> None:
-        """The leader has computed the prompt: its siblings share all blocks of it, and compute the last token again,
-        each for its own logits. Whoever writes into a shared block first copies it."""
+        """Let the siblings of a leader share the blocks of the prompt, which it has computed.
+
+        Each sibling computes the last token again, for its own logits. A sequence that writes into a shared block
+        copies it before.
+        """
         blocks = leader.blocks[: self.pool.blocks_for(leader.prompt_len)]
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
@@ -405,7 +419,7 @@ class Scheduler:
         self._wait(sequence)
 
     def _next_waiting(self) -> Sequence | None:
-        """Takes it off the queue."""
+        """Take the next sequence from the queue, or return None if none waits."""
         while self._waiting:
             _, sequence = heapq.heappop(self._waiting)
             if sequence.place is Place.WAITING:
@@ -436,7 +450,7 @@ class Scheduler:
         sequence.blocks = []
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless blocks and places are consistent."""
+        """Check that blocks and places are consistent, and raise AssertionError if not."""
         self.pool.check_integrity()
         owners = [*self.running, *self._forked]
         references = [0] * self.pool.num_blocks
@@ -448,11 +462,11 @@ class Scheduler:
         if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):
-            raise AssertionError("a running sequence is elsewhere, too")
+            raise AssertionError("a running sequence is in another place, too")
         if any(sequence.num_uncomputed < 1 for sequence in self.running):
             raise AssertionError("a running sequence has nothing left to compute")
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in self.running}):
-            raise AssertionError("a block is said to be computed by a sequence that does not run")
+            raise AssertionError("a block is marked as being computed by a sequence that does not run")
         parked = [s for row in self._parked.values() for s in row if s.place is Place.PARKED]
         waiting = [s for _, s in self._waiting if s.place is Place.WAITING]
         if (len(parked), len(waiting)) != (self.num_parked, self.num_waiting):

@@ -11,17 +11,16 @@ from oaiserve.record import WaitReason
 
 
 class Place(Enum):
-    """Where the scheduler has a sequence: in exactly one place."""
+    """The place where the scheduler has a sequence."""
 
     NOWHERE = 0
     WAITING = 1
-    PARKED = 2  # until another one has computed what it needs, too
+    PARKED = 2  # until another sequence has computed what both need
     RUNNING = 3
 
 
 class TokenCounts:
-    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated; in arrays that NumPy can
-    read as they are."""
+    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated, in arrays for NumPy."""
 
     def __init__(self, prompt: list[int]) -> None:
         self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
@@ -30,7 +29,7 @@ class TokenCounts:
         self.num_added = 0
 
     def add(self, generated: list[int]) -> None:
-        """Tokens of the answer that come next."""
+        """Count the next tokens of the answer."""
         for token_id in generated:
             place = self._places.setdefault(token_id, len(self.ids))
             if place == len(self.ids):
@@ -41,11 +40,11 @@ class TokenCounts:
 
 
 class Sequence:
-    """One choice of one prompt. `num_computed <= num_tokens`: the rest of its state follows from these two.
+    """A sequence is one choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
 
-    A sequence decodes when one token is left to compute; with more it prefills, be it a prompt or a recomputation after
-    preemption. A token that a step under way draws counts like the others, though its id is not known here yet:
-    `token_ids` are fewer then. Each group of fields names its only writer.
+    It decodes if one token is left to compute. With more it prefills: a prompt, or what it has lost by preemption.
+    `num_tokens` includes tokens that a step under way draws, whose ids are not in `token_ids` yet. Each group of fields
+    has one writer, which its comment names.
     """
 
     __slots__ = (
@@ -105,7 +104,7 @@ class Sequence:
         self.priority = priority  # lower is earlier, where the policy asks for it
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
-        # Its logits are edited by the ids before, on the host: they must all be known when it draws.
+        # Whether its logits are edited by the ids before, on the host, so that all of them must be known when it draws.
         self.needs_ids = (
             params.repetition_penalty != 1.0
             or params.frequency_penalty != 0.0
@@ -114,12 +113,12 @@ class Sequence:
         )
         # written by Scheduler
         self.token_ids = list(prompt)
-        self.num_tokens = len(prompt)  # with those that steps under way draw
-        self.num_computed = 0  # tokens whose keys and values are in `blocks`, once the steps under way have ended
-        self.num_cached = 0  # prompt tokens that somebody else had computed, when it was first admitted
+        self.num_tokens = len(prompt)  # including those that a step under way draws
+        self.num_computed = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
+        self.num_cached = 0  # prompt tokens that were in the prefix cache when it was first admitted
         self.blocks: list[int] = []
         self.hashes: list[BlockHash] = []  # of its first full blocks
-        self.siblings: list[Sequence] = []  # other choices, which wait for this one to compute the prompt
+        self.siblings: list[Sequence] = []  # other choices, which wait until this one has computed the prompt
         self.place = Place.NOWHERE
         self.key: tuple[int, ...] = ()
         self.num_overtaken = 0
@@ -127,18 +126,18 @@ class Sequence:
         # written by QueueWaits
         self.waits_ns: dict[WaitReason, int] = {}
         self.own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when
-        self.wait_totals_ns: dict[WaitReason, int] = {}  # where it began to wait for what the many wait for
+        self.wait_totals_ns: dict[WaitReason, int] = {}  # the common totals when it began to wait for common reasons
         # written by the engine loop
         self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
         self.last_token_ns: int | None = None
-        # written by whatever drafts tokens for it, or forces its tokens
-        self.max_draws = 1  # tokens that a step may draw for it
-        # written by the sampler, where a penalty asks for it
+        # written by whatever drafts or forces its tokens
+        self.max_draws = 1  # the most tokens that a step may draw for it
+        # written by the sampler, if there is a penalty
         self.token_counts: TokenCounts | None = None
 
     @property
     def num_pending(self) -> int:
-        """The number of tokens that a step under way may draw: their ids are not known yet."""
+        """The number of tokens that a step under way may draw, whose ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
 
     @property
@@ -148,11 +147,12 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
+        """The number of tokens that are left to compute."""
         return self.num_tokens - self.num_computed
 
     @property
     def num_generated(self) -> int:
-        """Those that are known."""
+        """The number of tokens of the answer that are known."""
         return len(self.token_ids) - self.prompt_len
 
     @property

@@ -1,7 +1,7 @@
-"""A step that the device has no memory for: computed in parts, and what the next steps may be. No torch.
+"""Steps that the device has no memory for are computed in parts, and later steps are smaller for a while. No torch.
 
-Nobody is preempted for it. The KV cache was allocated at the start, so a sequence that gave way would free none of the
-memory that a step lacks, which is for what it computes in between: less at once is all that helps.
+No sequence is preempted for that. The KV cache was allocated at the start, so preemption frees none of the memory that
+a step lacks: that is for its intermediate results, and only computing less at once needs less of it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step
 Copies = list[tuple[int, int]]  # blocks: from, to
 
 LEAST_TOKENS = 16
-RELIEF_NS = 10_000_000_000  # after so long without a shortage, steps may be twice as large again
+RELIEF_NS = 10_000_000_000  # after this time without a shortage, steps may be twice as large
 
 
 class Shortage:
-    """How large steps may be. Once one did not fit, half as many tokens, until some time has passed without another.
+    """How large steps may be: half as large after a step did not fit, until some time has passed without another.
 
-    Whoever decodes goes on: a step that is larger all the same is computed in parts. Prompts get what decodes leave,
-    which may be nothing for a while; nobody new decodes meanwhile, so that those who do get fewer, and it ends.
+    Decodes go on: if they alone are more, their step is computed in parts. Prompts get what decodes leave, which may be
+    nothing for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.
     """
 
     def __init__(self, most_tokens: int) -> None:
         self.step_tokens = self._most_tokens = most_tokens
-        self.num_steps = 0  # for which there was no memory
+        self.num_steps = 0  # steps that there was no memory for
         self._since_ns = 0
 
     @property
@@ -33,7 +33,7 @@ class Shortage:
         return self.step_tokens < self._most_tokens
 
     def allows(self, step: Step) -> bool:
-        """Whether it is worth while to launch it as a whole."""
+        """Return whether a step is small enough to be launched as a whole."""
         return not self.is_on or step.num_tokens <= self.step_tokens
 
     def shrink(self, num_tokens: int, now_ns: int) -> None:
@@ -99,7 +99,7 @@ def copy_in_parts(copy: Callable[[Copies], None], copies: Copies) -> bool:
 
 
 def _middle(chunks: list[Chunk]) -> int:
-    """Where to cut them, so that both parts have about as many tokens, and each has a chunk."""
+    """Return where to cut the chunks, so that both parts have about as many tokens, and at least one chunk."""
     tokens_left = sum(chunk.num_tokens for chunk in chunks) // 2
     for index, chunk in enumerate(chunks[:-1]):
         tokens_left -= chunk.num_tokens
@@ -109,7 +109,7 @@ def _middle(chunks: list[Chunk]) -> int:
 
 
 def _joined(first: ChunkResult, last: ChunkResult) -> ChunkResult:
-    """Of two parts of one chunk."""
+    """Return the result of a chunk from those of its two parts."""
     rows = [part.prompt_logprobs for part in (first, last) if part.prompt_logprobs is not None]
     return ChunkResult(
         last.token_ids,

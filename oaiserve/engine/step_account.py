@@ -1,6 +1,6 @@
-"""What is noted about steps, and about requests in them, for telemetry. Engine thread only; no torch.
+"""The accounts of steps, and of requests in steps, for telemetry. Engine thread only, no torch.
 
-The engine loop says what happened and when; there is no clock here. Nothing here changes what the loop does next.
+The engine loop reports what has happened and when; nothing in this module reads a clock, or changes what the loop does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.record import EngineAccount, EventKind, HostPart, StepRecord
 from oaiserve.times import RequestTimes
 
-MOST_STEPS_KEPT = 2**16  # until somebody takes them: minutes even on a fast GPU
+MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
 class EngineSnapshot(NamedTuple):
@@ -26,7 +26,7 @@ class EngineSnapshot(NamedTuple):
 
     num_running: int = 0
     num_waiting: int = 0  # tokenized, not yet in a step, or preempted
-    num_tokenizing: int = 0  # requests no tokenize worker has taken yet; filled in by Engine.snapshot
+    num_tokenizing: int = 0  # requests that no tokenize worker has taken yet; filled in by Engine.snapshot
     blocks_used: int = 0
     blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
     blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
@@ -34,7 +34,7 @@ class EngineSnapshot(NamedTuple):
     num_preemptions: int = 0
     num_out_of_memory: int = 0  # steps that the device had no memory for as a whole
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int = 0  # those that it had
+    num_prefix_hits: int = 0  # prompt tokens that were found there
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
     drain_rate: float = 0.0  # requests a second that leave the queue, while any wait
     num_steps: int = 0
@@ -46,7 +46,7 @@ class EngineSnapshot(NamedTuple):
 
 @dataclass(slots=True)
 class StepTotals:
-    """Added up over all steps so far, so that the difference of two moments tells what a request took part in."""
+    """Sums over all steps so far. The difference of two of them is what a request took part in between."""
 
     num_steps: int = 0
     model_ns: int = 0
@@ -63,7 +63,7 @@ class RequestNotes:
         self._account = account
         self._times = times
         self._totals_before: StepTotals | None = None  # when its first step began
-        self._preempted_ns: dict[Sequence, int] = {}  # since when each of these is stalled
+        self._preempted_ns: dict[Sequence, int] = {}  # the time since which each of these is stalled
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns
@@ -71,7 +71,7 @@ class RequestNotes:
         self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
-        """A step that is about to be launched has a chunk of it. True for the first of all its sequences."""
+        """Note that a sequence is in a step that is about to be launched. Return True for the first one of a request."""
         account = self._account
         if sequence in self._preempted_ns:
             stalled_ns = now_ns - self._preempted_ns.pop(sequence)
@@ -83,7 +83,7 @@ class RequestNotes:
         if self._times.scheduled is not None:
             return False
         self._times.scheduled = now_ns
-        # A copy: one that is preempted waits again, and that is not part of the phase `queue`.
+        # A copy, because a preempted sequence waits again, which is not part of the phase `queue`.
         account.waits_ns = sequence.waits_ns.copy()
         return True
 
@@ -91,7 +91,7 @@ class RequestNotes:
         self._totals_before = replace(before)
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
-        """A chunk of more than one token; `batch`: chunks in its step."""
+        """Note that a chunk of several tokens has been computed, in a step with `batch` chunks."""
         index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_tokens
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
@@ -120,27 +120,27 @@ class RequestNotes:
 
 
 class StepAccount:
-    """Steps, one after the other: how long each took, what kept the device waiting before it, and what the engine
-    thread did meanwhile."""
+    """Records each step: how long it took, how long the device waited before it, and what the engine thread did."""
 
     def __init__(self, host: HostTime) -> None:
         self._host = host
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.totals = StepTotals()
-        self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # whoever reads them takes them out
+        self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
         self._idle_ns = 0
         self._work_since_ns = 0
         self._last_ended_ns = 0
 
     def work_arrived(self, now_ns: int) -> None:
-        """There was nothing to compute before."""
+        """Note that there is something to compute again."""
         self._work_since_ns = now_ns
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host. Return how long it took.
 
-        Steps run one after the other, so it began when it was launched, or when the one before it had ended. The host
-        sees that end when it takes the results, which may be late; a device that has a clock of its own knows better.
+        Steps run one after the other, so a step begins when it is launched, or when the step before has ended. The host
+        sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
+        used instead.
         """
         began_ns = max(launched_ns, self._last_ended_ns)
         duration_ns = ended_ns - began_ns

@@ -1,6 +1,6 @@
-"""The event loop's side of the engine: one hand-over per step in, one awaitable stream per request out.
+"""Streams: the events of each request as an awaitable stream on the event loop, from one hand-over per step.
 
-Everything here but `LoopStreams._deliver` runs on the event loop, so nothing needs a lock.
+All of this runs on the event loop, except `LoopStreams._deliver`, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Protocol
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, Terminal, TokenChunk
 from oaiserve.times import RequestTimes
 
-# Counted in tokens, where each alternative of a logprob is one more: it is kept and rendered like one.
-MAX_CHUNK_TOKENS = 256  # of what is put together: about what is rendered within half a millisecond
+# Both limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one.
+MAX_CHUNK_TOKENS = 256  # of chunks that are joined: about what is rendered within half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # 10 to 40 MB
 
 
 class RequestEngine(Protocol):
-    """What takes the requests of the streams, in this process or in another one."""
+    """An engine takes the requests of streams and delivers their events, in this process or from another one."""
 
     def submit(self, request: Request, deliver: Deliver) -> None: ...
 
@@ -26,10 +26,10 @@ class RequestEngine(Protocol):
 
 
 class LoopStream:
-    """The events of one request. `ended` turns true with the terminal event, also when nobody reads any more.
+    """The stream of the events of one request. It has `ended` with the terminal event, even if that is never read.
 
-    A reader that is busy finds the tokens of a choice in one chunk, or in few. One that lets more than
-    `max_unread_tokens` gather is `too_slow`: the request is aborted, and what has gathered can still be read.
+    Tokens of a choice that gather while the reader is busy come in one chunk, or in few. If more than
+    `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and what has gathered can be read.
     """
 
     def __init__(self, request: Request, engine: RequestEngine, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
@@ -50,8 +50,10 @@ class LoopStream:
         return self.terminal is not None
 
     async def next(self) -> list[Event]:
-        """All events that are ready, at least one, in order for each choice: what came while the reader was busy comes
-        at once. The last event ever is the terminal one; do not call again after it."""
+        """Wait for at least one event, and return all that are ready, in order for each choice.
+
+        The last event is the terminal one. Do not call this after it.
+        """
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -64,12 +66,12 @@ class LoopStream:
         return events
 
     def abort(self) -> None:
-        """The client has left: frees what the request holds, within a step. Does nothing once it has ended."""
+        """Abort the request, unless it has ended. What it holds is free within a step."""
         if not self.ended:
             self._engine.abort(self.request.request_id)
 
     def on_end(self, callback: Callable[[Terminal], None]) -> None:
-        """Calls back with the terminal event: at once where it is known already."""
+        """Call `callback` with the terminal event, at once if it has arrived already."""
         if self.terminal is not None:
             callback(self.terminal)
         else:
@@ -91,21 +93,21 @@ class LoopStream:
     def _push_chunk(self, chunk: TokenChunk) -> None:
         num_tokens = _num_tokens(chunk)
         last = self._last_chunks.get(chunk.index)
-        # Choices are independent, so a chunk may overtake those of others. It stays behind its prompt's data.
+        # Choices are independent, so a chunk may overtake chunks of others. It stays behind the event of its prompt.
         if last is not None and _num_tokens(last) + num_tokens <= MAX_CHUNK_TOKENS:
             append(last, chunk)
         else:
             self._events.append(chunk)
             self._last_chunks[chunk.index] = chunk
         self._num_unread_tokens += num_tokens
-        # A reader that waits is not slow, however much a step brings.
+        # A reader that waits is not too slow, however much one step brings.
         if self._waiter is None and self._num_unread_tokens > self._max_unread_tokens and not self.too_slow:
             self.too_slow = True
             self.abort()
 
 
 def append(chunk: TokenChunk, more: TokenChunk) -> None:
-    """Makes one chunk of two of the same choice, the second of which follows the first."""
+    """Append a chunk to the chunk before it of the same choice."""
     chunk.text += more.text
     chunk.token_ids += more.token_ids
     if chunk.logprobs is not None and more.logprobs is not None:
@@ -121,7 +123,7 @@ def _num_tokens(chunk: TokenChunk) -> int:
 
 
 class LoopStreams:
-    """Submits for one event loop. A stream stays registered until its terminal event, not until its reader leaves."""
+    """The open streams of one event loop. A stream stays registered until its terminal event, even without a reader."""
 
     def __init__(
         self, engine: RequestEngine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
@@ -132,11 +134,11 @@ class LoopStreams:
         self._streams: dict[str, LoopStream] = {}
 
     def __len__(self) -> int:
-        """Requests whose terminal event has not come yet."""
+        """Return the number of requests whose terminal event has not arrived yet."""
         return len(self._streams)
 
     def submit(self, request: Request) -> LoopStream:
-        """Raises what `Engine.submit` raises; then there is no stream and there will be no event."""
+        """Submit a request, and return its stream. Raises what the engine raises; then no event will come."""
         stream = LoopStream(request, self._engine, self._max_unread_tokens)
         self._streams[request.request_id] = stream
         try:
@@ -147,7 +149,7 @@ class LoopStreams:
         return stream
 
     def _deliver(self, events: list[Event]) -> None:
-        """On the engine thread, once per step: one wake-up of the loop for all requests together."""
+        """Wake the event loop once for all events of a step. The engine thread calls this."""
         self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: list[Event]) -> None:

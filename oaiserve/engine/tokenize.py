@@ -1,7 +1,7 @@
-"""The first stage of a request: worker threads turn its prompts into token ids, once, and check what ids can tell.
+"""The tokenize stage: worker threads turn the prompts of a request into token ids, once, and check lengths and ids.
 
-Knows the tokenizer, its chat template and the length of the context; must not know HTTP, torch or the scheduler.
-The engine submits and aborts; results go to the callable it gives.
+It knows the tokenizer, its chat template and the length of the context. It must not know HTTP, torch or the scheduler.
+The engine submits and aborts requests, and passes a callable for the results.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ Message = dict[str, Any]
 
 
 class Tokenizer:
-    """Text and messages to token ids. Any number of threads may share one: nothing changes after construction."""
+    """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str | None = None) -> None:
-        """`chat_template` is Jinja source and replaces the model's own. Raises StartupError."""
+        """Wrap a tokenizer of transformers. `chat_template` is Jinja source that replaces the model's own.
+
+        Raises StartupError if the tokenizer has no Rust form, or if the template is not valid.
+        """
         if not getattr(tokenizer, "is_fast", False):
             raise StartupError(
                 f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
@@ -44,7 +47,7 @@ class Tokenizer:
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self.backend = tokenizer.backend_tokenizer
-        # What `tokenizer(text)` would set anew on each call, which fails while another thread encodes.
+        # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -56,8 +59,10 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False) -> Tokenizer:
-        """Loads from a folder, a GGUF file or a hub id; with `offline` from the hub's cache only. Raises
-        StartupError."""
+        """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
+
+        Raises StartupError if there is none, or if it cannot be used.
+        """
         from transformers import AutoTokenizer  # takes seconds to import
 
         source, gguf_file = str(path), None
@@ -77,7 +82,7 @@ class Tokenizer:
         return cls(tokenizer, chat_template)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Raises InvalidRequest for a prompt that cannot be encoded, or that has no tokens."""
+        """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
         match prompt:
             case TokenPrompt():
                 param, token_ids = "prompt", list(prompt.token_ids)
@@ -96,7 +101,7 @@ class Tokenizer:
         return token_ids
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The token ids of each word where it begins a text and where it follows another word.
+        """Return the token ids of each word, both at the start of a text and after another word.
 
         Raises InvalidRequest for a word that cannot be encoded, or that has no tokens.
         """
@@ -115,7 +120,7 @@ class Tokenizer:
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         try:
             text.encode()
-            # Of the backend's methods only those for batches release the GIL; this one also skips offsets.
+            # Only the backend's methods for batches release the GIL. This one also skips offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except UnicodeEncodeError as error:
             raise InvalidRequest(
@@ -123,7 +128,7 @@ class Tokenizer:
                 "which is no character. Send valid Unicode text.",
                 param=param,
             ) from error
-        except Exception as error:  # the Rust encoder has one class for all its errors, and that is Exception itself
+        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
             raise InvalidRequest(
                 f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
             ) from error
@@ -132,17 +137,17 @@ class Tokenizer:
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What a token is on its own: with its leading space, and U+FFFD for part of a character."""
+        """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
         return self._table.token_text(token_id)[0]
 
 
 class ChatTemplate:
-    """The model's Jinja template, and what it can take: found out once, by rendering a few small samples."""
+    """The chat template of the model. What it accepts is found out once, by rendering a few small samples."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Raises StartupError for a template that does not compile."""
+        """Try the template of a tokenizer. Raises StartupError if it does not compile."""
         self._tokenizer = tokenizer
-        # Arguments of apply_chat_template that are no template variables, so that no client can set them.
+        # Arguments of apply_chat_template that are not template variables, which no client may set.
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = {"messages", *arguments} - {"tools", "documents"}
 
@@ -167,10 +172,10 @@ class ChatTemplate:
                 raise StartupError(
                     f"The chat template is not valid Jinja: {cause.message} (line {cause.lineno})."
                 ) from cause
-            return ""  # it does not take this sample, which is what we wanted to know
+            return ""  # the template rejects this sample
 
     def render(self, prompt: ChatPrompt) -> str:
-        """Raises InvalidRequest where the template rejects the messages."""
+        """Return the text of the messages of a prompt. Raises InvalidRequest if the template rejects them."""
         if reserved := sorted(self._reserved & prompt.template_kwargs.keys()):
             raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
@@ -185,7 +190,7 @@ class ChatTemplate:
     def _apply(self, messages: list[Message], **arguments: Any) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
-        except Exception as error:  # a template is a program run on the client's data: it can raise anything
+        except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
             ) from error
@@ -204,14 +209,15 @@ class ChatTemplate:
         if prepared.get("role") == "developer" and not self._knows_developer:
             prepared["role"] = "system"
         content = prepared.pop("content", None)
-        if content is not None:  # a template prints None as "None", and nothing for what is not there
+        if content is not None:  # a template prints None as "None", but prints nothing for a missing key
             prepared["content"] = self._content(content)
         if prepared.get("tool_calls"):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
         return prepared
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
-        """Parts for a template that iterates over them, else a string: it would print Python's form of a list."""
+        """Return the content as parts for a template that iterates over parts, else as a string: other templates would
+        print a list as Python does."""
         text = _text(content)
         if isinstance(content, str):
             return [{"type": "text", "text": text}] if self._needs_parts else text
@@ -232,7 +238,7 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
-    """Arguments arrive as a JSON string, templates want the object. What is no JSON object stays as it is."""
+    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
@@ -276,7 +282,7 @@ class TokenizeFailed:
 
 
 class Encoder(Protocol):
-    """What the stage needs of a tokenizer."""
+    """The methods of a tokenizer that the stage calls."""
 
     def encode(self, prompt: Prompt) -> list[int]: ...
 
@@ -303,15 +309,15 @@ class TokenizeStage:
         num_workers: int = 2,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """`max_model_len` in tokens; `vocab_size` is the model's; `post` is called on the workers' threads; `clock`
-        gives nanoseconds. Without workers `submit` encodes on the caller's thread: for comparison only."""
+        """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
+        returns nanoseconds. Without workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._post = post
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._clock = clock
         self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        # The requests in the queue that are not aborted. Who pops one, decides: a worker, `abort` or `stop`.
+        # The requests in the queue that are not aborted. What pops one decides on it: a worker, `abort` or `stop`.
         self._waiting: dict[str, Request] = {}
         self._stopped = False
         self._threads = [
@@ -322,11 +328,11 @@ class TokenizeStage:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no worker has taken yet."""
+        """The number of requests that no worker has taken yet."""
         return len(self._waiting)
 
     def submit(self, request: Request) -> None:
-        """Never blocks. Request ids are unique among those in the stage."""
+        """Add a request to the queue, without blocking. Its id must be unique among the requests in the stage."""
         if not self._threads:
             self._post(self._tokenize(request))
             return
@@ -336,16 +342,16 @@ class TokenizeStage:
             self._fail_waiting()
 
     def abort(self, request_id: str) -> None:
-        """Saves the encoding of a request that still waits; it is posted in its turn all the same."""
+        """Abort a request, so that it is not encoded if no worker has taken it. It is posted in its turn anyway."""
         self._waiting.pop(request_id, None)
 
     def stop(self) -> None:
-        """Fails what waits, finishes what is being encoded, joins the threads."""
+        """Fail the requests that wait, finish those that are being encoded, and join the threads."""
         self._fail_waiting()
         self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        # The order matters: a submit that comes too late for the drain below sees the flag and drains by itself.
+        # The order matters: a submit that is too late for the call below sees the flag, and fails what waits by itself.
         self._stopped = True
         self._fail_waiting()
 
@@ -386,7 +392,7 @@ class TokenizeStage:
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_bad_words(words) if words else []
-        # A tokenizer may know more ids than its model, which needs no telling not to generate those.
+        # A tokenizer may know more ids than its model, which cannot generate those anyway.
         return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
     def _encode(self, prompt: Prompt, max_tokens: int | None) -> list[int]:

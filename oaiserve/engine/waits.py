@@ -1,8 +1,8 @@
-"""Why those that wait do, in nanoseconds by reason, at a cost per step that does not grow with their number.
+"""The account of waits: how long each sequence has waited for which reason, in nanoseconds. Engine thread only.
 
-Most of them wait for the same reason, which the scheduler knows when it stops admitting: its time is added up once,
-for all, and each one remembers from where on it counts. The few that have a reason of their own are kept apart.
-Engine thread only.
+Its cost per step does not grow with the number of waiting sequences. Most of them wait for one common reason, which the
+scheduler knows when it stops admitting. The time of common reasons is added up once for all, and each sequence keeps
+the totals from which on it counts. The few sequences with a reason of their own are kept apart.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from oaiserve.record import WaitReason
 
 
 class QueueWaits:
-    """Reads no clock: `begin_step` says what time it is."""
+    """The waits of all sequences. It reads no clock: the time is that of the last `begin_step`."""
 
     def __init__(self) -> None:
         self._now_ns = 0  # of the last step
-        self._reason = WaitReason.STEP_UNDER_WAY  # of the many, since then
-        self._totals_ns = dict.fromkeys(WaitReason, 0)  # of the many, until then
-        self._until_next_step: list[Sequence] = []  # they have a reason of their own that ends with the next step
+        self._reason = WaitReason.STEP_UNDER_WAY  # the common reason, since then
+        self._totals_ns = dict.fromkeys(WaitReason, 0)  # of common reasons, until then
+        self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
     def arrive(self, sequence: Sequence, since_ns: int) -> None:
-        """It has been tokenized since `since_ns`, and nobody can have looked at it yet."""
+        """Begin the wait of a sequence that was tokenized at `since_ns`, and which no step could contain yet."""
         self._set_reason(sequence, WaitReason.STEP_UNDER_WAY, since_ns)
         self._until_next_step.append(sequence)
 
     def begin_step(self, now_ns: int) -> None:
+        """Set the time at which the next step is scheduled."""
         self._totals_ns[self._reason] += now_ns - self._now_ns
         self._now_ns = now_ns
         sequences, self._until_next_step = self._until_next_step, []
@@ -33,33 +34,34 @@ class QueueWaits:
             self.join(sequence)
 
     def end_step(self, reason: WaitReason) -> None:
-        """Why nobody else is in this step: so long as it lasts, they wait for that."""
+        """Set the common reason of the sequences that are not in this step, until the next one is scheduled."""
         self._reason = reason
 
     def lack_blocks(self, sequence: Sequence) -> None:
-        """This step tried it, and the KV cache had no room for it."""
+        """Let a sequence wait for blocks until the next step, because the KV cache has no room for it now."""
         self._set_reason(sequence, WaitReason.NO_BLOCKS, self._now_ns)
         self._until_next_step.append(sequence)
 
     def park(self, sequence: Sequence, since_ns: int | None = None) -> None:
-        """Another one computes what it needs, too: from this step on, or since a newcomer was ready."""
+        """Let a sequence wait for another one that computes what both need, since this step or since `since_ns`."""
         self._set_reason(sequence, WaitReason.SAME_PREFIX, self._now_ns if since_ns is None else since_ns)
 
     def unpark(self, sequence: Sequence) -> None:
+        """Let a parked sequence wait for the common reason from the next step on."""
         self._until_next_step.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """It is in this step."""
+        """End the wait of a sequence that is in this step."""
         self.settle(sequence, self._now_ns)
 
     def join(self, sequence: Sequence) -> None:
-        """From this step on it waits like the many."""
+        """Let a sequence wait for the common reason from this step on."""
         self.settle(sequence, self._now_ns)
         sequence.own_wait = None
         sequence.wait_totals_ns = self._totals_ns.copy()
 
     def settle(self, sequence: Sequence, now_ns: int) -> dict[WaitReason, int]:
-        """What it has waited until now, which is not before the last step; for one that waits."""
+        """Return how long a waiting sequence has waited until now, by reason. `now_ns` is not before the last step."""
         if sequence.own_wait is not None:
             reason, since_ns = sequence.own_wait
             _add(sequence.waits_ns, reason, now_ns - since_ns)

@@ -37,12 +37,12 @@ def test_deadlines_come_once_in_order() -> None:
     deadlines.begin("a", 0)
     deadlines.begin("b", SECOND_NS)
     assert deadlines.next_ns == 2 * SECOND_NS
-    assert list(deadlines.over(2 * SECOND_NS)) == ["a"]
-    assert list(deadlines.over(9 * SECOND_NS)) == ["b"]
+    assert list(deadlines.take_expired(2 * SECOND_NS)) == ["a"]
+    assert list(deadlines.take_expired(9 * SECOND_NS)) == ["b"]
     assert deadlines.next_ns is None
 
 
 def test_no_limit_has_no_deadlines() -> None:
     deadlines = Deadlines(0)
     deadlines.begin("a", 0)
-    assert list(deadlines.over(10**18)) == []
+    assert list(deadlines.take_expired(10**18)) == []
