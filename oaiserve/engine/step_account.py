@@ -71,7 +71,7 @@ class RequestNotes:
         self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
-        """Note that a sequence is in a step that is about to be launched. Return True for the first one of a request."""
+        """Note that a step with the sequence is about to be launched. Return True for the first one of its request."""
         account = self._account
         if sequence in self._preempted_ns:
             stalled_ns = now_ns - self._preempted_ns.pop(sequence)

@@ -133,7 +133,7 @@ class Answers(NamedTuple):
     ended: dict[str, Event]
 
     def of(self, request_id: str) -> list[object]:
-        """All that a client sees of it."""
+        """Return all that a client sees of a request."""
         found: list[object] = [
             {key: value for key, value in by_choice.items() if key[0] == request_id}
             for by_choice in (self.text, self.token_ids, self.logprobs, self.reasons)
@@ -144,7 +144,7 @@ class Answers(NamedTuple):
 
 
 def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
-    """Choices, common beginnings, ends of every kind, edits that need the ids before, logprobs."""
+    """Return requests with several choices, common prefixes, ends of every kind, edits by ids, and logprobs."""
     requests = []
     for i in range(number):
         prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 30)))]
@@ -163,7 +163,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
 def answers(
     device: Device, requests: list[Request], leaves_after: dict[str, int] | None = None, **options: int
 ) -> Answers:
-    """Nothing is left behind, and all that ended has ended once."""
+    """Run requests on a device and return their answers. Check that each ends once and that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
     inbox = Leaver(engine, leaves_after or {})
     with engine:

@@ -1,4 +1,4 @@
-"""What the engine's tests put in place of the slow parts: a runner that follows a script, a consumer that can wait."""
+"""Doubles for the engine's tests: a runner that follows a script, a consumer that can wait, a clock that is moved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
 
-TIMEOUT_SECONDS = 30  # of waits that end at once unless something is broken
+TIMEOUT_SECONDS = 30  # of waits that end at once unless a test fails
 
 
 TOKENIZER = Tokenizer(
@@ -50,7 +50,7 @@ LETTERS = [letter_id(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
 
 
 def next_letter(sequence: Sequence) -> int:
-    """a, b, c, ... by position in the answer."""
+    """Return the token a, b, c, ... by position in the answer."""
     return LETTERS[sequence.num_generated % len(LETTERS)]
 
 
@@ -137,7 +137,7 @@ class ScriptedRunner:
 
 
 class BlockedTokenizer:
-    """Encodes as the real one does, but stops at the prompt "blocked" until it is released."""
+    """A tokenizer that encodes like the real one, but stops at the prompt "blocked" until it is released."""
 
     def __init__(self) -> None:
         self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
@@ -153,7 +153,7 @@ class BlockedTokenizer:
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
@@ -166,7 +166,7 @@ class Clock:
 
 
 class Inbox:
-    """A consumer: keeps what it was handed, one list per hand-over."""
+    """A consumer that keeps the events of each hand-over in a list of its own."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[list[Event]] = SimpleQueue()
@@ -176,13 +176,13 @@ class Inbox:
         self._queue.put(events)
 
     def wait(self) -> list[Event]:
-        """The next hand-over."""
+        """Wait for the next hand-over, and return its events."""
         events = self._queue.get(timeout=TIMEOUT_SECONDS)
         self.hand_overs.append(events)
         return events
 
     def wait_terminal(self, *request_ids: str) -> dict[str, Terminal]:
-        """Until each of the requests has had its terminal event."""
+        """Wait until each of the requests has its terminal event, and return these."""
         ended: dict[str, Terminal] = {}
         while not set(request_ids) <= ended.keys():
             for event in self.wait():
@@ -193,7 +193,7 @@ class Inbox:
 
 
 class Leaver(Inbox):
-    """Aborts requests once so many tokens of them are here, in the midst of a step's events."""
+    """A consumer that aborts requests after a number of tokens, during the hand-over of a step."""
 
     def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def make_engine(
     profiler: Profiler | None = None,
     **options: int,
 ) -> Engine:
-    """Blocks of 4 tokens, 64 of them unless `kv_blocks` says otherwise."""
+    """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given."""
     num_blocks = options.pop("kv_blocks", 64)
     max_model_len = options.pop("max_model_len", 4 * num_blocks)
     defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
@@ -236,7 +236,7 @@ def make_engine(
 
 
 def wait_until_idle(engine: Engine) -> None:
-    """Until the engine thread waits for a command, and says so."""
+    """Wait until the snapshot shows that the engine thread waits for a command."""
     deadline_ns = monotonic_ns() + TIMEOUT_SECONDS * 1_000_000_000
     while engine.snapshot().idle_since_ns is None:
         assert monotonic_ns() < deadline_ns, "the engine is not idle"
@@ -244,7 +244,7 @@ def wait_until_idle(engine: Engine) -> None:
 
 
 class ShownRanges:
-    """Keeps the names of ranges."""
+    """A profiler that keeps the names of ranges."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -259,7 +259,7 @@ class ShownRanges:
 
 
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:
-    """A request of token ids, so that it passes the tokenize stage at once."""
+    """Return a request of token ids, which passes the tokenize stage at once."""
     params = {"max_tokens": 3, "temperature": 0.0, **params}
     return Request(
         request_id,

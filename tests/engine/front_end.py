@@ -1,6 +1,6 @@
-"""A front end without an engine: it makes requests, and records from the events that come back.
+"""A front end without an engine, which makes requests, and makes records from the events that come back.
 
-`python -m tests.engine.front_end` is one in a process of its own, which speaks through its standard input and output.
+`python -m tests.engine.front_end` runs one in a process of its own, which talks through standard input and output.
 It imports neither torch nor a tokenizer.
 """
 
@@ -33,7 +33,7 @@ BLOCKED = "blocked"
 
 
 def requests() -> list[Request]:
-    """Requests of all kinds, which end in all ways. The last one is aborted while it is encoded."""
+    """Return requests of all kinds, which end in all ways. The last one is to be aborted while it is encoded."""
     text, hello = TextPrompt("abc def"), {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
     everything = SamplingParams(
         n=2,
@@ -60,7 +60,7 @@ def requests() -> list[Request]:
 
 
 def record_of(request: Request, events: list[Event]) -> RequestRecord:
-    """Return the record that the routes make of a request, but for the time at which they do that."""
+    """Return the record that the routes make of a request, without the stamp `responded`."""
     records: list[RequestRecord] = []
     serving = SimpleNamespace(record=records.append, model_name="demo")
     app = SimpleNamespace(state=SimpleNamespace(serving=serving))
@@ -78,15 +78,15 @@ def record_of(request: Request, events: list[Event]) -> RequestRecord:
     return replace(record, times=replace(record.times, responded=None))
 
 
-def told(value: object) -> str:
-    """Return all fields of a value as text, those of errors too."""
+def described(value: object) -> str:
+    """Return all fields of a value as text, including those of errors."""
     if isinstance(value, Exception):
         return f"{type(value).__name__} {value.args} {vars(value)}"
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
-        return f"{type(value).__name__}({', '.join(f'{name}={told(getattr(value, name))}' for name in fields)})"
+        return f"{type(value).__name__}({', '.join(f'{name}={described(getattr(value, name))}' for name in fields)})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(told, value))}]"
+        return f"[{', '.join(map(described, value))}]"
     return repr(value)
 
 
@@ -101,7 +101,9 @@ def main() -> None:
         for event in pickle.load(sys.stdin.buffer):
             events[event.request_id].append(event)
             num_open -= isinstance(event, TERMINAL)
-    found = {name: (told(events[name]), told(record_of(request, events[name]))) for name, request in sent.items()}
+    found = {
+        name: (described(events[name]), described(record_of(request, events[name]))) for name, request in sent.items()
+    }
     pickle.dump(found, sys.stdout.buffer)
 
 

@@ -29,13 +29,15 @@ def make(
 
 
 def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fields: Any) -> Sequence:
-    """With a prompt of its own where only the length is given."""
+    """Return a sequence. If `prompt` is a length, its tokens are unlike those of all others."""
     ids = [hash((name, i)) % 10**6 for i in range(prompt)] if isinstance(prompt, int) else prompt
     return Sequence(name, 0, ids, SamplingParams(), max_len=len(ids) + max_tokens, **fields)
 
 
 class Memory:
-    """Computes steps in their order. A slot holds the token whose keys and values would be there, and all before it.
+    """A device that computes steps in their order.
+
+    A slot of its memory holds the token whose keys and values would be in it, and all tokens before.
 
     With overlap, the results of a step are committed when the next one has been launched. `last_token` ends a sequence,
     which the scheduler cannot know before.

@@ -1,4 +1,4 @@
-"""What the engine notes about requests and steps: events, gaps between tokens, who waited for what, time of steps."""
+"""The accounts of requests and steps: events, inter-token latencies, reasons of waits, and times of steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_NS = 10_000_000
 
 
 class TimedRunner(ScriptedRunner):
-    """Each step takes 10 ms of the clock."""
+    """A runner whose steps take 10 ms of the clock each."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(gated=True)
@@ -29,7 +29,7 @@ class TimedRunner(ScriptedRunner):
 
 
 class Ran(NamedTuple):
-    """What came of some requests: their terminal events, the kinds of the steps, and the idle time between these."""
+    """The terminal events of some requests, the kinds of their steps, and the idle time between these."""
 
     ended: dict[str, Terminal]
     kinds: list[StepKind]
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 
 
 def run(*requests: Request, **options: int) -> Ran:
-    """Run requests that are all there before the first step begins."""
+    """Run requests that are all submitted before the first step ends."""
     clock = Clock()
     runner, inbox = TimedRunner(clock), Inbox()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, **options) as engine:
@@ -55,13 +55,13 @@ def run(*requests: Request, **options: int) -> Ran:
     return Ran(ended, [step.kind for step in steps], snapshot.idle_with_work_ns)
 
 
-def told(account: EngineAccount) -> list[tuple[str, int, dict[str, int | str]]]:
+def events_of(account: EngineAccount) -> list[tuple[str, int, dict[str, int | str]]]:
     return [(str(event.kind), event.choice, dict(event.details)) for event in account.events]
 
 
-def test_events_tell_what_happened_in_order() -> None:
+def test_events_are_noted_in_order() -> None:
     one = run(request("a", prompt_len=20, max_tokens=2), max_step_tokens=8).ended["a"]
-    assert told(one.account) == [
+    assert events_of(one.account) == [
         ("prefill_chunk", 0, {"start": 0, "tokens": 8, "batch": 1}),
         ("prefill_chunk", 0, {"start": 8, "tokens": 8, "batch": 1}),
         ("prefill_chunk", 0, {"start": 16, "tokens": 4, "batch": 1}),
@@ -79,7 +79,7 @@ def test_gaps_between_tokens_are_those_of_each_choice() -> None:
     assert list(one.account.inter_token_ns) == [STEP_NS] * 6
 
 
-def test_a_prefix_that_was_there_is_an_event() -> None:
+def test_a_prefix_cache_hit_is_an_event() -> None:
     first, second = run(*(request(name, prompt_len=12, max_tokens=1) for name in "ab")).ended.values()
     hits = [event for event in second.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
     assert [event.details for event in hits] == [{"tokens": 8}]  # the last block is computed, for its logits

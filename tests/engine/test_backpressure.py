@@ -1,4 +1,4 @@
-"""Drain rate and deadlines, by a clock of the tests."""
+"""The drain rate and the deadlines, by a clock of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_retry_after_is_the_time_that_the_queue_takes_to_drain() -> None:
     assert [rate.retry_after_seconds(waiting) for waiting in (0, 7, 1000)] == [1, 2, MOST_RETRY_SECONDS]
 
 
-def test_time_without_a_queue_does_not_count() -> None:
+def test_time_without_waiting_requests_does_not_count() -> None:
     rate = DrainRate()
     rate.observe(num_left=0, num_waiting=1, now_ns=0)
     rate.observe(num_left=10, num_waiting=1, now_ns=SECOND_NS)
@@ -25,14 +25,14 @@ def test_time_without_a_queue_does_not_count() -> None:
     assert rate.per_second == 10
 
 
-def test_the_rate_follows_what_changes() -> None:
+def test_the_rate_follows_changes_of_the_drain() -> None:
     rate = DrainRate()
     for second in range(30):
         rate.observe(num_left=min(second, 10) * 10 + max(0, second - 10), num_waiting=1, now_ns=second * SECOND_NS)
     assert 1 < rate.per_second < 1.1
 
 
-def test_deadlines_come_once_in_order() -> None:
+def test_deadlines_expire_once_and_in_order() -> None:
     deadlines = Deadlines(2.0)
     deadlines.begin("a", 0)
     deadlines.begin("b", SECOND_NS)
@@ -42,7 +42,7 @@ def test_deadlines_come_once_in_order() -> None:
     assert deadlines.next_ns is None
 
 
-def test_no_limit_has_no_deadlines() -> None:
+def test_without_a_limit_no_deadline_expires() -> None:
     deadlines = Deadlines(0)
     deadlines.begin("a", 0)
     assert list(deadlines.take_expired(10**18)) == []

@@ -16,7 +16,7 @@ kinds_with_bytes = pytest.mark.parametrize("table", [BYTE_LEVEL, SENTENCEPIECE],
 
 
 def ids_of(table: TokenTable, max_size: int = 30) -> st.SearchStrategy[list[int]]:
-    """Any ids, and two beyond the vocabulary: a model may have more rows than its tokenizer has tokens."""
+    """Draw any ids, up to two beyond the vocabulary: a model may have more rows than its tokenizer has tokens."""
     return st.lists(st.integers(0, table.backend.get_vocab_size() + 1), max_size=max_size)
 
 
@@ -33,7 +33,7 @@ def text_of(detokenizer: Detokenizer, token_ids: list[int]) -> str:
 
 
 def decode(table: TokenTable, token_ids: list[int], skip: bool = True) -> str:
-    """The tokenizer's own text; only for sentencepiece's byte tokens one U+FFFD per broken character, not per byte."""
+    """Return the tokenizer's own text, but one U+FFFD per broken character, not per byte, for sentencepiece."""
     if table is not SENTENCEPIECE:
         return table.backend.decode(token_ids, skip_special_tokens=skip)
     tokens = [table.backend.id_to_token(i) for i in token_ids if not (skip and i in table.special_ids)]
@@ -60,7 +60,7 @@ def test_the_pieces_joined_are_the_decoded_text(table: TokenTable, data: st.Data
 
 
 @given(text=st.text(alphabet="helo wé€🙂�", max_size=20))
-def test_whole_text_through_sentencepiece_is_what_the_rust_decoder_says(text: str) -> None:
+def test_whole_text_through_sentencepiece_is_that_of_the_rust_decoder(text: str) -> None:
     token_ids = ids(SENTENCEPIECE, text)
     assert text_of(start(SENTENCEPIECE), token_ids) == SENTENCEPIECE.backend.decode(token_ids)
 
@@ -84,7 +84,7 @@ def test_with_a_prompt_the_text_is_what_the_tokens_add_to_it(
 
 @kinds_with_bytes
 @given(text=st.text(min_size=1, max_size=8))
-def test_a_character_in_single_byte_tokens_comes_whole(table: TokenTable, text: str) -> None:
+def test_a_character_of_single_byte_tokens_is_returned_whole(table: TokenTable, text: str) -> None:
     byte_ids = [table.backend.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
     if table is BYTE_LEVEL:
         by_byte = {table.bytes_of(i): i for i in range(256)}
@@ -144,7 +144,7 @@ def test_the_decoder_is_recognised_by_its_form() -> None:
         decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip("_", 1, 0)]),
     ],
 )
-def test_any_other_decoder_is_asked_for_its_text(decoder: object) -> None:
+def test_text_of_any_other_decoder_comes_from_the_decoder_itself(decoder: object) -> None:
     backend = sentencepiece()
     backend.decoder = decoder
     token_ids = backend.encode("hello world").ids
@@ -178,7 +178,7 @@ def test_token_text_keeps_the_leading_space() -> None:
     assert SENTENCEPIECE.token_text(ids(SENTENCEPIECE, "h")[0]) == (" h", b" h")
 
 
-def test_token_text_without_byte_rules_is_what_the_decoder_says() -> None:
+def test_token_text_without_byte_rules_is_that_of_the_decoder() -> None:
     assert WORDPIECE.token_text(ids(WORDPIECE, "hello")[0]) == ("hello", b"hello")
 
 
@@ -198,7 +198,7 @@ some_stops = st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), max_size=
 
 
 def cut_at_earliest(text: str, stops: list[str], include: bool = False, first_end: int = 0) -> tuple[str, str | None]:
-    """The plain way: over all ends of the text in order, then all stops. Ends before `first_end` do not count."""
+    """Cut a text in the plain way: at the first end from `first_end` on at which a stop completes."""
     for end in range(first_end, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):

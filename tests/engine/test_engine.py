@@ -65,7 +65,7 @@ def test_generate_returns_all_choices_of_all_prompts_in_order() -> None:
     assert [(c.index, c.text, c.finish_reason) for c in completions] == [(i, "ab", "length") for i in range(4)]
 
 
-def test_usage_tells_how_much_of_the_prompt_was_cached() -> None:
+def test_usage_counts_the_cached_tokens_of_the_prompt() -> None:
     with make_engine() as engine:
         first, second = (list(engine.stream(request(prompt_len=11)))[-1] for _ in range(2))
         other = list(engine.stream(dataclasses.replace(request(prompt_len=11), cache_salt="another")))[-1]
@@ -106,7 +106,7 @@ def test_a_stop_string_never_leaks_and_wins_over_length_on_the_last_token() -> N
     assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", "cd")
 
 
-def test_what_was_held_back_for_a_stop_string_comes_out_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
     assert texts(events_of(make_engine(), request(max_tokens=3, stop=("cd",)))) == ["a", "b", "c"]
 
 
@@ -125,7 +125,7 @@ def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
     ("interval", "expected"),
     [(1, ["a", "b", "c", "d", "e"]), (2, ["a", "bc", "de"]), (3, ["a", "bcd", "e"]), (0, ["abcde"])],
 )
-def test_stream_interval_says_how_many_tokens_make_a_chunk(interval: int, expected: list[str]) -> None:
+def test_stream_interval_is_the_number_of_tokens_in_a_chunk(interval: int, expected: list[str]) -> None:
     assert texts(events_of(make_engine(), request(max_tokens=5, stream_interval=interval))) == expected
 
 
@@ -144,7 +144,7 @@ def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prom
     assert [row.logprob for row in done.logprobs[1:]] == [-float(i) for i in range(1, 26)]
 
 
-def test_every_sampled_token_has_its_logprobs_also_a_hidden_one() -> None:
+def test_every_sampled_token_has_logprobs_even_if_its_text_is_hidden() -> None:
     engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 1 else letter_id("x")))
     events = events_of(engine, request(max_tokens=9, logprobs=1))
     rows = [row for event in events if isinstance(event, TokenChunk) for row in event.logprobs or []]
@@ -203,7 +203,7 @@ def test_encode_is_called_once_per_text_prompt_and_never_for_token_ids() -> None
     assert tokenizer.encoded == list(prompts)
 
 
-def test_aborted_while_being_tokenized() -> None:
+def test_a_request_can_be_aborted_while_it_is_tokenized() -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()
     with make_engine(tokenizer=tokenizer) as engine:  # type: ignore[arg-type]
         engine.submit(text_request("r", "blocked"), inbox)
@@ -218,7 +218,7 @@ def test_aborted_while_being_tokenized() -> None:
         assert engine.num_waiting == 0
 
 
-def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks(overlap: bool) -> None:
+def test_an_abort_while_queued_prefilling_or_decoding_frees_all_blocks(overlap: bool) -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner, max_running=2, max_step_tokens=8, tokenize_workers=0) as engine:
         engine.submit(request("decoding", prompt_len=4, max_tokens=50), inbox)
@@ -241,9 +241,9 @@ def test_aborted_while_queued_prefilled_and_decoded_frees_all_blocks(overlap: bo
     assert {name for step in runner.steps[5 if overlap else 4 :] for name, _, _ in step} == {"next"}
 
 
-def test_aborting_what_has_ended_or_never_was_does_nothing() -> None:
+def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
     with make_engine() as engine:
-        engine.abort("nobody")
+        engine.abort("never submitted")
         assert isinstance(list(engine.stream(request()))[-1], Finished)
         engine.abort("r")
         assert isinstance(list(engine.stream(request("again")))[-1], Finished)
@@ -266,7 +266,7 @@ class FailingRunner(ScriptedRunner):
         raise RuntimeError("the device is gone")
 
 
-def test_when_a_step_fails_everybody_is_told_and_nobody_is_taken() -> None:
+def test_if_a_step_fails_all_requests_fail_and_new_ones_are_refused() -> None:
     runner, inbox = FailingRunner(gated=True), Inbox()
     engine = make_engine(runner)
     engine.start()
@@ -283,8 +283,8 @@ def test_when_a_step_fails_everybody_is_told_and_nobody_is_taken() -> None:
     engine.stop()
 
 
-def test_a_command_that_comes_after_the_end_is_answered_all_the_same() -> None:
-    """Between the check in submit and the hand-over to the thread, the thread may end."""
+def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
+    """The thread may end between the check in `submit` and the post."""
     engine, inbox = make_engine(), Inbox()
     engine.start()
     engine.stop()
@@ -371,7 +371,7 @@ def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> Non
     assert isinstance(ended["long"], Finished)
 
 
-def test_one_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
+def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
     runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
     limits = {"queue_timeout_seconds": 5, "request_timeout_seconds": 60}
     with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0, **limits) as engine:
@@ -393,7 +393,7 @@ def test_one_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> N
     assert ran.usage.completion_tokens > 0
 
 
-def test_a_draining_engine_refuses_requests_and_finishes_those_it_has() -> None:
+def test_a_draining_engine_refuses_new_requests_and_finishes_open_ones() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner) as engine:
         engine.submit(request(), inbox)
@@ -405,7 +405,7 @@ def test_a_draining_engine_refuses_requests_and_finishes_those_it_has() -> None:
         assert isinstance(inbox.wait_terminal("r")["r"], Finished)
 
 
-def test_stop_with_time_lets_requests_finish() -> None:
+def test_stop_with_a_drain_timeout_lets_requests_finish() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     engine = make_engine(runner)
     engine.start()
@@ -421,7 +421,7 @@ def test_stop_with_time_lets_requests_finish() -> None:
         engine.submit(request("late"), inbox)
 
 
-def test_stop_without_time_fails_them() -> None:
+def test_stop_without_a_drain_timeout_fails_them() -> None:
     inbox = Inbox()
     runner = ScriptedRunner(gated=True)
     engine = make_engine(runner)

@@ -1,4 +1,4 @@
-"""The engine thread's time: parts that touch, and the same parts as ranges of a profiler."""
+"""The time of the engine thread in contiguous parts, and the same parts as ranges of a profiler."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_range_is_named_after_the_part_and_the_step() -> None:
     assert describe(Step([Chunk(sequence("a", 4), 0, 4)])) == "prefill, 1 sequence, 4 tokens"
 
 
-def test_who_shows_the_parts_can_change() -> None:
+def test_parts_can_be_shown_by_another_profiler() -> None:
     first, second = ShownRanges(), ShownRanges()
     host = HostTime(Clock(), first)
     host.enter(HostPart.SCHEDULE)
@@ -63,7 +63,7 @@ def test_who_shows_the_parts_can_change() -> None:
     assert (first.is_open, second.is_open) == (True, False)
 
 
-def test_a_profiler_that_fails_costs_its_ranges_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_if_a_profiler_fails_only_its_ranges_are_lost(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(ShownRanges):
         def begin(self, name: str) -> None:
             super().begin(name)
@@ -100,7 +100,7 @@ def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
 
 
 class Slow(ScriptedRunner):
-    """Whatever is asked takes time by the clock: 3 ms to launch, 5 ms to wait."""
+    """A runner that takes 3 ms of the clock to launch a step and 5 ms to collect it."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Slow(ScriptedRunner):
         return super().collect(launched)
 
 
-def test_the_parts_of_the_steps_are_those_of_the_engine_thread(overlap: bool) -> None:
+def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap: bool) -> None:
     clock, inbox = Clock(), Inbox()
     began_ns = clock.now_ns
 
@@ -131,8 +131,8 @@ def test_the_parts_of_the_steps_are_those_of_the_engine_thread(overlap: bool) ->
         wait_until_idle(engine)
         snapshot, steps = engine.snapshot(), engine.take_steps()
     assert [step.number for step in steps] == [0, 1, 2, 3]
-    told_ms = {part: [step.host_ns[part] // 1_000_000 for step in steps] for part in HostPart}
-    assert told_ms == {
+    parts_ms = {part: [step.host_ns[part] // 1_000_000 for step in steps] for part in HostPart}
+    assert parts_ms == {
         HostPart.IDLE: [1000, 0, 0, 0],
         HostPart.COMMANDS: [0] * 4,
         HostPart.SCHEDULE: [0] * 4,
@@ -148,7 +148,7 @@ def test_the_parts_of_the_steps_are_those_of_the_engine_thread(overlap: bool) ->
     }
 
 
-def test_while_it_is_idle_the_time_goes_on_and_never_back() -> None:
+def test_the_idle_time_in_snapshots_grows_and_never_goes_back() -> None:
     clock, inbox = Clock(), Inbox()
     seen = []
     with make_engine(clock_ns=clock, tokenize_workers=0) as engine:
@@ -163,7 +163,7 @@ def test_while_it_is_idle_the_time_goes_on_and_never_back() -> None:
     assert [ns // 10**9 for ns in seen] == [10, 15, 25, 30, 40, 45]
 
 
-def test_a_step_under_way_is_no_idle_time() -> None:
+def test_a_step_under_way_does_not_count_as_idle_time() -> None:
     clock, inbox, runner = Clock(), Inbox(), ScriptedRunner(gated=True)
     with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:
         wait_until_idle(engine)

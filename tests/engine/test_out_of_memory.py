@@ -1,4 +1,4 @@
-"""A device that has no memory for some steps: answers are those of one that has, and nobody else is concerned."""
+"""Steps that the device has no memory for: answers stay the same, and only requests that never fit fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("overlap")
 
 
 def changing(rng: random.Random, rooms: list[int]) -> Callable[[Step], bool]:
-    """One of these, in tokens, at each launch."""
+    """Return a check that allows a random one of these numbers of tokens at each launch."""
     return lambda step: step.num_tokens <= rng.choice(rooms)
 
 
@@ -37,8 +37,8 @@ def test_answers_are_those_of_a_device_with_memory(seed: int, kv_blocks: int) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whoever_fails_or_leaves_meanwhile_costs_nobody_else_anything(seed: int) -> None:
-    """At times not one token fits."""
+def test_requests_that_fail_or_are_aborted_meanwhile_change_no_other_answer(seed: int) -> None:
+    """At times, not a single token fits."""
     rng = random.Random(seed)
     requests = some_requests(rng, 100)
     expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
@@ -57,7 +57,7 @@ def test_whoever_fails_or_leaves_meanwhile_costs_nobody_else_anything(seed: int)
             assert token_ids == expected.token_ids[key][: len(token_ids)]
 
 
-def test_what_was_not_computed_is_not_in_the_prefix_cache() -> None:
+def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
     device, inbox = Device(), Inbox()
     with make_engine(device, tokenize_workers=0) as engine:
         device.has_room = lambda step: all(chunk.end <= 8 for chunk in step.chunks)
@@ -71,7 +71,7 @@ def test_what_was_not_computed_is_not_in_the_prefix_cache() -> None:
     assert (finished.usage.cached_tokens, cached.usage.cached_tokens) == (0, 12)
 
 
-def test_all_choices_of_a_request_that_does_not_fit_leave_and_its_neighbour_goes_on() -> None:
+def test_all_choices_of_a_request_that_does_not_fit_fail_and_its_neighbour_goes_on() -> None:
     device, inbox = Device(), Inbox()
     device.has_room = lambda step: (
         not any(chunk.sequence.request_id == "large" and chunk.sequence.num_generated for chunk in step.chunks)
@@ -85,7 +85,7 @@ def test_all_choices_of_a_request_that_does_not_fit_leave_and_its_neighbour_goes
     assert ended["small"].usage.completion_tokens == 9
 
 
-def test_steps_that_follow_are_smaller_for_a_while_and_nobody_starves(caplog: pytest.LogCaptureFixture) -> None:
+def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pytest.LogCaptureFixture) -> None:
     clock, inbox = Clock(), Inbox()
     device = Device(lambda step: step.num_tokens <= 40)
 
@@ -116,7 +116,7 @@ def test_steps_that_follow_are_smaller_for_a_while_and_nobody_starves(caplog: py
     assert "--gpu-memory-utilization" in caplog.messages[0]
 
 
-def test_decodes_that_are_known_not_to_fit_together_are_not_tried_together() -> None:
+def test_decodes_that_did_not_fit_in_one_step_are_not_tried_in_one_step_again() -> None:
     device, inbox = Device(), Inbox()
     device.has_room = lambda step: len(step.chunks) <= 20
     names = [f"r{i}" for i in range(40)]
@@ -130,8 +130,8 @@ def test_decodes_that_are_known_not_to_fit_together_are_not_tried_together() -> 
     assert sum(not fits for _, fits in device.tried) < 6
 
 
-def test_an_end_in_the_step_before_is_no_part_of_the_step_that_does_not_fit() -> None:
-    """With overlap, its chunk had been scheduled."""
+def test_a_sequence_that_the_step_before_has_ended_is_not_in_the_parts_of_the_next() -> None:
+    """With overlap, the next step had a chunk of the sequence already."""
     device, inbox = Device(), Inbox()
     stops = (*LETTERS, EOS)  # its first token is its last
     with make_engine(device, tokenize_workers=0) as engine:
@@ -144,7 +144,7 @@ def test_an_end_in_the_step_before_is_no_part_of_the_step_that_does_not_fit() ->
 
 
 class Breaks(Device):
-    """On the second launch, for another reason."""
+    """A device that fails on the second launch, for another reason than memory."""
 
     def launch(self, step: Step) -> Launched:
         if len(self.tried) == 1:
@@ -152,7 +152,7 @@ class Breaks(Device):
         return super().launch(step)
 
 
-def test_another_error_in_a_part_is_the_end_as_always() -> None:
+def test_any_other_error_in_a_part_fails_the_engine() -> None:
     device, inbox = Breaks(lambda step: step.num_tokens <= 2), Inbox()
     engine = make_engine(device, tokenize_workers=0)
     engine.start()
@@ -166,7 +166,7 @@ def test_another_error_in_a_part_is_the_end_as_always() -> None:
     assert all(isinstance(event, TERMINAL) for event in ended.values())
 
 
-def test_a_step_in_parts_is_one_step_for_all_who_count() -> None:
+def test_a_step_in_parts_is_counted_as_one_step() -> None:
     device = Device(lambda step: step.num_tokens <= 3)
     with make_engine(device, tokenize_workers=0) as engine:
         *_, ended = engine.stream(request(prompt_len=11, max_tokens=3, ignore_eos=True))
@@ -177,7 +177,7 @@ def test_a_step_in_parts_is_one_step_for_all_who_count() -> None:
 
 
 def copying_request() -> Request:
-    """Two choices whose prompt does not fill its last block, so one of them copies that block."""
+    """Return a request of two choices whose prompt does not fill its last block, so that one of them copies it."""
     return request("copies", prompt_len=6, n=2, max_tokens=4, ignore_eos=True)
 
 

@@ -1,6 +1,6 @@
-"""A step is scheduled and launched while the one before is under way: what scheduler and engine loop make of it.
+"""Overlap: a step is scheduled and launched while the step before is in flight.
 
-That all else is as without overlap is tested where all else is: tests that use the fixture `overlap` run both ways.
+Many tests of other files use the fixture `overlap`, which runs them with overlap and without.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tests.engine.memory import Memory, make, sequence
 
 
 def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """A step whose results do not come."""
+    """Launch a step whose results never come, and return its chunks."""
     step = scheduler.schedule()
     assert step is not None
     scheduler.advance(step)
     return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
 
 
-def test_a_sequence_goes_on_while_its_newest_token_is_on_its_way() -> None:
+def test_a_sequence_is_scheduled_before_the_id_of_its_newest_token_is_known() -> None:
     scheduler, one = make(), sequence("a", 4, max_tokens=3)
     scheduler.add(one)
     first = scheduler.schedule()
@@ -58,7 +58,7 @@ def test_a_sequence_goes_on_while_its_newest_token_is_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_whoever_needs_no_other_step_makes_room_at_once(max_tokens: int) -> None:
+def test_a_sequence_that_needs_no_other_step_frees_its_place_at_launch(max_tokens: int) -> None:
     scheduler = make(kv_blocks=1, max_running=1)
     scheduler.add(sequence("a", 3, max_tokens))
     scheduler.add(sequence("b", 3, max_tokens))
@@ -67,7 +67,7 @@ def test_whoever_needs_no_other_step_makes_room_at_once(max_tokens: int) -> None
     assert launch(scheduler) == [("b", 3)]
 
 
-def test_what_a_prompt_is_computed_for_need_not_wait_for_the_results() -> None:
+def test_sequences_that_share_a_prompt_do_not_wait_for_the_results_of_its_step() -> None:
     scheduler = make(max_step_tokens=16)
     prompt = list(range(8))
     leader, sibling = sequence("leader", prompt), sequence("sibling", prompt)
@@ -94,7 +94,7 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
     assert scheduler.pool.find(hash_block(None, [*one.token_ids[:3], 7])) == one.blocks[0]
 
 
-def test_the_end_of_an_answer_is_not_in_the_cache_though_a_step_computed_it() -> None:
+def test_the_last_token_of_an_answer_is_not_in_the_prefix_cache() -> None:
     scheduler = make()
     memory = Memory(scheduler, last_token=9)
     memory.overlap = True
@@ -107,7 +107,7 @@ def test_the_end_of_an_answer_is_not_in_the_cache_though_a_step_computed_it() ->
     assert scheduler.pool.num_cached == 0
 
 
-def test_one_that_gives_way_with_a_token_on_its_way_has_it_when_it_comes_back() -> None:
+def test_a_sequence_that_is_preempted_while_it_draws_has_the_token_when_it_resumes() -> None:
     scheduler = make(kv_blocks=2, max_step_tokens=16)
     old, young = sequence("old", 4, 2), sequence("young", 4, 4)
     scheduler.add(old)
@@ -123,7 +123,7 @@ def test_one_that_gives_way_with_a_token_on_its_way_has_it_when_it_comes_back() 
     assert launch(scheduler) == [("young", 5)]
 
 
-def test_what_was_removed_with_a_step_under_way_leaves_its_blocks_to_others() -> None:
+def test_blocks_of_a_sequence_that_is_removed_during_its_step_are_free_at_once() -> None:
     scheduler = make(kv_blocks=2)
     scheduler.add(sequence("a", 3, 4))
     launch(scheduler)
@@ -136,7 +136,7 @@ def test_what_was_removed_with_a_step_under_way_leaves_its_blocks_to_others() ->
 
 
 class Device(ScriptedRunner):
-    """Computes one step after the other, beside the host: each takes so long, by the clock of the test."""
+    """A device that computes one step after the other beside the host. Each takes `step_seconds` of the clock."""
 
     is_asynchronous = True
 
@@ -177,7 +177,7 @@ class Device(ScriptedRunner):
 
 
 def slow_consumer(clock: Clock, inbox: Inbox, seconds: float) -> Callable[[list[RequestEvent]], None]:
-    """Each hand-over takes the engine thread so long."""
+    """Return a consumer that takes so many seconds for each hand-over."""
 
     def deliver(events: list[RequestEvent]) -> None:
         clock.move(seconds)
@@ -220,7 +220,7 @@ def test_without_overlap_the_device_waits_for_the_host() -> None:
     assert list(ended.account.inter_token_ns) == [14_000_000] * 2
 
 
-def test_a_device_with_a_clock_tells_that_it_had_to_wait_for_the_host() -> None:
+def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None:
     clock, inbox, asked = Clock(), Inbox(), request(max_tokens=5)
     device = Device(clock, step_seconds=0.010)
     device.has_clock = True
@@ -237,7 +237,7 @@ def test_a_device_with_a_clock_tells_that_it_had_to_wait_for_the_host() -> None:
     assert ended.account.model_ns == 50_000_000
 
 
-def test_time_without_work_is_no_gap() -> None:
+def test_time_without_requests_is_not_a_gap_of_the_device() -> None:
     clock, inbox = Clock(), Inbox()
     device = Device(clock, step_seconds=0.010)
     device.has_clock = True
@@ -250,7 +250,7 @@ def test_time_without_work_is_no_gap() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_answer_of_full_length_takes_no_step_more_than_without_overlap(n: int) -> None:
+def test_an_answer_of_full_length_takes_as_many_steps_as_without_overlap(n: int) -> None:
     steps = []
     for overlap in (False, True):
         device = Device(Clock(), 0.01)
@@ -261,7 +261,7 @@ def test_an_answer_of_full_length_takes_no_step_more_than_without_overlap(n: int
 
 
 @pytest.mark.parametrize("edits", [{}, {"repetition_penalty": 1.1}], ids=["plain", "edited"])
-def test_an_end_that_only_the_token_tells_costs_one_step_and_leaks_nothing(edits: dict[str, float]) -> None:
+def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits: dict[str, float]) -> None:
     events = []
     for overlap in (False, True):
         device = Device(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
@@ -307,7 +307,7 @@ def by_ids(sequence: Sequence) -> int:
 
 
 def batch_of_64(*, penalty: bool, overlap: bool = True) -> tuple[Device, list[StepRecord], list[str]]:
-    """64 requests that enter one step together and decode until the end. Each hand-over takes the host 4 ms."""
+    """Run 64 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
     clock, inbox, device_inbox = Clock(), Inbox(), Inbox()
     device = Device(clock, step_seconds=0.010, token_of=by_ids)
     is_held, all_submitted = Event(), Event()
@@ -368,7 +368,7 @@ def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_hos
 
 
 class Held(ScriptedRunner):
-    """Each step waits for `permit()` when its results are collected; `launched` has it before."""
+    """A runner whose steps wait for `permit()` when they are collected. `launched` has them from their launch on."""
 
     is_asynchronous = True
 
@@ -381,7 +381,7 @@ class Held(ScriptedRunner):
         return super().launch(step)
 
 
-def test_one_that_is_aborted_while_its_first_step_is_under_way_was_in_no_step() -> None:
+def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> None:
     runner, inbox = Held(), Inbox()
     first, gone = request("first", max_tokens=9), request("gone", max_tokens=9)
     with make_engine(runner, tokenize_workers=0) as engine:
@@ -404,8 +404,8 @@ def test_one_that_is_aborted_while_its_first_step_is_under_way_was_in_no_step() 
     assert (ended["first"].account.first_step, ended["first"].account.num_steps) == (0, 9)
 
 
-def test_a_request_with_the_id_of_one_whose_step_is_under_way_gets_nothing_of_it() -> None:
-    """Ids are unique among those that are open, and the old one is not."""
+def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_way() -> None:
+    """Request ids are unique among open requests only."""
     runner, inbox = Held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b")), Inbox()
     with make_engine(runner, tokenize_workers=0) as engine:
         engine.submit(request("r", max_tokens=9), inbox)
@@ -426,7 +426,7 @@ class BreaksOnLaunch(Held):
         return super().launch(step)
 
 
-def test_a_launch_that_fails_with_a_step_under_way_ends_everybody_once() -> None:
+def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> None:
     runner, inbox = BreaksOnLaunch(), Inbox()
     engine = make_engine(runner, tokenize_workers=0)
     engine.start()
@@ -440,7 +440,7 @@ def test_a_launch_that_fails_with_a_step_under_way_ends_everybody_once() -> None
     engine.stop()
 
 
-def test_stopped_with_steps_under_way() -> None:
+def test_a_stop_with_steps_under_way_fails_the_requests_and_frees_their_blocks() -> None:
     runner, inbox = Held(), Inbox()
     engine = make_engine(runner, tokenize_workers=0)
     engine.start()

@@ -1,4 +1,4 @@
-"""The prefill budget against a machine whose steps take a known time."""
+"""The prefill budget with a machine whose steps take a known time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def settle(budget: PrefillBudget, ns_per_token: int, steps: int = 60) -> int:
 
 
 @pytest.mark.parametrize(("ns_per_token", "fitting"), [(100_000, 400), (1_000_000, 40)])
-def test_it_settles_where_a_step_takes_the_target(ns_per_token: int, fitting: int) -> None:
+def test_the_budget_settles_where_a_step_takes_the_target(ns_per_token: int, fitting: int) -> None:
     budget = PrefillBudget(target_seconds=0.05, most_tokens=2048)
     assert fitting * 0.7 <= settle(budget, ns_per_token) <= fitting * 1.3
 
 
-def test_it_comes_back_when_steps_get_faster() -> None:
+def test_the_budget_grows_again_when_steps_get_faster() -> None:
     budget = PrefillBudget(target_seconds=0.05, most_tokens=512)
     settle(budget, 1_000_000)
     assert settle(budget, 1_000) == 512
 
 
-def test_it_never_stops_prefill_altogether() -> None:
+def test_the_budget_never_stops_prefill() -> None:
     budget = PrefillBudget(target_seconds=0.001, most_tokens=512)
     assert settle(budget, 1_000_000) == LEAST_TOKENS
 
 
-def test_steps_that_tell_nothing_change_nothing() -> None:
+def test_steps_without_decodes_or_without_prefill_change_nothing() -> None:
     budget = PrefillBudget(target_seconds=0.05, most_tokens=512)
     budget.observe(num_decodes=0, num_prefill_tokens=512, step_ns=10**10)
     budget.observe(num_decodes=4, num_prefill_tokens=0, step_ns=10**10)
@@ -42,7 +42,7 @@ def test_steps_that_tell_nothing_change_nothing() -> None:
 
 
 class SlowRunner(ScriptedRunner):
-    """A millisecond a token, by the clock of the test."""
+    """A runner that takes a millisecond of the clock for each token."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(gated=True)

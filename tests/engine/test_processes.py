@@ -16,18 +16,18 @@ from oaiserve.engine.loop import Broken, Stop
 from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound
 from tests.engine.doubles import TIMEOUT_SECONDS, TOKENIZER, BlockedTokenizer, Inbox, make_engine
-from tests.engine.front_end import BLOCKED, record_of, requests, told
+from tests.engine.front_end import BLOCKED, described, record_of, requests
 
 
 class WholeTokenizer(BlockedTokenizer):
-    """Stops at the prompt "blocked"; takes bad words, too."""
+    """A tokenizer that stops at the prompt "blocked", and also encodes bad words."""
 
     def encode_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         return TOKENIZER.encode_bad_words(words)
 
 
 def serve(asked: list[Request], submit: Callable[[Engine, Request], None], inbox: Inbox) -> dict[str, list[Event]]:
-    """Run the requests until all have ended. Each ends in its own way."""
+    """Run the requests until all have ended as they are expected to, and return their events."""
     tokenizer = WholeTokenizer()
     with make_engine(tokenizer=tokenizer, kv_blocks=64) as engine:  # type: ignore[arg-type]
         for request in asked:
@@ -54,7 +54,7 @@ def test_a_front_end_in_another_process_makes_the_same_records() -> None:
         assert front_end.stdin is not None
         assert front_end.stdout is not None
         asked = pickle.load(front_end.stdout)
-        assert told(asked) == told(requests())
+        assert described(asked) == described(requests())
         inbox = Inbox()
 
         def deliver(events: list[Event]) -> None:
@@ -68,9 +68,9 @@ def test_a_front_end_in_another_process_makes_the_same_records() -> None:
     assert found.keys() == events.keys()
     for request in asked:
         name = request.request_id
-        events_told = told(events[name])  # before the chunks are put together
+        events_sent = described(events[name])  # before the chunks are put together
         record = record_of(request, events[name])
-        assert found[name] == (events_told, told(record))
+        assert found[name] == (events_sent, described(record))
         assert record.times.submitted is not None
         assert record.times.received == (request.received_ns or record.times.submitted)
     record = record_of(asked[1], events["ids"])
@@ -81,9 +81,9 @@ def test_a_front_end_in_another_process_makes_the_same_records() -> None:
 @pytest.mark.usefixtures("overlap")
 def test_nothing_writes_into_a_request() -> None:
     asked, inbox = requests(), Inbox()
-    before = [(pickle.dumps(request), told(request)) for request in asked]
+    before = [(pickle.dumps(request), described(request)) for request in asked]
     serve(asked, lambda engine, request: engine.submit(request, inbox), inbox)
-    assert [(pickle.dumps(request), told(request)) for request in asked] == before
+    assert [(pickle.dumps(request), described(request)) for request in asked] == before
 
 
 def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before_is_not() -> None:

@@ -1,4 +1,4 @@
-"""A profile of the next steps: how many, when it ends, and that nobody else notices."""
+"""Profiles of the next steps: their number of steps, their ends, and requests that do not notice them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = 3600
 
 
 class Recorded:
-    """What a profile has: the names of its ranges."""
+    """A recording that keeps the names of its ranges."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -61,7 +61,7 @@ def launches(profile: Profile) -> int:
 
 
 @pytest.mark.usefixtures("overlap")
-def test_it_has_as_many_steps_as_were_asked_for() -> None:
+def test_a_profile_has_the_requested_number_of_steps() -> None:
     profiler, inbox = FakeProfiler(), Inbox()
     with make_engine(profiler=profiler, tokenize_workers=0) as engine:
         for _ in range(2):  # one after the other
@@ -74,7 +74,7 @@ def test_it_has_as_many_steps_as_were_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("overlap")
-def test_it_may_begin_between_two_steps() -> None:
+def test_a_profile_may_begin_between_two_steps() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner, profiler=FakeProfiler(), tokenize_workers=0) as engine:
         engine.submit(request(max_tokens=9), inbox)
@@ -86,7 +86,7 @@ def test_it_may_begin_between_two_steps() -> None:
     assert (profile.num_steps, launches(profile)) == (4, 4)
 
 
-def test_there_is_one_at_a_time() -> None:
+def test_a_second_profile_at_the_same_time_is_refused() -> None:
     with make_engine(profiler=FakeProfiler(), tokenize_workers=0) as engine:
         first = engine.profile(1, HOUR)
         with pytest.raises(Conflict, match="being made already"):
@@ -95,14 +95,14 @@ def test_there_is_one_at_a_time() -> None:
         assert first.result(TIMEOUT_SECONDS).num_steps == 1
 
 
-def test_an_idle_engine_ends_it_when_the_time_is_over() -> None:
+def test_an_idle_engine_ends_a_profile_when_its_time_is_over() -> None:
     with make_engine(profiler=FakeProfiler()) as engine:
         profile = engine.profile(5, 0.01).result(TIMEOUT_SECONDS)
     assert (profile.num_steps, launches(profile)) == (0, 0)
     assert profile.duration_ns >= 10_000_000
 
 
-def test_a_busy_engine_ends_it_between_two_steps() -> None:
+def test_a_busy_engine_ends_a_profile_between_two_steps() -> None:
     clock, inbox = Clock(), Inbox()
     runner = ScriptedRunner(gated=True)
     with make_engine(runner, profiler=FakeProfiler(), clock_ns=clock, tokenize_workers=0) as engine:
@@ -121,7 +121,7 @@ def test_a_busy_engine_ends_it_between_two_steps() -> None:
     assert (profile.num_steps, profile.duration_ns) == (2, 10**9)
 
 
-def test_whoever_asked_can_end_it_and_nobody_elses() -> None:
+def test_only_the_caller_of_a_profile_can_end_it() -> None:
     profiler = FakeProfiler()
     with make_engine(profiler=profiler) as engine:
         first, second = engine.profile(5, HOUR), engine.profile(5, HOUR)
@@ -135,7 +135,7 @@ def test_whoever_asked_can_end_it_and_nobody_elses() -> None:
         assert engine.profile(1, 0.001).result(TIMEOUT_SECONDS).num_steps == 0
 
 
-def test_one_that_was_given_up_before_it_began_does_not_begin() -> None:
+def test_a_profile_that_is_cancelled_before_it_begins_does_not_begin() -> None:
     engine = make_engine(profiler=FakeProfiler())
     asked = engine.profile(1, HOUR)
     assert asked.cancel()
@@ -145,7 +145,7 @@ def test_one_that_was_given_up_before_it_began_does_not_begin() -> None:
 
 
 @pytest.mark.parametrize("fails_to", ["start", "stop"])
-def test_a_profiler_that_fails_costs_no_request(fails_to: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_if_a_profiler_fails_no_request_does(fails_to: str, caplog: pytest.LogCaptureFixture) -> None:
     with make_engine(profiler=FakeProfiler(fails_to=fails_to), tokenize_workers=0) as engine:
         asked = engine.profile(2, HOUR)
         assert isinstance(list(engine.stream(request(max_tokens=5)))[-1], Finished)
@@ -157,12 +157,12 @@ def test_a_profiler_that_fails_costs_no_request(fails_to: str, caplog: pytest.Lo
     assert [line.levelname for line in caplog.records if line.exc_info] == ["ERROR"]
 
 
-def test_an_engine_without_a_profiler_says_so() -> None:
+def test_an_engine_without_a_profiler_refuses_profiles() -> None:
     with make_engine() as engine, pytest.raises(NotFound, match="no profiler"):
         engine.profile(1, HOUR).result(TIMEOUT_SECONDS)
 
 
-def test_the_end_of_the_engine_is_the_end_of_its_profile() -> None:
+def test_the_end_of_the_engine_ends_its_profile() -> None:
     profiler = FakeProfiler()
     with make_engine(profiler=profiler) as engine:
         asked = engine.profile(1, HOUR)
@@ -173,7 +173,7 @@ def test_the_end_of_the_engine_is_the_end_of_its_profile() -> None:
     assert not profiler.is_on
 
 
-def test_an_engine_that_fails_tells_whoever_waits_for_a_profile() -> None:
+def test_a_profile_fails_with_its_engine() -> None:
     class Failing(ScriptedRunner):
         def run(self, step: object) -> list:
             raise RuntimeError("the device is gone")
@@ -184,8 +184,8 @@ def test_an_engine_that_fails_tells_whoever_waits_for_a_profile() -> None:
         assert isinstance(asked.exception(TIMEOUT_SECONDS), APIError)
 
 
-def test_other_ranges_rest_meanwhile() -> None:
-    """Those of another profiler, which is always there."""
+def test_ranges_of_another_profiler_pause_during_a_profile() -> None:
+    """The other profiler is attached all the time."""
     others = ShownRanges()
     with make_engine(ranges=others, profiler=FakeProfiler(), tokenize_workers=0) as engine:
         asked = engine.profile(2, HOUR)

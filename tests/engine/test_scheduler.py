@@ -1,4 +1,4 @@
-"""Scheduler, block pool and prefix cache, driven without a model: one rule after the other."""
+"""The scheduler, the block pool and the prefix cache without a model: one rule per test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("overlap")
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Twice: each step is committed before the next is scheduled, and after the next was launched."""
+    """Run a test twice: with each step committed before the next is scheduled, and after the next is launched."""
     monkeypatch.setattr(Memory, "overlap", request.param)
     return request.param  # type: ignore[no-any-return]
 
@@ -26,7 +26,7 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def waited(scheduler: Scheduler, one: Sequence, until_ns: int = 10_000) -> dict[str, int]:
-    """By reason, from its arrival at 0 until it is in a step, with a step every 1,000 ns."""
+    """Return how long a sequence waits from its arrival at 0 on, by reason. There is a step every 1,000 ns."""
     memory = Memory(scheduler)
     for now_ns in range(1_000, until_ns, 1_000):
         step = scheduler.schedule(now_ns)
@@ -37,27 +37,27 @@ def waited(scheduler: Scheduler, one: Sequence, until_ns: int = 10_000) -> dict[
     raise AssertionError("it was never in a step")
 
 
-def test_one_that_comes_during_a_step_waits_for_its_end() -> None:
+def test_a_sequence_that_arrives_during_a_step_waits_for_its_end() -> None:
     scheduler, one = make(), sequence("a")
     scheduler.add(one)
     assert waited(scheduler, one) == {"step_under_way": 1_000}
 
 
-def test_one_waits_for_a_place_in_the_batch() -> None:
+def test_a_sequence_waits_for_a_place_in_the_batch() -> None:
     scheduler, one = make(max_running=1), sequence("b")
     scheduler.add(sequence("a", max_tokens=3))
     scheduler.add(one)
     assert waited(scheduler, one) == {"step_under_way": 1_000, "batch_full": 3_000}
 
 
-def test_one_waits_for_the_tokens_of_a_step() -> None:
+def test_a_sequence_waits_for_the_token_budget_of_a_step() -> None:
     scheduler, one = make(), sequence("b")
     scheduler.add(sequence("a", 24))
     scheduler.add(one)
     assert waited(scheduler, one) == {"step_under_way": 1_000, "token_budget": 3_000}
 
 
-def test_one_waits_for_blocks_and_the_one_behind_it_for_others() -> None:
+def test_a_sequence_waits_for_blocks_and_the_next_one_behind_it() -> None:
     scheduler, big, small = make(kv_blocks=6, lookahead=0), sequence("b", 20, 3), sequence("c", 2)
     scheduler.add(sequence("a", 8, max_tokens=3))
     scheduler.add(big)
@@ -71,7 +71,7 @@ def test_one_waits_for_blocks_and_the_one_behind_it_for_others() -> None:
     }
 
 
-def test_one_waits_for_another_that_computes_the_same_prefix() -> None:
+def test_a_sequence_waits_for_another_one_that_computes_the_same_prefix() -> None:
     scheduler = make(max_step_tokens=8, max_running=8)
     prefix = list(range(20))
     one = sequence("b", [*prefix, 100])
@@ -85,7 +85,7 @@ def test_one_waits_for_another_that_computes_the_same_prefix() -> None:
 # -- order and budget -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_do_is_no_step() -> None:
+def test_without_sequences_no_step_is_scheduled() -> None:
     assert make().schedule() is None
 
 
@@ -105,7 +105,7 @@ def test_decodes_come_first_and_prefill_gets_the_rest_of_the_budget() -> None:
     assert memory.run() == [("a", 1), ("b", 7)]
 
 
-def test_a_bound_that_was_lowered_below_what_decodes_take_leaves_prompts_nothing_until_one_has_gone() -> None:
+def test_with_a_limit_below_what_decodes_take_prompts_wait_until_a_decode_ends() -> None:
     scheduler = make(max_step_tokens=8)
     memory = Memory(scheduler)
     scheduler.add(sequence("a", 2, max_tokens=3))
@@ -133,7 +133,7 @@ def test_max_running_bounds_admission() -> None:
     assert Memory(scheduler).run() == [("a", 2), ("b", 2)]
 
 
-def test_one_that_does_not_fit_lets_a_bounded_number_pass() -> None:
+def test_a_sequence_that_does_not_fit_is_overtaken_by_a_bounded_number() -> None:
     scheduler = make(kv_blocks=4, block_size=64, max_step_tokens=512, lookahead=1)
     memory = Memory(scheduler)
     first, big = sequence("first", 66, 60), sequence("big", 190, 1)
@@ -152,7 +152,7 @@ def test_one_that_does_not_fit_lets_a_bounded_number_pass() -> None:
     assert memory.run()[0] == ("big", 190)
 
 
-def test_without_lookahead_nobody_overtakes() -> None:
+def test_without_lookahead_no_sequence_overtakes() -> None:
     scheduler = make(kv_blocks=4, max_step_tokens=64, lookahead=0)
     for name, prompt_len in (("a", 8), ("b", 12), ("c", 1)):
         scheduler.add(sequence(name, prompt_len, 1))
@@ -196,7 +196,7 @@ def test_a_sequence_that_can_never_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_without_a_free_block_the_youngest_gives_way_and_is_computed_again(prefix_cache: bool) -> None:
+def test_without_a_free_block_the_youngest_is_preempted_and_computed_again(prefix_cache: bool) -> None:
     scheduler = make(kv_blocks=2, max_step_tokens=16, prefix_cache=prefix_cache)
     memory = Memory(scheduler)
     old, young = sequence("old", 4, 4), sequence("young", 4, 4)
@@ -210,7 +210,7 @@ def test_without_a_free_block_the_youngest_gives_way_and_is_computed_again(prefi
     assert memory.run() == [("young", 5)]  # its prompt and the token that it had: its block was needed
 
 
-def test_what_a_preempted_sequence_had_computed_is_found_again_where_there_was_room() -> None:
+def test_a_preempted_sequence_finds_its_blocks_again_if_they_were_not_needed() -> None:
     scheduler = make(kv_blocks=6, max_step_tokens=32)
     memory = Memory(scheduler)
     old, young = sequence("old", 12, 8), sequence("young", 12, 2)
@@ -276,7 +276,7 @@ def test_64_that_arrive_together_compute_their_common_prefix_once() -> None:
     assert memory.num_computed == 512 + 64 * 2
 
 
-def test_followers_go_on_by_themselves_when_their_leader_leaves() -> None:
+def test_parked_sequences_compute_a_prefix_themselves_if_its_leader_leaves() -> None:
     scheduler = make(kv_blocks=64, max_step_tokens=64)
     leader, follower = sequence("leader", [1] * 24, 1), sequence("follower", [*[1] * 24, 2], 1)
     scheduler.add(leader)
@@ -287,7 +287,7 @@ def test_followers_go_on_by_themselves_when_their_leader_leaves() -> None:
     assert Memory(scheduler).run() == [("follower", 25)]
 
 
-def test_blocks_unused_for_longest_are_taken_first() -> None:
+def test_least_recently_used_blocks_are_allocated_first() -> None:
     pool = BlockPool(3, 1)
     blocks = pool.allocate(3)
     assert blocks == [0, 1, 2]
@@ -298,7 +298,7 @@ def test_blocks_unused_for_longest_are_taken_first() -> None:
     assert [pool.allocate(1) for _ in range(3)] == [[2], [1], [0]]
 
 
-def test_a_block_released_once_too_often_is_noticed() -> None:
+def test_releasing_a_block_once_too_often_raises() -> None:
     pool = BlockPool(2, 4)
     blocks = pool.allocate(1)
     assert blocks is not None

@@ -1,4 +1,4 @@
-"""Scheduler, block pool and prefix cache, driven without a model: anything may happen in any order."""
+"""The scheduler, the block pool and the prefix cache without a model: anything may happen in any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAST_TOKEN = 3  # of those that are drawn, 0 to 3
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any mix of arrivals, steps and departures keeps the promises of scheduler, pool and cache."""
+    """A machine that mixes arrivals, steps and departures, and checks the promises of scheduler, pool and cache."""
 
     policy, prefix_cache, overlap = "fcfs", True, False
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
@@ -175,7 +175,7 @@ class SeveralOverlapByPriority(OverlapByPriority):
 
 
 class AtMostOneOverlap(Overlap):
-    """A step in flight often computes for a token that the step before does not draw."""
+    """A machine whose steps often compute for a token that the step before does not draw."""
 
     fewest_draws, most_draws = 0, 1
 
@@ -195,10 +195,10 @@ TestAtMostOneOverlap = AtMostOneOverlap.TestCase
 @pytest.mark.parametrize("most_draws", [1, 4])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_long_life_of_arrivals_departures_and_preemptions_ends_empty(
+def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     policy: str, overlap: bool, most_draws: int
 ) -> None:
-    """20,000 steps for each policy. No sequence waits for ever. With more than one draw, none can come, too."""
+    """No sequence waits for ever. With `most_draws` above 1, a chunk draws 0 to 4 tokens, else one."""
     rng = random.Random(policy)
     scheduler = make(kv_blocks=24, max_running=6, max_step_tokens=16, policy=POLICIES[policy])
     alive: dict[Sequence, int] = {}  # since which step

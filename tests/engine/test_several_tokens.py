@@ -80,7 +80,7 @@ def test_a_chunk_for_a_token_that_did_not_come_is_void_and_the_sequence_goes_on(
     assert (one.generated_ids, one.num_tokens) == ([7], 5)
 
 
-def test_one_that_left_for_its_length_and_got_no_token_waits_again_like_a_preempted_one() -> None:
+def test_a_sequence_that_left_for_its_length_and_got_no_token_waits_again() -> None:
     scheduler, one = make(), sequence("a", max_tokens=1)
     scheduler.add(one)
     (chunk,) = launch(scheduler)
@@ -122,7 +122,7 @@ several = pytest.mark.usefixtures("overlap")
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
 def test_answers_are_those_of_one_token_a_step(seed: int, kv_blocks: int) -> None:
-    """Also with preemption, choices, ends of every kind, edits by ids, and clients that leave."""
+    """There are preemptions, choices, ends of every kind, edits by ids, shortages and aborts."""
     rng = random.Random(seed)
     requests = some_requests(rng, 60)
     expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
@@ -157,8 +157,8 @@ def alphabet(one: Sequence) -> list[int]:
 
 
 def answer_of(runner: ScriptedRunner, **params: object) -> tuple[str, list[TokenChunk], Event]:
-    """Text, chunks and end of an answer to a prompt that is computed in two steps, so that the first draw is several
-    tokens already."""
+    """Return text, chunks and terminal event of an answer. Its prompt is computed in two steps, so that the first draw
+    may have several tokens."""
     with make_engine(runner, tokenize_workers=0) as engine:
         *events, end = engine.stream(request(prompt_len=20, **params))
         assert engine.snapshot().blocks_used == 0
@@ -205,7 +205,7 @@ def test_max_tokens_0_takes_none_of_several() -> None:
 
 
 class Timed(ScriptedRunner):
-    """Each step takes 10 ms of the clock."""
+    """A runner whose steps take 10 ms of the clock each."""
 
     def __init__(self, clock: Clock, token_of: object) -> None:
         super().__init__(token_of, max_draws=3)
@@ -229,7 +229,7 @@ def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
 
 
 @several
-def test_one_that_left_for_its_length_and_got_no_token_has_a_stall_in_its_account() -> None:
+def test_the_account_of_a_sequence_that_left_and_waits_again_has_a_stall() -> None:
     clock, inbox = Clock(), Inbox()
     drawn = iter([[], [letter_id("x")]])
     with make_engine(Timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0) as engine:

@@ -1,4 +1,4 @@
-"""Steps that the device has no memory for: cut into parts, and together as one step; how large later ones are."""
+"""Steps that the device has no memory for: their parts, their joined results, and the size of later steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine.memory import sequence
 
 
 def step_of(*sizes: int) -> Step:
-    """Chunks of so many tokens, each in the midst of its sequence; every other one draws two tokens."""
+    """Return a step of chunks of these sizes, each inside its sequence. Every other one draws two tokens."""
     chunks = []
     for index, size in enumerate(sizes):
         one = sequence(f"{index}", 100)
@@ -35,7 +35,7 @@ def results_of(step: Step) -> list[ChunkResult]:
     room=st.integers(1, 120),
     most_tokens=st.integers(1, 120),
 )
-def test_parts_come_to_the_same_as_the_whole(sizes: list[int], room: int, most_tokens: int) -> None:
+def test_the_results_of_parts_are_those_of_the_whole_step(sizes: list[int], room: int, most_tokens: int) -> None:
     step = step_of(*sorted(sizes))
     computed: dict[str, int] = {chunk.sequence.request_id: chunk.start for chunk in step.chunks}
 
@@ -55,9 +55,7 @@ def test_parts_come_to_the_same_as_the_whole(sizes: list[int], room: int, most_t
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
-def test_whoever_does_not_fit_even_alone_has_no_result_and_all_others_have_theirs(
-    sizes: list[int], data: st.DataObject
-) -> None:
+def test_only_a_chunk_that_does_not_fit_alone_has_no_result(sizes: list[int], data: st.DataObject) -> None:
     step = step_of(*sorted(sizes))
     stuck = data.draw(st.sets(st.sampled_from([chunk.sequence.request_id for chunk in step.chunks])))
 
@@ -73,7 +71,7 @@ def test_whoever_does_not_fit_even_alone_has_no_result_and_all_others_have_their
     assert compute_in_parts(compute, step, step.num_tokens) == expected
 
 
-def test_a_chunk_of_which_only_a_part_fits_has_no_result() -> None:
+def test_a_chunk_that_fits_only_in_part_has_no_result() -> None:
     step, tried = step_of(4), []
 
     def compute(part: Step) -> list[ChunkResult]:
@@ -103,7 +101,7 @@ def test_halves_have_about_as_many_tokens() -> None:
     assert tried == [[1, 1], [20], [10], [10], [20], [10], [10]]
 
 
-def test_an_error_of_the_model_in_one_part_is_that_of_the_chunk() -> None:
+def test_an_error_in_one_part_is_the_error_of_the_chunk() -> None:
     results = {2: ChunkResult(error="bad"), 3: ChunkResult([1])}
     (result,) = compute_in_parts(lambda part: [results[part.num_tokens]], step_of(5), 3)
     assert result == ChunkResult([1], error="bad")
@@ -152,7 +150,7 @@ def test_steps_are_half_as_large_after_each_shortage_and_grow_again_in_time() ->
 
 
 @given(st.integers(1, 4096), st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 30)), max_size=20))
-def test_there_is_always_room_for_a_step(most_tokens: int, shortages: list[tuple[int, int]]) -> None:
+def test_steps_are_never_limited_to_nothing(most_tokens: int, shortages: list[tuple[int, int]]) -> None:
     shortage, now_ns = Shortage(most_tokens), 0
     for num_tokens, seconds in shortages:
         now_ns += seconds * 10**9

@@ -1,4 +1,4 @@
-"""The event loop's side of the engine: what gathers while a reader is busy, and what a slow reader gets."""
+"""Streams: what gathers while a reader is busy, and what happens to a slow reader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeEngine:
 
 
 def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: object) -> TokenChunk:
-    """One letter, one token."""
+    """Return a chunk in which each letter is a token."""
     logprobs = None
     if num_top is not None:
         top = [TopLogprob(0, "t", b"t", -1.0)] * num_top
@@ -48,14 +48,14 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
 
 
 def gathered(*events: Event) -> list[Event]:
-    """What a reader gets that was busy all the time."""
+    """Return what a reader gets that was busy during all these events."""
     stream = LoopStream(Request("r", ()), FakeEngine())
     for event in events:
         stream._push(event)
     return asyncio.run(stream.next())
 
 
-def test_tokens_of_a_choice_that_are_ready_together_are_one_chunk() -> None:
+def test_tokens_of_a_choice_that_gather_are_one_chunk() -> None:
     assert gathered(chunk("a"), chunk("b"), chunk("c")) == [chunk("abc")]
 
 
@@ -64,11 +64,11 @@ def test_the_chunks_of_two_choices_stay_apart() -> None:
     assert events == [chunk("ab", 0), chunk("xy", 1)]
 
 
-def test_logprobs_go_with_their_tokens() -> None:
+def test_logprobs_are_joined_with_their_tokens() -> None:
     assert gathered(chunk("a", num_top=2), chunk("b", num_top=2)) == [chunk("ab", num_top=2)]
 
 
-def test_a_chunk_takes_over_how_the_choice_ended() -> None:
+def test_a_joined_chunk_has_the_finish_reason_of_its_last_part() -> None:
     last = chunk("b", finish_reason=FinishReason.STOP, stop_reason="!")
     assert gathered(chunk("a"), last) == [chunk("ab", finish_reason=FinishReason.STOP, stop_reason="!")]
 
@@ -88,7 +88,7 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
     assert max(sizes) * (1 + (num_top or 0)) <= MAX_CHUNK_TOKENS
 
 
-def test_what_was_read_is_not_changed_by_what_comes_later() -> None:
+def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
     async def read() -> None:
         stream = LoopStream(Request("r", ()), FakeEngine())
         stream._push(chunk("a"))
@@ -121,7 +121,7 @@ def test_alternatives_count_as_tokens() -> None:
     assert stream.too_slow
 
 
-def test_a_reader_that_takes_what_there_is_can_go_on_for_ever() -> None:
+def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
     async def read() -> bool:
         stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
         for _ in range(10):
@@ -132,7 +132,7 @@ def test_a_reader_that_takes_what_there_is_can_go_on_for_ever() -> None:
     assert not asyncio.run(read())
 
 
-def test_a_reader_that_waits_is_not_slow_however_much_a_step_brings() -> None:
+def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> None:
     async def read() -> tuple[list[Event], bool]:
         stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
         reader = asyncio.create_task(stream.next())

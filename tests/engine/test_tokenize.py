@@ -55,7 +55,7 @@ def render(template: str, *messages: dict[str, Any], **options: Any) -> str:
 @pytest.mark.parametrize("build", [byte_level, sentencepiece, metaspace, wordpiece])
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 @pytest.mark.parametrize("text", ["hello world", " two words, é€🙂\n", "hello<|im_end|></s>[SEP]"])
-def test_text_becomes_the_ids_that_transformers_says(
+def test_text_becomes_the_ids_that_transformers_gives(
     build: Callable[[], Backend], add_special_tokens: bool, text: str
 ) -> None:
     expected = wrap(build())(text, add_special_tokens=add_special_tokens).input_ids
@@ -272,7 +272,7 @@ def test_template_variables_cannot_stand_in_for_the_request(name: str) -> None:
 
 
 class Encoder:
-    """Text and messages have a token per character; counts its calls; waits while `gate` is not set."""
+    """A tokenizer with one token per character or message. It keeps its prompts, and waits while `gate` is unset."""
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
@@ -375,7 +375,7 @@ def test_the_worker_stamps_when_it_begins_and_when_the_ids_are_known() -> None:
     assert tokenized.at_ns == 250
 
 
-def test_a_request_that_fails_here_stays_in_the_tokenize_phase() -> None:
+def test_a_request_that_cannot_be_tokenized_has_a_start_stamp_only() -> None:
     with running(clock=iter([100]).__next__) as stage:
         failed = stage.run(TextPrompt("abc"), logit_bias={100: 1.0})
     assert isinstance(failed, TokenizeFailed)
@@ -436,7 +436,7 @@ def test_ids_in_prompts_must_be_in_the_models_vocabulary(token_id: int) -> None:
     assert error.param == "prompt"
 
 
-def test_a_worker_survives_what_the_encoder_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_survives_a_panic_of_the_encoder(caplog: pytest.LogCaptureFixture) -> None:
     with running() as stage, caplog.at_level(logging.ERROR):
         error = stage.error(TextPrompt("panic"))
         assert stage.is_accepted(TextPrompt("abc"))
@@ -457,7 +457,7 @@ def test_a_request_aborted_while_it_waits_is_posted_but_not_encoded() -> None:
     assert {started.request.request_id for started in stage.started} == {"first", "third"}
 
 
-def test_aborting_what_does_not_wait_changes_nothing() -> None:
+def test_aborting_a_request_that_does_not_wait_changes_nothing() -> None:
     with running() as stage:
         stage.stage.abort("r")
         assert stage.is_accepted(TextPrompt("abc"))
@@ -465,7 +465,7 @@ def test_aborting_what_does_not_wait_changes_nothing() -> None:
         assert stage.stage.num_waiting == 0
 
 
-def test_num_waiting_counts_what_no_worker_has_taken() -> None:
+def test_num_waiting_counts_requests_that_no_worker_has_taken() -> None:
     with running() as stage:
         stage.encoder.gate.clear()
         # The gate holds the only worker at the first, so the others wait for sure; the first may wait still.
