@@ -49,7 +49,7 @@ MODEL_ROWS = {
     # running steps
     "eager": "attention attention.reference batch kv_cache spec",
     "graphs": "batch logit_edits sampler spec transfer",
-    "runner": "batch executor graphs logit_edits sampler",
+    "runner": "batch executor graphs sampler",
     # loading, measuring, compiling, capturing
     "parallel": "",
     "parallel.group": "",

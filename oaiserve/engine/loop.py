@@ -27,7 +27,7 @@ from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
-from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
+from oaiserve.engine.step import ChunkResult, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError, Unavailable
@@ -112,10 +112,6 @@ class _Launched:
     at_ns: int
     newcomers: list[OpenRequest]  # the requests whose first step it is
     has_waiting_draws: bool = False
-
-
-def _has_waiting_draw(chunk: Chunk) -> bool:
-    return chunk.sequence.needs_ids and chunk.max_draws > 0 and chunk.end > len(chunk.sequence.token_ids)
 
 
 class EngineLoop:
@@ -223,7 +219,7 @@ class EngineLoop:
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
         if self._shortage.allows(step):
-            has_waiting_draws = self._in_flight is not None and any(_has_waiting_draw(chunk) for chunk in step.chunks)
+            has_waiting_draws = self._in_flight is not None and any(chunk.waits_for_ids for chunk in step.chunks)
             try:
                 handle = self._runner.launch(step)
             except OutOfMemory as error:

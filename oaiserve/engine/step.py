@@ -27,6 +27,12 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def waits_for_ids(self) -> bool:
+        """Whether its draw has to wait: it edits logits by ids that the step in flight is still drawing."""
+        sequence = self.sequence
+        return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
+
 
 @dataclass(slots=True)
 class Step:

@@ -28,7 +28,7 @@ def edit_logits(logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
-    assert not any(waits_for_ids(chunk) for _, chunk in asking), "the ids before the draw are not known yet"
+    assert not any(chunk.waits_for_ids for _, chunk in asking), "the ids before the draw are not known yet"
     logits = logits.float()
     _keep_allowed(logits, asking)
     _mask_banned(logits, asking)
@@ -47,11 +47,6 @@ def is_edited(chunk: Chunk) -> bool:
         or params.logit_bias
         or _has_penalty(chunk.sequence)
     )
-
-
-def waits_for_ids(chunk: Chunk) -> bool:
-    """Return whether the chunk's draw needs ids on the host that the step before is still drawing."""
-    return bool(chunk.max_draws and chunk.sequence.needs_ids and chunk.end > len(chunk.sequence.token_ids))
 
 
 def _is_too_short(chunk: Chunk) -> bool:

@@ -15,7 +15,6 @@ import torch
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
-from oaiserve.engine.model.logit_edits import waits_for_ids
 from oaiserve.engine.model.sampler import SampleIds, Sampling, take
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
@@ -123,7 +122,7 @@ class ModelRunner:
                 batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
             logits = executor.forward(batch)
             sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
-        waiting_rows = [row for row, index in enumerate(sample_chunks) if waits_for_ids(step.chunks[index])]
+        waiting_rows = [row for row, index in enumerate(sample_chunks) if step.chunks[index].waits_for_ids]
         launched = Launched(step, logits, sample_chunks, prompt_rows, waiting_rows, began, self._ended)
         if replayed is not None:
             launched.samplings.append((list(range(len(sample_chunks))), replayed))
@@ -145,7 +144,7 @@ class ModelRunner:
         if not launched.waiting_rows:
             return
         # A sequence that ended without the token that its draw waits for will never have that token.
-        rows = [row for row in launched.waiting_rows if not waits_for_ids(_chunk(launched, row))]
+        rows = [row for row in launched.waiting_rows if not _chunk(launched, row).waits_for_ids]
         try:
             self._sample(launched, rows)
         except torch.OutOfMemoryError:
