@@ -51,9 +51,8 @@ MODEL_ROWS = {
     "graphs": "batch logit_edits sampler spec transfer",
     "runner": "batch executor graphs sampler",
     # loading, measuring, compiling, capturing
-    "parallel": "",
-    "parallel.group": "",
-    "load": "attention attention.select batch parallel.group rehearsal spec",
+    "split": "",
+    "load": "attention attention.select batch rehearsal spec split",
     "memory": "spec",
     "device_memory": "attention eager memory rehearsal runner sampler spec",
     "compiled": "attention batch executor rehearsal spec",
@@ -70,14 +69,16 @@ MODEL_ROWS = {
     "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.describe cpu.kv_layout cpu.library "
     "cpu.native eager executor rehearsal runner spec",
     # a model that is split
+    "parallel": "",
+    "parallel.group": "",
     "parallel.messages": "",
-    "parallel.workers": "cpu.cores load parallel.group parallel.messages spec",
+    "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "batch executor parallel.messages parallel.workers",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
     "device_memory eager executor graph_capture graphs memory parallel.executor parallel.group parallel.workers "
     "profiler rehearsal runner sampler spec triton_sampling",
-    "parallel.worker": "cpu.cores load parallel.executor parallel.group parallel.messages start",
+    "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
 MAY_IMPORT: dict[str, set[str]] = {

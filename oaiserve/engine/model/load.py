@@ -25,9 +25,9 @@ from oaiserve.engine.model.attention import (
 )
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.parallel.group import Member, place, refuse_unless_divisible
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
+from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import split
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
@@ -260,7 +261,7 @@ def test_a_model_that_cannot_be_split_into_so_many_parts_is_refused(
     config: PreTrainedConfig, size: int, message: str
 ) -> None:
     with pytest.raises(StartupError, match=message):
-        group.refuse_unless_divisible(config, size, "m")
+        split.refuse_unless_divisible(config, size, "m")
 
 
 def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +272,7 @@ def test_a_refused_model_starts_no_process(saved: Callable[[str], Path], monkeyp
 
 def test_a_gguf_file_is_not_split() -> None:
     with pytest.raises(StartupError, match="--tensor-parallel 2 is not for GGUF files; 'm' is one."):
-        group.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
+        split.refuse_unless_divisible(config_of("llama"), 2, "m", is_gguf=True)
 
 
 def test_a_model_that_was_loaded_as_a_whole_is_not_split() -> None:
@@ -292,7 +293,7 @@ def test_members_without_suitable_devices_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     with pytest.raises(StartupError, match=message):
-        group.place(torch.device(device), group.Member(1, 2, lambda _: None))
+        split.place(torch.device(device), split.Member(1, 2, lambda _: None))
 
 
 def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel import group
 from oaiserve.engine.model.parallel.messages import Arrived, Logged, Ready, Task, Work, WorkerFailed
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.split import Member
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def load_parallel(model: str | Path, options: EngineOptions, *, offline: bool) -
                 dtype=options.dtype,
                 max_model_len=options.max_model_len,
                 offline=offline,
-                member=group.Member(0, options.tensor_parallel, workers.meet),
+                member=Member(0, options.tensor_parallel, workers.meet),
             )
         group.keep_local(loaded.model)
     except BaseException:
@@ -164,7 +165,7 @@ class Workers:
             # This does not use multiprocessing, which would import the program's main module again. The worker has a
             # session of its own, so that Ctrl-C reaches the server only.
             process = subprocess.Popen(
-                [sys.executable, "-m", "oaiserve.engine.model.parallel.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "oaiserve.engine.model.worker", str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The worker process, which holds a part of the model: `python -m oaiserve.engine.model.parallel.worker FD`.
+"""The worker process, which holds a part of the model: `python -m oaiserve.engine.model.worker FD`.
 
 `Workers` starts it with the file descriptor of a socket. It computes the batches that the server sends, and ends when
 the server closes the connection or ends for any reason.
@@ -25,7 +25,7 @@ import transformers
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.parallel.executor import received
-from oaiserve.engine.model.parallel.group import Member, environment, join, keep_local
+from oaiserve.engine.model.parallel.group import environment, join, keep_local
 from oaiserve.engine.model.parallel.messages import (
     Arrived,
     BatchShape,
@@ -37,6 +37,7 @@ from oaiserve.engine.model.parallel.messages import (
     Work,
     WorkerFailed,
 )
+from oaiserve.engine.model.split import Member
 from oaiserve.engine.model.start import start_member
 from oaiserve.errors import StartupError
 
