@@ -159,7 +159,7 @@ class Scheduler:
                     self.remove(sequence)
 
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
-        """Append the tokens that a chunk has drawn to its sequence: at most `max_draws`, none for `max_tokens=0`.
+        """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
         Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
         nothing. If fewer tokens came than were reserved, the sequence goes on from those that are known. Return True if
@@ -169,8 +169,7 @@ class Scheduler:
         known, end = sequence.token_ids, start + num_tokens
         if end > len(known):  # see is_void
             return False
-        if max_draws:
-            known += token_ids
+        known += token_ids
         # A token whose id was not known when the step was launched may have filled a block. A sequence that was
         # preempted since has lost it.
         if num_tokens == 1 and end % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
@@ -198,8 +197,10 @@ class Scheduler:
                 continue
             index = start // size
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
-                max_draws = 1 if sequence.max_draws == 1 else _max_draws(sequence, start + 1)
-                chunks.append(Chunk(sequence, start, 1, max_draws))
+                if sequence.max_draws == 1:
+                    chunks.append(Chunk(sequence, start, 1))
+                else:
+                    chunks.append(Chunk(sequence, start, 1, _max_draws(sequence, start + 1)))
         return len(chunks)
 
     def _make_room_for_several(self, sequence: Sequence, step: Step) -> None:
