@@ -1,4 +1,4 @@
-"""Clients that send a request, or a part of one, and do not read the answer."""
+"""Sends requests, or parts of them, over a plain socket whose answer the test reads late or never."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 from tests.engine.doubles import TIMEOUT_SECONDS
 
-SMALL_BUFFER_BYTES = 4096  # so that little is enough to fill it
+SMALL_BUFFER_BYTES = 4096  # small, so that a short answer fills it
 
 
-def enter(
+def send_request(
     url: str,
     path: str = "/v1/completions",
     *,
@@ -21,7 +21,7 @@ def enter(
     body_bytes: int | None = None,
     **fields: Any,
 ) -> socket.socket:
-    """Send a request, or `body_bytes` of its body, and read nothing."""
+    """Send a request, or only the first `body_bytes` of its body, and return its socket without reading the answer."""
     address, body = urlsplit(url), msgspec.json.encode(fields)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
@@ -34,7 +34,7 @@ def enter(
 
 
 def read_events(stream: BinaryIO, number: int) -> None:
-    """Read so many more events, the last one up to the end of its line."""
+    """Read the given number of events from the stream, the last one up to the end of its line."""
     for _ in range(number):
         while not (line := stream.readline()).startswith(b"data: "):
             assert line, "the connection ended"

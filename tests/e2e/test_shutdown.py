@@ -1,6 +1,7 @@
-"""The end of a server: it refuses, lets run, cuts off, and says so. It ends by itself when its engine broke.
+"""Tests the shutdown of a server: it refuses new requests, drains, cuts off the rest, and logs that.
 
-A real server around the real engine, whose steps the tests let pass or fail.
+The server also shuts down when its engine fails. Server and engine are real; the tests permit the steps or make them
+fail.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 
 
-class BreakingRunner(ScriptedRunner):
-    """Raises in its third step."""
+class FailingRunner(ScriptedRunner):
+    """A runner that raises an error in its third step."""
 
     def run(self, step: Step) -> list[ChunkResult]:
         if len(self.steps) == 2:
@@ -36,7 +37,7 @@ class BreakingRunner(ScriptedRunner):
 
 
 @dataclass
-class House:
+class Served:
     server: RunningServer
     app: Starlette
     engine: Engine
@@ -45,7 +46,7 @@ class House:
     http: httpx.Client
 
     def stream(self, max_tokens: int = 100) -> Iterator[str]:
-        """The events of a stream, from the first token on."""
+        """Send a request and yield the events of its stream."""
         body = {"prompt": "Hi", "stream": True, "max_tokens": max_tokens}
         with self.http.stream("POST", "/v1/completions", json=body) as answer:
             yield from (line.removeprefix("data: ") for line in answer.iter_lines() if line)
@@ -55,7 +56,7 @@ class House:
 
 
 @contextmanager
-def house(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[House]:
+def serve(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[Served]:
     engine, telemetry = make_engine(runner), FakeTelemetry()
     app = create_app(Config("demo"), engine, telemetry)
     options = ServerOptions(drain_timeout_seconds=drain_timeout_seconds)
@@ -63,37 +64,37 @@ def house(runner: ScriptedRunner, drain_timeout_seconds: int = 60) -> Iterator[H
         running_server(app, options) as (url, server),
         httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http,
     ):
-        yield House(server, app, engine, runner, telemetry, http)
+        yield Served(server, app, engine, runner, telemetry, http)
         assert server.has_ended.wait(TIMEOUT_SECONDS)
 
 
-def test_once_the_end_has_begun_open_connections_get_503() -> None:
-    with house(ScriptedRunner()) as at:
-        assert at.http.get("/ready").status_code == 200
-        at.engine.drain()
-        assert at.http.get("/ready").status_code == 503
-        assert at.http.get("/health").status_code == 200
-        refused = at.http.post("/v1/completions", json={"prompt": "Hi"})
+def test_open_connections_get_503_once_the_engine_drains() -> None:
+    with serve(ScriptedRunner()) as served:
+        assert served.http.get("/ready").status_code == 200
+        served.engine.drain()
+        assert served.http.get("/ready").status_code == 503
+        assert served.http.get("/health").status_code == 200
+        refused = served.http.post("/v1/completions", json={"prompt": "Hi"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert at.telemetry.next_record().outcome is Outcome.REJECTED
-        at.signal()
+        assert served.telemetry.next_record().outcome is Outcome.REJECTED
+        served.signal()
 
 
 def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
-    with house(ScriptedRunner()) as at:
-        at.signal()
-        assert not at.engine.is_ready
+    with serve(ScriptedRunner()) as served:
+        served.signal()
+        assert not served.engine.is_ready
 
 
-def test_what_runs_may_finish(caplog: pytest.LogCaptureFixture) -> None:
+def test_running_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "oaiserve.server")
-    with house(ScriptedRunner(gated=True)) as at:
-        at.runner.permit(1)
-        events = at.stream(max_tokens=5)
+    with serve(ScriptedRunner(gated=True)) as served:
+        served.runner.permit(1)
+        events = served.stream(max_tokens=5)
         first = next(events)
-        at.signal()
-        assert at.server.is_ending.wait(TIMEOUT_SECONDS)
-        at.runner.permit(4)
+        served.signal()
+        assert served.server.is_ending.wait(TIMEOUT_SECONDS)
+        served.runner.permit(4)
         *chunks, done = (first, *events)
     texts = [json.loads(chunk)["choices"][0]["text"] for chunk in chunks]
     assert ("".join(texts), done) == ("abcde", "[DONE]")
@@ -102,20 +103,20 @@ def test_what_runs_may_finish(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("drain_timeout_seconds", "num_signals"), [(0, 1), (60, 2)])
-def test_what_runs_for_too_long_is_cut_and_told_so(
+def test_requests_that_run_for_too_long_are_cut_off_with_an_error(
     drain_timeout_seconds: int, num_signals: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Too long: longer than it may, or than somebody who sends a second signal likes."""
+    """A request runs for too long if it exceeds the drain timeout, or if a second signal arrives."""
     caplog.set_level(logging.INFO)
-    with house(ScriptedRunner(gated=True), drain_timeout_seconds) as at:
-        at.runner.permit(1)
-        events = at.stream()
+    with serve(ScriptedRunner(gated=True), drain_timeout_seconds) as served:
+        served.runner.permit(1)
+        events = served.stream()
         next(events)
         for _ in range(num_signals):
-            at.signal()
+            served.signal()
         *_, error, done = events
-        at.runner.permit(100)
-        record = at.telemetry.next_record()
+        served.runner.permit(100)
+        record = served.telemetry.next_record()
     assert json.loads(error)["error"]["message"] == "The server is shutting down. Please try again."
     assert (done, record.outcome, record.error_type) == ("[DONE]", Outcome.FAILED, "Unavailable")
     assert "Shutting down. Requests finished: 0, cut off: 1" in caplog.messages
@@ -123,12 +124,12 @@ def test_what_runs_for_too_long_is_cut_and_told_so(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_server_whose_engine_broke_answers_and_ends_by_itself(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with house(BreakingRunner()) as at:
-        answer = at.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 9, "stream": stream})
+def test_a_server_whose_engine_fails_answers_and_ends_by_itself(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with serve(FailingRunner()) as served:
+        answer = served.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 9, "stream": stream})
         assert "The engine has stopped after an internal error" in answer.text
         assert answer.status_code == (200 if stream else 500)
-        assert at.telemetry.next_record().outcome is Outcome.FAILED
-        assert at.server.has_ended.wait(TIMEOUT_SECONDS)
-        assert isinstance(at.engine.failure, RuntimeError)
+        assert served.telemetry.next_record().outcome is Outcome.FAILED
+        assert served.server.has_ended.wait(TIMEOUT_SECONDS)
+        assert isinstance(served.engine.failure, RuntimeError)
     assert "The engine has stopped (RuntimeError: the device is gone), so the server ends" in caplog.messages

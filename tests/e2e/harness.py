@@ -43,7 +43,7 @@ from tests.routes.doubles import FakeTelemetry
 
 BAD_LOGITS = "The model produced no usable numbers."
 TEMPLATE = (
-    "{% if messages[0]['content'] == 'template refuses' %}{{ raise_exception('No such talk.') }}{% endif %}"
+    "{% if messages[0]['content'] == 'template refuses' %}{{ raise_exception('Unknown role.') }}{% endif %}"
     "{% if messages[0]['content'] == 'template has a bug' %}{{ messages[0]['nothing'].strip() }}{% endif %}"
 ) + CHATML
 
@@ -65,6 +65,8 @@ class BrokenId(int):
 
 
 class FaultyTokenizer(Tokenizer):
+    """A tokenizer that raises an error for some prompts, and waits for `release` at prompts that end in "blocks"."""
+
     def __init__(self) -> None:
         backend = byte_level()
         super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
@@ -121,6 +123,7 @@ def prompt_of(sequence: Sequence) -> str:
 
 
 def raises_at_the_third_token(deliver: Deliver) -> Deliver:
+    """Return a receiver of events that passes them on, but raises an error at the third token."""
     num_tokens = 0
 
     def faulty(events: list[Event]) -> None:
@@ -134,11 +137,13 @@ def raises_at_the_third_token(deliver: Deliver) -> Deliver:
     return faulty
 
 
-def unprintable(deliver: Deliver) -> Deliver:
+def makes_text_unprintable(deliver: Deliver) -> Deliver:
+    """Return a receiver of events that passes them on with text that JSON cannot encode."""
+
     def faulty(events: list[Event]) -> None:
         for event in events:
             if isinstance(event, TokenChunk):
-                event.text = "\ud800"  # half a character, which JSON cannot encode
+                event.text = "\ud800"  # half a surrogate pair
         deliver(events)
 
     return faulty
@@ -153,10 +158,10 @@ class FaultyEngine(Engine):
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         match request.prompts[0]:
-            case TextPrompt("taker raises"):
+            case TextPrompt("receiver raises"):
                 deliver = raises_at_the_third_token(deliver)
             case TextPrompt("rendering raises"):
-                deliver = unprintable(deliver)
+                deliver = makes_text_unprintable(deliver)
         super().submit(request, deliver)
 
     def abort(self, request_id: str) -> None:
@@ -187,7 +192,7 @@ class FaultyTelemetry(FakeTelemetry):
 
 
 @dataclass
-class House:
+class Harness:
     """The server, and every part of it that a request can occupy."""
 
     url: str
@@ -201,7 +206,7 @@ class House:
     threads: ThreadPoolExecutor
     tasks_before: set[asyncio.Task[Any]] = field(default_factory=set)
     threads_before: set[threading.Thread] = field(default_factory=set)
-    step: Step | None = None  # the one that is held
+    step: Step | None = None  # the held one
     companions: dict[str, Future[httpx.Response]] = field(default_factory=dict)  # by request id
     records: dict[str, RequestRecord] = field(default_factory=dict)  # by request id
 
@@ -210,7 +215,7 @@ class House:
         return self.threads.submit(httpx.post, url, json=fields, headers=headers, timeout=TIMEOUT_SECONDS)
 
     def record(self, request_id: str) -> RequestRecord:
-        """Wait for the record of the request. Fails if a request has a second one."""
+        """Wait for the record of the request and return it. Fail if a request has a second one."""
         while request_id not in self.records:
             record = self.telemetry.next_record()
             assert record.request_id not in self.records, "a second record"
@@ -220,7 +225,7 @@ class House:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def run_steps(self, number: int = 1) -> None:
-        """Permit the held step and the ones after it. Then the next one is held."""
+        """Permit `number` steps, the held one first. The step after them is held."""
         for _ in range(number):
             self.runner.permit()
             self.step = self.runner.started.get(timeout=TIMEOUT_SECONDS)
@@ -230,13 +235,13 @@ class House:
             self.run_steps()
 
     def run_until_in_step(self, prompt: str, choices: int = 1) -> None:
-        """Permit steps until the held one has so many choices of the prompt."""
+        """Permit steps until the held one computes this number of choices of the prompt."""
         self.run_until(lambda: sum(prompt in prompt_of(chunk.sequence) for chunk in self.step.chunks) == choices)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def accompany(self, n: int = 1, **fields: Any) -> None:
-        """Start a companion that runs until all are released."""
+    def start_companion(self, n: int = 1, **fields: Any) -> None:
+        """Start a companion, a request that decodes until `release`."""
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=name, n=n, max_tokens=10_000, **fields)
         if self.step is None:
@@ -244,13 +249,13 @@ class House:
         self.run_until_in_step(name, choices=n)
         self.run_steps(1)  # now the snapshot counts it as running
 
-    def accompany_later(self) -> None:
-        """Start a companion that stays in the tokenizer until all are released."""
+    def start_companion_in_tokenizer(self) -> None:
+        """Start a companion that stays in the tokenizer until `release`, and occupies its only worker."""
         name = f"companion-{len(self.companions)}"
         self.companions[name] = self.ask(name, prompt=f"{name} blocks", max_tokens=10_000)
         assert self.tokenizer.entered.wait(TIMEOUT_SECONDS)
 
-    def leave(self, client: socket.socket) -> None:
+    def disconnect(self, client: socket.socket) -> None:
         """Close the connection, and wait until the server has noticed."""
         client.close()
         self.wait_for_abort()
@@ -263,15 +268,15 @@ class House:
         return any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
 
     def release(self) -> None:
-        """Hold no more steps, and let companions come to their end."""
+        """Stop holding steps and prompts, and let the companions finish."""
         self.tokenizer.release.set()
         self.runner.companions_may_end = True
         self.runner.permit(10_000)
 
     # -- what must hold for companions, and afterwards ----------------------------------------------------------------
 
-    def check_the_rest_is_well(self) -> None:
-        """Check that the companions still ran and get the same answers as alone, and that nothing is left."""
+    def check_no_side_effects(self) -> None:
+        """Check that the companions still run and get the same answers as alone, and that nothing is left."""
         assert not any(asked.done() for asked in self.companions.values())
         self.release()
         for name, asked in self.companions.items():
@@ -283,7 +288,7 @@ class House:
         self.check_nothing_is_left()
 
     def check_nothing_is_left(self) -> None:
-        wait_until(lambda: self.engine.snapshot().num_running == 0)  # an answer may be there before the snapshot
+        wait_until(lambda: self.engine.snapshot().num_running == 0)  # an answer may be complete before the snapshot
         now = self.engine.snapshot()
         assert (now.blocks_used, now.num_running, now.num_waiting, now.num_tokenizing) == (0, 0, 0, 0)
         assert len(self.streams) == 0
@@ -295,10 +300,10 @@ class House:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition holds, for what gives no notice."""
+    """Poll until the condition holds, where no event reports it."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.001)
 
 
@@ -313,16 +318,16 @@ async def unfinished_tasks(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[A
 
 
 def server_threads() -> set[threading.Thread]:
-    """Return the threads without those of the clients and those of AnyIO's pool."""
+    """Return all threads of this process except those of the clients and of AnyIO's pool."""
     return {thread for thread in threading.enumerate() if not thread.name.startswith(("client", "AnyIO"))}
 
 
 @contextmanager
-def open_house() -> Iterator[House]:
+def running_harness() -> Iterator[Harness]:
     """Run the server with two companions, one of them a stream.
 
-    Four sequences run at once, with 32 tokens a step, and one prompt is tokenized at a time. In the end every request
-    has had exactly one record, and the consumer that always fails has been counted once for each.
+    Four sequences run at once, with 32 tokens a step, and one prompt is tokenized at a time. The end of the block
+    checks that every request had exactly one record, and that the failing consumer counted one error for each.
     """
     runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FaultyTelemetry()
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
@@ -332,16 +337,16 @@ def open_house() -> Iterator[House]:
         running_server(app, send_buffer_bytes=SMALL_BUFFER_BYTES) as (url, server),
         ThreadPoolExecutor(8, thread_name_prefix="client") as threads,
     ):
-        house = House(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
-        house.tasks_before, house.threads_before = house.on_loop(tasks()), server_threads()
+        harness = Harness(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
+        harness.tasks_before, harness.threads_before = harness.on_loop(tasks()), server_threads()
         try:
-            house.accompany(stream=True)
-            house.accompany()
-            yield house
+            harness.start_companion(stream=True)
+            harness.start_companion()
+            yield harness
         finally:
-            house.release()  # a test that failed half-way must not hang
+            harness.release()  # so that a test that fails half-way does not hang
     assert telemetry.records.empty()
-    assert telemetry.num_errors == len(house.records)
+    assert telemetry.num_errors == len(harness.records)
 
 
 def alphabet(length: int) -> str:
