@@ -1,4 +1,4 @@
-"""The server as users start it: a process with the demo model or a small one, which tests ask over its socket."""
+"""Fixtures that start the server as users do, as a process with the demo model or a small one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tools.random_models import FAMILIES, byte_tokenizer, random_model
 from tools.server_process import ServerProcess, running_oaiserve
 
 API_KEY = "a-key-of-the-tests"
-START_SECONDS = 90  # in which a server must be ready
+START_SECONDS = 90  # in which a server must become ready
 STOP_SECONDS = 30
 
 
 class LiveServer(ServerProcess):
-    """A server process with the clients that the tests ask it by."""
+    """A server process, with clients for it."""
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the lines of the log. Fails where anything but log lines was printed."""
+        """Return the lines of the log. Fail if anything but log lines was printed."""
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def sdk(self) -> openai.OpenAI:
@@ -45,8 +45,10 @@ def serve_process(
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "oaiserve"),
 ) -> Iterator[LiveServer]:
-    """Run `oaiserve serve MODEL`, from when it is ready to the end of the block, where it is killed if it still runs.
-    Another `program` gets the same arguments."""
+    """Run `oaiserve serve MODEL`, wait until it is ready, and kill it at the end of the block if it still runs.
+
+    Another `program` gets the same arguments.
+    """
     with running_oaiserve(
         "--log-format",
         "json",
@@ -62,14 +64,14 @@ def serve_process(
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without the variables that configure the server, but with the folder of the demo model."""
+    """Return the environment without the variables that configure the server, except the folder of the demo model."""
     prefixes = ("OAISERVE_", "OTEL_")
     return {k: v for k, v in os.environ.items() if not k.startswith(prefixes) or k == "OAISERVE_CACHE"}
 
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Serve the demo model in float32. After the last test the server must end with exit code 0 and a usual log."""
+    """Serve the demo model in float32. After the last test, check that it exits with 0 and has logged nothing unusual."""
     demo.resolve()  # a first download may take longer than a start
     log_file = tmp_path_factory.mktemp("live") / "log"
     flags = ("--dtype", "float32", "--api-key", API_KEY, "--kv-cache-memory", "512MiB")
@@ -88,7 +90,7 @@ def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with a fast model of random weights, one token per byte, for tests that need many tokens."""
+    """Save a small model with random weights, and a tokenizer of one token per byte, for tests that need many tokens."""
     folder = tmp_path_factory.mktemp("small_model")
     tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
     tokenizer.chat_template = CHATML

@@ -1,4 +1,4 @@
-"""A proxy that serves another server under a prefix, as people put several behind one host."""
+"""A reverse proxy that serves another server under a path prefix, as operators do with several servers on one host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-OWN_HEADERS = ("host", "connection", "transfer-encoding", "keep-alive")  # of one connection, not of what it carries
+HOP_HEADERS = ("host", "connection", "transfer-encoding", "keep-alive")  # not passed on
 
 
 @contextmanager
 def under_prefix(url: str, prefix: str) -> Iterator[str]:
-    """Run the proxy for the server at `url`, and give its URL. A request without the prefix gets a 404."""
+    """Run the proxy for the server at `url`, and yield its URL. A request without the prefix gets a 404."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -29,20 +29,20 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
 
     async def pass_on(request: Request) -> Response:
         http = request.app.state.http
-        headers = [pair for pair in request.headers.items() if pair[0] not in OWN_HEADERS]
+        headers = [pair for pair in request.headers.items() if pair[0] not in HOP_HEADERS]
         path = request.scope["raw_path"].decode().removeprefix(prefix)
         target = httpx.URL(path, query=request.scope["query_string"])
         asked = http.build_request(request.method, target, headers=headers, content=await request.body())
         answer = await http.send(asked, stream=True)
         response = StreamingResponse(answer.aiter_raw(), answer.status_code, background=BackgroundTask(answer.aclose))
-        response.raw_headers = [pair for pair in answer.headers.raw if pair[0].decode().lower() not in OWN_HEADERS]
+        response.raw_headers = [pair for pair in answer.headers.raw if pair[0].decode().lower() not in HOP_HEADERS]
         return response
 
     app = Starlette(routes=[Route(f"{prefix}/{{path:path}}", pass_on, methods=["GET", "POST"])], lifespan=lifespan)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        sock.listen()  # early requests wait until the proxy is up
+        sock.listen()  # so that early requests wait until the proxy runs
         thread = Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:

@@ -29,13 +29,13 @@ class Prometheus:
     log_file: Path
 
     def get(self, path: str, **params: str) -> Any:
-        """Return `data` of the API's answer."""
+        """Return the field `data` of the API's answer to a GET."""
         answer = self.http.get(f"/api/v1/{path}", params=params)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
     def query(self, promql: str) -> dict[Labels, float]:
-        """Return the vector of the query, by labels. The name of a metric is its label `__name__`."""
+        """Return the result of the query, a vector, by labels. The name of a metric is its label `__name__`."""
         data = self.get("query", query=promql)
         assert data["resultType"] == "vector"
         return {frozenset(sample["metric"].items()): float(sample["value"][1]) for sample in data["result"]}
@@ -44,7 +44,7 @@ class Prometheus:
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := self.query(promql)) != expected:
             assert time.monotonic() < deadline, f"{promql} is {found} and not {expected}"
-            time.sleep(0.05)  # the next scrape comes when it comes
+            time.sleep(0.05)  # Prometheus gives no notice of a scrape
 
     def trace_ids(self, promql: str) -> set[str]:
         """Return the trace ids in the exemplars of the query's series."""
@@ -52,7 +52,7 @@ class Prometheus:
         series = self.get("query_exemplars", query=promql, start=f"{now - 600}", end=f"{now + 600}")
         return {exemplar["labels"]["trace_id"] for one in series for exemplar in one["exemplars"]}
 
-    def complaints(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Return the warnings and errors in the log of Prometheus."""
         return re.findall(r"^.* level=(?:warn|error) .*$", self.log_file.read_text(), re.MULTILINE)
 
@@ -73,7 +73,7 @@ def running_prometheus(
         "rule_files": [str(file) for file in rule_files],
     }
     config_file, log_file = folder / "prometheus.yml", folder / "log"
-    config_file.write_text(json.dumps(config))  # which is YAML, too
+    config_file.write_text(json.dumps(config))  # JSON is valid YAML
     port = free_port()
     command = [
         "prometheus",
@@ -90,9 +90,11 @@ def running_prometheus(
 
 
 @contextmanager
-def text_only(url: str) -> Iterator[str]:
-    """Run a server that passes on the text page of the server at `url`, and give its URL. Prometheus always asks for
-    OpenMetrics, so that it would never get this page."""
+def text_format_proxy(url: str) -> Iterator[str]:
+    """Run a proxy for the server at `url` that always requests /metrics in the text format, and yield its URL.
+
+    Prometheus itself always requests OpenMetrics.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,6 +1,6 @@
-"""The account of a request is one: its record, its spans and what the histograms gained are the same nanoseconds.
+"""Tests that the record of a request, its spans and what it adds to the histograms are the same nanoseconds.
 
-A real server around the real engine (with a scripted runner) and the real telemetry, its spans sent to a collector.
+Server, engine and telemetry are real. The runner is scripted, and the spans are sent to a collector.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.telemetry.collector import Collector, running_collector
 
-UNLUCKY_SEED = 13
+FAILING_SEED = 13
 
 
-class UnluckyRunner(ScriptedRunner):
-    """Fails on the third token of a request with the unlucky seed."""
+class FailingRunner(ScriptedRunner):
+    """A runner that fails on the third token of a request with the failing seed."""
 
     def run(self, step: Step) -> list[ChunkResult]:
         results = super().run(step)
         for chunk, result in zip(step.chunks, results, strict=True):
-            if chunk.sequence.params.seed == UNLUCKY_SEED and chunk.sequence.num_generated == 2:
+            if chunk.sequence.params.seed == FAILING_SEED and chunk.sequence.num_generated == 2:
                 result.token_ids, result.error = [], "The model produced no usable numbers."
         return results
 
 
 class TappedTelemetry(Telemetry):
-    """The real one; the test sees the records, too."""
+    """The real telemetry, which also puts the records into a queue for the test."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(snapshot=engine.snapshot, model="demo", version="1", recent_requests=9)
@@ -56,7 +56,7 @@ class TappedTelemetry(Telemetry):
 
 @dataclass
 class Accounted:
-    """What became of some requests, as told by those who are told."""
+    """What was recorded, exported and counted for the requests of a client."""
 
     records: list[RequestRecord]
     spans: dict[int, dict[str, Span]]  # by trace id, then by name
@@ -75,12 +75,12 @@ def be_rejected(http: httpx.Client) -> None:
 
 
 def fail(http: httpx.Client) -> None:
-    http.post("/v1/completions", json={"prompt": "Hi", "seed": UNLUCKY_SEED})  # with a 500
-    http.post("/v1/completions", json={"prompt": "Hi", "seed": UNLUCKY_SEED, "stream": True})  # within the stream
+    http.post("/v1/completions", json={"prompt": "Hi", "seed": FAILING_SEED})  # with a 500
+    http.post("/v1/completions", json={"prompt": "Hi", "seed": FAILING_SEED, "stream": True})  # within the stream
 
 
 def leave(http: httpx.Client) -> None:
-    """In the middle of a stream that would otherwise last for a minute."""
+    """Disconnect in the middle of a stream that would otherwise last for a minute."""
     with http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True, "max_tokens": 500_000}) as answer:
         next(answer.iter_raw())
 
@@ -99,13 +99,13 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def accounts(collector: Collector) -> dict[Client, Accounted]:
-    """Every client's requests, one client after the other."""
+    """Run the clients one after the other, and return what became of their requests."""
     records: dict[Client, list[RequestRecord]] = {}
     gained: dict[Client, Counter[tuple[str, ...]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("NO_PROXY", "127.0.0.1")
-        engine = make_engine(UnluckyRunner(), kv_blocks=150_000)
+        engine = make_engine(FailingRunner(), kv_blocks=150_000)
         telemetry = TappedTelemetry(engine)
         with (
             run_server(create_app(Config("demo"), engine, telemetry)) as url,
@@ -118,7 +118,7 @@ def accounts(collector: Collector) -> dict[Client, Accounted]:
                 assert telemetry.flush(10)
                 gained[client] = scrape(http)
                 gained[client].subtract(before)
-        # The server has stopped, and with it the export is complete.
+        # The server has stopped, so all spans have been exported.
     assert telemetry.records.empty()
     newest = telemetry.recent.list()[0]
     (its_record,) = [r for rs in records.values() for r in rs if r.request_id == newest["request_id"]]
@@ -130,7 +130,7 @@ def accounts(collector: Collector) -> dict[Client, Accounted]:
 
 
 def scrape(http: httpx.Client) -> Counter[tuple[str, ...]]:
-    """The sums and counts of the histograms of requests: (name, outcome, operation, phase) to value."""
+    """Return the sums and counts of the histograms of requests, by (name, outcome, operation, phase)."""
     histograms = {
         names.PHASE_SECONDS.name,
         names.DURATION_SECONDS.name,
@@ -156,7 +156,7 @@ def test_every_request_has_one_record_with_its_outcome(accounts: dict[Client, Ac
     assert [record.outcome for record in accounts[client].records] == [OUTCOMES[client]] * NUM_REQUESTS[client]
 
 
-def test_the_clients_ended_where_they_meant_to(accounts: dict[Client, Accounted]) -> None:
+def test_the_requests_of_each_client_ended_in_the_intended_phase(accounts: dict[Client, Accounted]) -> None:
     def last_phases(client: Client) -> list[str]:
         return [record.times.phases()[-1].name for record in accounts[client].records]
 
@@ -167,7 +167,7 @@ def test_the_clients_ended_where_they_meant_to(accounts: dict[Client, Accounted]
     assert [record.http_status for record in accounts[fail].records] == [500, 200]
 
 
-def test_the_phases_of_every_record_tile_and_add_up_to_the_nanosecond(accounted: Accounted) -> None:
+def test_the_phases_of_every_record_are_contiguous_and_add_up_to_the_nanosecond(accounted: Accounted) -> None:
     for record in accounted.records:
         phases = record.times.phases()
         assert tuple(phase.name for phase in phases) == PHASES[: len(phases)]
@@ -177,7 +177,7 @@ def test_the_phases_of_every_record_tile_and_add_up_to_the_nanosecond(accounted:
         assert sum(phase.duration_ns for phase in phases) == record.times.duration_ns
 
 
-def test_spans_carry_the_records_integers_up_to_one_constant(accounted: Accounted) -> None:
+def test_spans_have_the_times_of_the_records_plus_one_offset(accounted: Accounted) -> None:
     for record in accounted.records:
         spans = accounted.spans[record.trace.trace_id].copy()
         for name, start_ns, end_ns in record.times.phases():
@@ -191,7 +191,7 @@ def test_spans_carry_the_records_integers_up_to_one_constant(accounted: Accounte
         assert spans.keys() == {f"POST {record.http_route}", f"{record.operation} {record.model}"}
 
 
-def test_the_histograms_gained_exactly_what_the_records_tell(accounted: Accounted) -> None:
+def test_the_histograms_gained_exactly_what_the_records_contain(accounted: Accounted) -> None:
     expected: Counter[tuple[str, ...]] = Counter()
 
     def observe(metric: names.Metric, record: RequestRecord, value_ns: float | None, phase: str = "") -> None:
@@ -221,17 +221,17 @@ def test_there_are_no_other_spans(accounts: dict[Client, Accounted], collector: 
     assert len(collector.spans) == sum(len(record.times.phases()) + 2 for record in records)
 
 
-def test_every_attribute_of_a_real_request_is_a_documented_one(collector: Collector, accounts: object) -> None:
+def test_every_attribute_of_a_real_request_is_documented(collector: Collector, accounts: object) -> None:
     named = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
     named |= {*names.QUEUE_WAITS_NS.values(), *names.GEN_AI_REQUEST_PARAMS.values()}
     named |= {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     events = [event for span in collector.spans for event in span.events]
     assert {"first_token", "finished"} <= {event.name for event in events} <= set(EventKind)
-    for told in (*collector.spans, *events):
-        assert {attribute.key for attribute in told.attributes} <= named
+    for item in (*collector.spans, *events):
+        assert {attribute.key for attribute in item.attributes} <= named
 
 
-def test_the_waits_of_the_queue_are_all_of_it(accounted: Accounted) -> None:
+def test_the_reasons_for_waiting_add_up_to_the_queue_phase(accounted: Accounted) -> None:
     for record in accounted.records:
         queue_ns = sum(phase.duration_ns for phase in record.times.phases() if phase.name == "queue")
         assert sum(record.account.waits_ns.values()) == queue_ns

@@ -1,4 +1,4 @@
-"""Every malformed request we know of, sent to the live server: each is refused, and the streams beside it run on."""
+"""Tests that the live server refuses every malformed request of the list, and that streams beside them go on."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ PROMPTS = [f"The colour of a {thing} is" for thing in ("rose", "sky", "leaf", "l
 
 @contextmanager
 def eight_streams(sdk: openai.OpenAI) -> Iterator[list[Future[str]]]:
-    """Begins when each stream has had its first token."""
-    all_speak = Barrier(len(PROMPTS) + 1)
+    """Start eight streams, and enter the block when each has had its first token."""
+    all_started = Barrier(len(PROMPTS) + 1)
 
     def text(prompt: str) -> str:
         stream = sdk.completions.create(
             model="demo", prompt=prompt, temperature=0, max_tokens=20, stream=True, extra_body={"ignore_eos": True}
         )
         parts = [next(stream).choices[0].text]
-        all_speak.wait(60)
+        all_started.wait(60)
         return "".join([*parts, *(chunk.choices[0].text for chunk in stream)])
 
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         streams = [threads.submit(text, prompt) for prompt in PROMPTS]
-        all_speak.wait(60)
+        all_started.wait(60)
         yield streams
 
 
-def test_all_bad_requests_are_refused_and_no_stream_notices(live: LiveServer, sdk: openai.OpenAI) -> None:
+def test_bad_requests_are_refused_and_do_not_change_the_text_of_streams(live: LiveServer, sdk: openai.OpenAI) -> None:
     with eight_streams(sdk) as streams:
         undisturbed = [stream.result() for stream in streams]
     with live.http() as http, eight_streams(sdk) as streams:
         for bad in BAD_REQUESTS:
             check_refused(bad, bad.send(http))
-        while wait(streams, timeout=0).not_done:  # again, until the last token
+        while wait(streams, timeout=0).not_done:  # send them again until the last token
             for bad in BAD_REQUESTS:
                 bad.send(http)
         assert [stream.result() for stream in streams] == undisturbed

@@ -1,4 +1,4 @@
-"""Many at once: the demo model answers 32 requests in common steps exactly as it answers each of them alone."""
+"""Tests that the demo model answers 32 requests in common steps exactly as it answers each of them alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROMPTS = [opening.replace("{}", animal) for animal in ANIMALS for opening in OP
 
 
 class RecordingRunner:
-    """Notes how many sequences each step has; holds the first step back until `open` is set."""
+    """A runner that records the number of sequences of each step, and holds the first step until `open` is set."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -76,28 +76,30 @@ def engine(runner: RecordingRunner) -> Iterator[Engine]:
         num_blocks=NUM_BLOCKS,
         max_model_len=NUM_BLOCKS * BLOCK_SIZE,
         vocab_size=tokenizer.vocab_size,
-        options=EngineOptions(tokenize_workers=0, block_size=BLOCK_SIZE),  # submit returns with the request queued
+        options=EngineOptions(
+            tokenize_workers=0, block_size=BLOCK_SIZE
+        ),  # so that submit returns with the request in the queue
     ) as engine:
         yield engine
 
 
 def greedy(index: int) -> Request:
-    """Answers of 12 to 17 tokens, so that sequences leave the batch one after the other."""
+    """Make a greedy request for 12 to 17 tokens, so that sequences leave the batch one after the other."""
     params = SamplingParams(temperature=0.0, max_tokens=12 + index % 6, ignore_eos=True)
     return Request(f"r{index}", (TextPrompt(PROMPTS[index]),), params)
 
 
-def test_32_streams_at_once_say_what_each_says_alone(engine: Engine, runner: RecordingRunner) -> None:
+def test_32_requests_in_a_batch_get_the_same_text_as_each_alone(engine: Engine, runner: RecordingRunner) -> None:
     inbox = Inbox()
     engine.submit(greedy(0), inbox)
-    assert runner.held.wait(60)  # so that all the others enter the next step together
+    assert runner.held.wait(60)  # so that all other requests enter the next step together
     for index in range(1, STREAMS):
         engine.submit(greedy(index), inbox)
     runner.open.set()
     ended = inbox.wait_terminal(*(f"r{index}" for index in range(STREAMS)))
     assert all(isinstance(event, Finished) for event in ended.values())
     steps = runner.sequences_per_step.copy()
-    # From the second step on all took part, until the first had ended.
+    # All requests take part from the second step on, until the first of them ends.
     assert steps[:4] == [1, STREAMS, STREAMS, STREAMS]
     assert len(steps) == 18  # not one more than the longest answer takes
 

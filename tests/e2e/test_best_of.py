@@ -1,4 +1,4 @@
-"""best_of over a socket, with a small random model: the same candidates as with n, and the likeliest of them."""
+"""Tests that `best_of` returns the likeliest of the candidates that `n` returns, with a small random model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_best_candidates_are_those_of_n_with_the_highest_mean_logprob(http: 
     assert best["usage"]["completion_tokens"] == everything["usage"]["completion_tokens"]
 
 
-def test_who_does_not_ask_for_logprobs_sees_none_and_gets_the_same_choice(http: httpx.Client) -> None:
+def test_without_logprobs_best_of_returns_the_same_choices(http: httpx.Client) -> None:
     with_logprobs = complete(http, **SAMPLED, best_of=4)
     without = complete(http, **SAMPLED | {"logprobs": None}, best_of=4)
     assert [choice["logprobs"] for choice in without["choices"]] == [None, None]

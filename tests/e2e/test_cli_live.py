@@ -1,4 +1,4 @@
-"""The command as users type it: what is wrong is one sentence and exit code 2, and SIGTERM lets a stream finish."""
+"""Tests the command as a process: a failed start is one sentence and exit code 2, and SIGTERM lets a stream finish."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.random_models import byte_tokenizer
 
 
 def refusal(*argv: str) -> str:
-    """The sentence that `oaiserve serve` ends with; before it there may be the line that says what is loaded."""
+    """Run `oaiserve serve` and return the sentence with which it fails. Only the line about loading may precede it."""
     command = [sys.executable, "-m", "oaiserve", "serve", *argv]
     result = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=100)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
@@ -61,15 +61,15 @@ def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
     assert f"'{tmp_path}' cannot be served: it is an encoder-decoder model" in sentence
 
 
-# -- a life with an end -----------------------------------------------------------------------------------------------
+# -- shutdown ---------------------------------------------------------------------------------------------------------
 
 TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 NUM_TOKENS = 600
 
 
 @dataclass
-class Life:
-    """A server that got SIGTERM in the middle of a client's stream."""
+class Terminated:
+    """What a server left that got SIGTERM in the middle of a client's stream."""
 
     events: list[Any]  # of the stream
     exit_code: int
@@ -78,13 +78,13 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def life(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
-    log_file = tmp_path_factory.mktemp("life") / "log"
+def terminated(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminated]:
+    log_file = tmp_path_factory.mktemp("terminated") / "log"
     body = {"prompt": "Hi", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     traceparent = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
     with running_collector() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
-        env["OMP_NUM_THREADS"] = "1"  # so small a model gains nothing by a second one, and loses where cores are busy
+        env["OMP_NUM_THREADS"] = "1"  # a second thread makes so small a model slower when the cores are busy
         with (
             serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
@@ -95,10 +95,10 @@ def life(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             server.process.terminate()
             events = [line.removeprefix("data: ") for line in (first, *lines) if line]
             exit_code = server.process.wait(STOP_SECONDS)
-        yield Life(events, exit_code, server.log(), collector)
+        yield Terminated(events, exit_code, server.log(), collector)
 
 
-def test_a_second_signal_cuts_what_runs_and_ends_in_order(small_model: Path, tmp_path: Path) -> None:
+def test_a_second_signal_cuts_off_running_requests_and_shuts_down_in_order(small_model: Path, tmp_path: Path) -> None:
     body = {"prompt": "Hi", "stream": True, "max_tokens": 2 * NUM_TOKENS - 10, "ignore_eos": True}
     with (
         serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "200") as server,
@@ -118,30 +118,30 @@ def test_a_second_signal_cuts_what_runs_and_ends_in_order(small_model: Path, tmp
     assert not any("exception" in line for line in server.log())
 
 
-def test_sigterm_came_while_the_stream_ran(life: Life) -> None:
-    messages = [line["message"] for line in life.log]
-    ends = [index for index, line in enumerate(life.log) if line["logger"] == "oaiserve.request"]
+def test_sigterm_arrived_while_the_stream_ran(terminated: Terminated) -> None:
+    messages = [line["message"] for line in terminated.log]
+    ends = [index for index, line in enumerate(terminated.log) if line["logger"] == "oaiserve.request"]
     assert len(ends) == 1
     assert messages.index("Shutting down. Requests running: 1, given 30 s") < ends[0]
     assert "Shutting down. Requests finished: 1, cut off: 0" in messages
 
 
-def test_the_stream_finished_all_the_same(life: Life) -> None:
-    *chunks, last, done = life.events
+def test_the_stream_finished_after_sigterm(terminated: Terminated) -> None:
+    *chunks, last, done = terminated.events
     assert done == "[DONE]"
     assert json.loads(last)["choices"][0]["finish_reason"] == "length"
-    (end,) = (line for line in life.log if line["logger"] == "oaiserve.request")
+    (end,) = (line for line in terminated.log if line["logger"] == "oaiserve.request")
     assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
     assert not any("error" in json.loads(chunk) for chunk in chunks)
 
 
-def test_the_exit_code_is_0_and_nobody_complained(life: Life) -> None:
-    assert life.exit_code == 0
-    assert [line for line in life.log if line["level"] != "INFO"] == []
+def test_the_exit_code_is_0_and_the_log_has_no_warnings(terminated: Terminated) -> None:
+    assert terminated.exit_code == 0
+    assert [line for line in terminated.log if line["level"] != "INFO"] == []
 
 
-def test_the_spans_arrived_under_the_clients_trace(life: Life) -> None:
-    spans = {span.name: span for span in life.collector.spans}
+def test_the_spans_belong_to_the_trace_of_the_client(terminated: Terminated) -> None:
+    spans = {span.name: span for span in terminated.collector.spans}
     assert spans.keys() >= set(PHASES)
-    assert {span.trace_id for span in life.collector.spans} == {TRACE_ID.to_bytes(16)}
+    assert {span.trace_id for span in terminated.collector.spans} == {TRACE_ID.to_bytes(16)}
     assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)

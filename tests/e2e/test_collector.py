@@ -1,4 +1,4 @@
-"""A real server and its collector, which goes away for a while: no request notices, and what is lost is counted."""
+"""Tests a server whose collector is away for a while: requests are not affected, and lost spans are counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAIT_SECONDS = 30
 ENVIRONMENT = {
     "OTEL_METRIC_EXPORT_INTERVAL": "200",
     "OTEL_BSP_SCHEDULE_DELAY": "100",
-    "OTEL_EXPORTER_OTLP_TIMEOUT": "2",  # seconds until the exporter gives a batch up
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "2",  # seconds after which the exporter drops a batch
     "NO_PROXY": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
 }
@@ -40,13 +40,13 @@ ENVIRONMENT = {
 
 @dataclass
 class Clients:
-    """Each asks again and again, under a trace and a span of its own, until all are told to stop."""
+    """Clients that send one request after the other, each under its own trace and span, until `stop` is set."""
 
     url: str
     stop: Event = field(default_factory=Event)
-    answers: list[list[str]] = field(default_factory=list)  # each as its events
+    answers: list[list[str]] = field(default_factory=list)  # the events of each
 
-    def ask_on(self, number: int) -> None:
+    def send_requests(self, number: int) -> None:
         headers = {"traceparent": f"00-{number:032x}-{number:016x}-01"}
         with httpx.Client(base_url=self.url, headers=headers, timeout=60) as http:
             while not self.stop.is_set():
@@ -55,6 +55,7 @@ class Clients:
                     self.answers.append([line.removeprefix("data: ") for line in answer.iter_lines() if line])
 
     def wait_for_more(self) -> None:
+        """Wait for three more answers per client."""
         enough = len(self.answers) + 3 * NUM_CLIENTS
         wait_until(lambda: len(self.answers) >= enough)
 
@@ -63,7 +64,7 @@ class Clients:
 def running_clients(url: str) -> Iterator[Clients]:
     clients = Clients(url)
     with ThreadPoolExecutor(NUM_CLIENTS) as threads:
-        running = [threads.submit(clients.ask_on, number) for number in range(1, NUM_CLIENTS + 1)]
+        running = [threads.submit(clients.send_requests, number) for number in range(1, NUM_CLIENTS + 1)]
         try:
             yield clients
         finally:
@@ -75,18 +76,18 @@ def running_clients(url: str) -> Iterator[Clients]:
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)  # another process does not tell
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.02)  # another process gives no notice
 
 
 @dataclass
 class Outage:
-    """What was told about requests that came before, while and after the collector was away."""
+    """What was reported about requests before, during and after the time without a collector."""
 
     clients: Clients
     before: Collector
     after: Collector
-    num_spans: Counter[str]  # on /metrics, by result, when none was on its way any more
+    num_spans: Counter[str]  # on /metrics, by result, once all had been exported or lost
     log: list[dict[str, Any]]
     exit_code: int
 
@@ -95,7 +96,7 @@ class Outage:
         return self.before.spans + self.after.spans
 
     def lines(self, module: str) -> list[tuple[str, str]]:
-        """Level and message of what a module of telemetry logged."""
+        """Return level and message of each line that this module of telemetry logged."""
         logger = f"oaiserve.telemetry.{module}"
         return [(line["level"], line["message"]) for line in self.log if line["logger"] == logger]
 
@@ -109,24 +110,24 @@ def outage(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outag
         with serve_process(str(small_model), log_file, "--kv-blocks", "200", env=env) as server:
             with running_clients(server.url) as clients:
                 clients.wait_for_more()
-                wait_until(lambda: has_both(before))
+                wait_until(lambda: has_spans_and_metrics(before))
                 collectors.close()
                 clients.wait_for_more()
-                wait_until(lambda: all(told in log_file.read_text() for told in ("are being lost", "do not reach")))
+                wait_until(lambda: all(part in log_file.read_text() for part in ("are being lost", "do not reach")))
                 wait_for_another_loss(server.url)
                 wait_for_another_loss(server.url)
                 after = collectors.enter_context(running_collector(before.server.server_port))
                 clients.wait_for_more()
-                wait_until(lambda: has_both(after))
+                wait_until(lambda: has_spans_and_metrics(after))
             wait_until(lambda: counted(server.url, names.REQUESTS).total() == len(clients.answers))
-            wait_until(lambda: on_their_way(counted(server.url, names.SPANS)) == 0)
+            wait_until(lambda: num_pending(counted(server.url, names.SPANS)) == 0)
             num_spans = counted(server.url, names.SPANS)
             exit_code = server.terminate()
         return Outage(clients, before, after, num_spans, server.log(), exit_code)
 
 
 def counted(url: str, metric: names.Metric) -> Counter[str]:
-    """A counter on /metrics, by its label `result` or, of requests, `outcome`."""
+    """Return a counter of /metrics by its label `result` or, for requests, `outcome`."""
     numbers: Counter[str] = Counter()
     for (name, labels), value in samples_on(httpx.get(f"{url}/metrics").content).items():
         if name == metric.name:
@@ -139,16 +140,15 @@ def wait_for_another_loss(url: str) -> None:
     wait_until(lambda: counted(url, names.SPANS)["failed"] > num_failed)
 
 
-def has_both(collector: Collector) -> bool:
-    """Spans, and metrics of requests."""
+def has_spans_and_metrics(collector: Collector) -> bool:
     return bool(collector.spans and collector.metrics and REQUESTS in collector.last_metrics())
 
 
-def on_their_way(num_spans: Counter[str]) -> int:
+def num_pending(num_spans: Counter[str]) -> int:
     return num_spans["ended"] - num_spans["exported"] - num_spans["failed"] - num_spans["dropped"]
 
 
-def test_every_request_got_its_whole_answer(outage: Outage) -> None:
+def test_every_request_got_its_complete_answer(outage: Outage) -> None:
     for *_, last, done in outage.clients.answers:
         assert (json.loads(last)["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
     ends = [line for line in outage.log if line["logger"] == "oaiserve.request"]
@@ -159,7 +159,7 @@ def test_every_request_got_its_whole_answer(outage: Outage) -> None:
     assert outage.exit_code == 0
 
 
-def test_every_trace_that_arrived_is_whole_and_goes_on_the_clients(outage: Outage) -> None:
+def test_every_exported_trace_is_complete_and_continues_that_of_its_client(outage: Outage) -> None:
     children: dict[bytes, list[Span]] = {}
     for span in outage.spans:
         children.setdefault(span.parent_span_id, []).append(span)
@@ -173,16 +173,16 @@ def test_every_trace_that_arrived_is_whole_and_goes_on_the_clients(outage: Outag
         assert int.from_bytes(server.parent_span_id) == int.from_bytes(server.trace_id) in range(1, NUM_CLIENTS + 1)
 
 
-def test_what_was_lost_is_counted_and_no_more_is_missing(outage: Outage) -> None:
+def test_every_span_is_counted_as_exported_or_lost(outage: Outage) -> None:
     num_spans = outage.num_spans
     assert num_spans["ended"] == (2 + len(PHASES)) * len(outage.clients.answers)
-    assert on_their_way(num_spans) == 0
+    assert num_pending(num_spans) == 0
     assert num_spans["failed"] > 0
-    # What the collector took although the exporter did not hear of it is counted as failed.
+    # Spans count as failed, too, if the collector has them but its response did not arrive.
     assert num_spans["exported"] <= len(outage.spans) < num_spans["ended"]
 
 
-def test_metrics_make_up_for_the_time_in_between(outage: Outage) -> None:
+def test_metrics_after_the_outage_include_the_requests_during_it(outage: Outage) -> None:
     num_before, num_after = (
         sum(point.as_double + point.as_int for point in collector.last_metrics()[REQUESTS].sum.data_points)
         for collector in (outage.before, outage.after)
@@ -190,11 +190,11 @@ def test_metrics_make_up_for_the_time_in_between(outage: Outage) -> None:
     assert 0 < num_before < num_after == len(outage.clients.answers)
 
 
-def test_a_change_is_one_line_in_the_log(outage: Outage) -> None:
+def test_each_change_of_the_connection_is_one_line_in_the_log(outage: Outage) -> None:
     (lost, *again) = outage.lines("span_export")
     assert lost[0] == "WARNING"
     assert lost[1].startswith("Spans are being lost: ")
-    assert [level for level, _ in again] in ([], ["INFO"])  # it comes when none was lost for ten seconds
+    assert [level for level, _ in again] in ([], ["INFO"])  # logged if no span was lost for ten seconds
     failing, works = outage.lines("otlp_metrics")
     assert failing[0] == "WARNING"
     assert failing[1].startswith("Metrics do not reach the collector: ")

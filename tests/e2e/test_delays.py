@@ -1,7 +1,7 @@
-"""A delay in one stage shows in the phase of that stage, to the nanosecond, and in no other; whoever tells it.
+"""Tests that every report shows a delay in one stage in the phase of that stage, to the nanosecond, and in no other.
 
-The whole server in this process, on a clock that stands still but for the delays: real routes, engine thread, tokenize
-worker and telemetry, around a scripted model.
+The whole server runs in this process: real routes, engine thread, tokenize worker and telemetry around a scripted
+model. Its clock moves only by the delays.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ DELAY_NS = 100_000_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = "The quick brown fox"  # 18 tokens, and 37 in the template of the chat
 NUM_TOKENS = 4
-OTHER = "other"  # how the ids of all requests begin but that of the one that is looked at
+OTHER = "other"  # the prefix of all request ids except that of the measured request
 
 
 @dataclass(frozen=True)
 class Queueing:
-    """What makes the request wait. The first of the others, (prompt tokens, answer tokens), is in the engine's first
-    step when the request comes; the rest waits before it."""
+    """A situation in which the measured request waits. The first of the other requests is in the engine's first step
+    when it arrives, and the rest wait before it."""
 
-    others: tuple[tuple[int, int], ...]
-    slow_step: int  # of the engine, counted from 0
+    others: tuple[tuple[int, int], ...]  # (prompt tokens, completion tokens)
+    slow_step: int  # of the engine, counted from 0; the delay is in it
     options: Mapping[str, int] = field(default_factory=dict)
-    twin: bool = False  # the last of the others has the same prompt
+    twin: bool = False  # one more request, the last before it, has the same prompt
 
 
 QUEUEING = {
@@ -101,7 +101,7 @@ class Case:
         return json.dumps({**prompt, **streamed, "max_tokens": NUM_TOKENS}).encode()
 
 
-# Whole microseconds, since the log has no more.
+# The log has whole microseconds.
 EVERYWHERE_NS = {phase: 1_001_000 * number for number, phase in enumerate(PHASES, start=1)}
 CASES = [
     Case(route, stream, delays_ns, reason)
@@ -115,17 +115,20 @@ CASES = [
 
 
 class Delays:
-    """Moves the clock: the first time that a stage asks, by the delay of its phase."""
+    """The delays of the phases. Each one moves the clock once."""
 
     def __init__(self, delays_ns: Mapping[str, int]) -> None:
         self.clock = Clock()
         self._left_ns = dict(delays_ns)
 
-    def pass_in(self, phase: str) -> None:
+    def apply(self, phase: str) -> None:
+        """Move the clock by the delay of the phase, if that has not happened yet."""
         self.clock.now_ns += self._left_ns.pop(phase, 0)
 
 
 class SlowTokenizer(BlockedTokenizer):
+    """A tokenizer that applies the delay of `tokenize` to one prompt."""
+
     def __init__(self, delays: Delays, slow_prompt: Prompt) -> None:
         super().__init__()
         self._delays, self._slow_prompt = delays, slow_prompt
@@ -133,11 +136,14 @@ class SlowTokenizer(BlockedTokenizer):
     def encode(self, prompt: Prompt) -> list[int]:
         token_ids = super().encode(prompt)
         if prompt == self._slow_prompt:
-            self._delays.pass_in("tokenize")
+            self._delays.apply("tokenize")
         return token_ids
 
 
 class SlowRunner(ScriptedRunner):
+    """A runner that applies the delays of `prefill` and `decode` to the measured request, and that of `queue` to one
+    step before it."""
+
     def __init__(self, delays: Delays, slow_step: int | None) -> None:
         super().__init__(gated=True)
         self._delays, self._slow_step = delays, slow_step
@@ -145,11 +151,11 @@ class SlowRunner(ScriptedRunner):
     def run(self, step: Step) -> list[ChunkResult]:
         number = len(self.steps)
         results = super().run(step)
-        mine = [chunk.sequence for chunk in step.chunks if not is_other(chunk.sequence.request_id)]
-        if mine:
-            self._delays.pass_in("decode" if mine[0].num_generated else "prefill")
+        measured = [chunk.sequence for chunk in step.chunks if not is_other(chunk.sequence.request_id)]
+        if measured:
+            self._delays.apply("decode" if measured[0].num_generated else "prefill")
         elif number == self._slow_step:
-            self._delays.pass_in("queue")
+            self._delays.apply("queue")
         return results
 
 
@@ -158,7 +164,7 @@ def is_other(request_id: str) -> bool:
 
 
 def others(case: Case, queueing: Queueing) -> list[Request]:
-    """No two have tokens in common, but a twin with the request of the case."""
+    """Make the requests that the measured one waits for. Only a twin shares tokens with another request."""
     rows = [([1 + index] * prompt_len, max_tokens) for index, (prompt_len, max_tokens) in enumerate(queueing.others)]
     if queueing.twin:
         rows.append((TOKENIZER.encode(case.prompt), 1))
@@ -168,8 +174,8 @@ def others(case: Case, queueing: Queueing) -> list[Request]:
     ]
 
 
-def after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any], None]) -> None:
-    """Each time this method of one argument has returned, the hook is called with the argument, on the same thread."""
+def hook_after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any], None]) -> None:
+    """Call `hook` with the argument of this method each time it has returned, on the same thread."""
     method = getattr(kind, name)
 
     def hooked(self: object, argument: object) -> object:
@@ -181,8 +187,8 @@ def after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any]
 
 
 @dataclass
-class Told:
-    """What everybody told about the one request."""
+class Reports:
+    """Everything that was reported about the measured request."""
 
     case: Case
     answer: httpx.Response
@@ -194,7 +200,7 @@ class Told:
 
     @property
     def phases_ns(self) -> dict[str, dict[str, int]]:
-        """By who tells them."""
+        """Return the phases by the report that shows them."""
         spans = [self.spans[phase] for phase in PHASES]
         return {
             "record": {phase.name: phase.duration_ns for phase in self.record.times.phases()},
@@ -207,12 +213,12 @@ class Told:
 
     @property
     def waits_ns(self) -> dict[str, dict[str, int]]:
-        """What it waited for in its queue phase, by who tells it."""
+        """Return the reasons for waiting in the queue phase, by the report that shows them."""
         queue, prefix = attributes(self.spans["queue"]), "queue_"
-        told = {reason: self.metric_ns(names.QUEUE_WAIT_SECONDS, "", reason) for reason in WaitReason}
+        on_page = {reason: self.metric_ns(names.QUEUE_WAIT_SECONDS, "", reason) for reason in WaitReason}
         return {
             "record": {reason.value: wait_ns for reason, wait_ns in self.record.account.waits_ns.items()},
-            "metrics": {reason.value: wait_ns for reason, wait_ns in told.items() if wait_ns},
+            "metrics": {reason.value: wait_ns for reason, wait_ns in on_page.items() if wait_ns},
             "log": {
                 name.removeprefix(prefix).removesuffix("_ms"): round(value * 1e6)
                 for name, value in self.log_line.items()
@@ -232,14 +238,14 @@ def attributes(span: Span) -> dict[str, Any]:
     return {pair.key: pair.value.int_value for pair in span.attributes if pair.value.HasField("int_value")}
 
 
-def ask(case: Case, collector: Collector) -> Told:
+def measure(case: Case, collector: Collector) -> Reports:
     with pytest.MonkeyPatch.context() as patch, json_log() as log:
         patch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
         patch.setenv("NO_PROXY", "127.0.0.1")
         return asyncio.run(serve_one(case, patch, collector, log))
 
 
-async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector, log: io.StringIO) -> Told:
+async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector, log: io.StringIO) -> Reports:
     delays = Delays(case.delays_ns)
     put_on_clock(patch, delays.clock)
     queueing = QUEUEING.get(case.wait_reason)
@@ -247,19 +253,19 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector,
     tokenizer = SlowTokenizer(delays, case.prompt)
     runner = SlowRunner(delays, queueing.slow_step if queueing else None)
 
-    def in_the_tokenizers_queue(request: Request) -> None:
+    def when_queued_for_the_tokenizer(request: Request) -> None:
         if not is_other(request.request_id):
-            delays.pass_in("tokenize_wait")
+            delays.apply("tokenize_wait")
             tokenizer.release.set()
 
-    def in_the_engines_inbox(command: object) -> None:
+    def when_in_the_inbox(command: object) -> None:
         if isinstance(command, Tokenized) and not is_other(command.request.request_id):
             runner.permit(10_000)
 
     records: list[RequestRecord] = []
-    after(patch, TokenizeStage, "submit", in_the_tokenizers_queue)
-    after(patch, EngineLoop, "post", in_the_engines_inbox)
-    after(patch, Telemetry, "record", records.append)
+    hook_after(patch, TokenizeStage, "submit", when_queued_for_the_tokenizer)
+    hook_after(patch, EngineLoop, "post", when_in_the_inbox)
+    hook_after(patch, Telemetry, "record", records.append)
 
     engine = make_engine(runner, tokenizer, clock_ns=delays.clock, **options)  # type: ignore[arg-type]
     telemetry = Telemetry(
@@ -268,7 +274,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector,
 
     async def body() -> AsyncIterator[bytes]:
         yield case.body[:10]
-        delays.pass_in("receive")
+        delays.apply("receive")
         yield case.body[10:]
 
     app = create_app(Config("demo"), engine, telemetry)
@@ -281,22 +287,22 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch, collector: Collector,
         headers = {"content-type": "application/json", "x-request-id": "slow"}
         try:
             answer = await http.post(case.route, content=body(), headers=headers)
-        finally:  # so that a request which never got that far fails the test and does not hang it
+        finally:  # so that the test fails, and does not hang, if the request never came so far
             tokenizer.release.set()
             runner.permit(10_000)
         assert await asyncio.to_thread(telemetry.flush, TIMEOUT_SECONDS)
         page = (await http.get("/metrics")).text
         debug = (await http.get("/debug/requests/slow")).json()
-    # The server has stopped, and with it the export is complete.
+    # The server has stopped, so all spans have been exported.
     (record,) = records
     trace_id = record.trace.trace_id.to_bytes(16)
     spans = {span.name: span for span in collector.spans if span.trace_id == trace_id}
     (line,) = log.getvalue().splitlines()
-    return Told(case, answer, record, samples(page), json.loads(line), debug, spans)
+    return Reports(case, answer, record, samples(page), json.loads(line), debug, spans)
 
 
 def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, requests: list[Request]) -> None:
-    """The engine is in a step of the first request, the only tokenize worker in the prompt of a client that left."""
+    """Keep the engine in a step of the first request, and the only tokenize worker in the prompt of an aborted one."""
     inbox = Inbox()
     for request in requests:
         engine.submit(request, inbox)
@@ -308,12 +314,12 @@ def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, 
 
 
 def slow_to_read(app: ASGIApp, path: str, delays: Delays) -> ASGIApp:
-    """As if the client took its time with the last bytes of the answer."""
+    """Return the app with the delay of `respond` at the last bytes of an answer, as if its client read slowly."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         async def slow_send(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                delays.pass_in("respond")
+                delays.apply("respond")
             await send(message)
 
         await app(scope, receive, slow_send if scope["path"] == path else send)
@@ -322,7 +328,7 @@ def slow_to_read(app: ASGIApp, path: str, delays: Delays) -> ASGIApp:
 
 
 def samples(page: str) -> dict[tuple[str, str], float]:
-    """Of a server that had one request, so that no other label tells samples apart."""
+    """Parse the page of a server that had one request, so that phase and reason are the only labels that differ."""
     return {
         (sample.name, sample.labels.get("phase", sample.labels.get("reason", ""))): sample.value
         for family in text_string_to_metric_families(page)
@@ -337,55 +343,55 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def told(request: pytest.FixtureRequest, collector: Collector) -> Told:
-    told = ask(request.param, collector)
-    assert told.answer.status_code == 200
-    assert told.record.completion_tokens == NUM_TOKENS
-    return told
+def reports(request: pytest.FixtureRequest, collector: Collector) -> Reports:
+    reports = measure(request.param, collector)
+    assert reports.answer.status_code == 200
+    assert reports.record.completion_tokens == NUM_TOKENS
+    return reports
 
 
-def test_the_delay_is_in_its_phase_and_in_no_other_whoever_tells(told: Told) -> None:
-    assert told.phases_ns == dict.fromkeys(told.phases_ns, told.case.phases_ns)
+def test_every_report_shows_the_delay_in_its_phase_and_in_no_other(reports: Reports) -> None:
+    assert reports.phases_ns == dict.fromkeys(reports.phases_ns, reports.case.phases_ns)
 
 
-def test_the_header_tells_the_phases_that_are_over_when_it_leaves(told: Told) -> None:
-    parts = [part.split(";dur=") for part in told.answer.headers["server-timing"].split(", ")]
+def test_the_header_shows_the_phases_that_are_over_when_it_is_sent(reports: Reports) -> None:
+    parts = [part.split(";dur=") for part in reports.answer.headers["server-timing"].split(", ")]
     in_header = {phase: round(float(duration_ms) * 1e6) for phase, duration_ms in parts}
-    # The headers of a stream leave with its first token, while the engine goes on.
-    assert len(in_header) == 6 or (told.case.stream and len(in_header) == 5)
-    assert list(in_header.items()) == list(told.case.phases_ns.items())[: len(in_header)]
+    # The headers of a stream are sent with its first token, while the engine goes on.
+    assert len(in_header) == 6 or (reports.case.stream and len(in_header) == 5)
+    assert list(in_header.items()) == list(reports.case.phases_ns.items())[: len(in_header)]
 
 
-def test_the_end_of_a_stream_tells_all_phases_but_its_own_last(told: Told) -> None:
-    if told.case.stream:
-        events = told.answer.text.removesuffix("\n\n").split("\n\n")
+def test_the_end_of_a_stream_shows_all_phases_except_respond(reports: Reports) -> None:
+    if reports.case.stream:
+        events = reports.answer.text.removesuffix("\n\n").split("\n\n")
         timings = json.loads(events[-2].removeprefix("data: "))["timings"]
-        assert list(timings["phases_ns"].items()) == list(told.case.phases_ns.items())[:-1]
-        assert timings["queue_waits_ns"] == told.case.waits_ns
+        assert list(timings["phases_ns"].items()) == list(reports.case.phases_ns.items())[:-1]
+        assert timings["queue_waits_ns"] == reports.case.waits_ns
     else:
-        assert "timings" not in told.answer.json()
+        assert "timings" not in reports.answer.json()
 
 
-def test_the_delay_of_the_queue_has_its_reason_and_no_other_whoever_tells(told: Told) -> None:
-    assert told.waits_ns == dict.fromkeys(told.waits_ns, told.case.waits_ns)
+def test_every_report_shows_the_delay_of_the_queue_under_its_reason_and_no_other(reports: Reports) -> None:
+    assert reports.waits_ns == dict.fromkeys(reports.waits_ns, reports.case.waits_ns)
 
 
-def test_the_delay_of_a_decode_step_is_one_gap_between_tokens(told: Told) -> None:
-    delay_ns = told.case.phases_ns["decode"]
-    gaps_ns = sorted(told.record.account.inter_token_ns)
+def test_the_delay_of_a_decode_step_is_one_gap_between_tokens(reports: Reports) -> None:
+    delay_ns = reports.case.phases_ns["decode"]
+    gaps_ns = sorted(reports.record.account.inter_token_ns)
     assert gaps_ns == [*[0] * (NUM_TOKENS - 2), delay_ns]
-    assert told.debug["token_gaps"]["max_ns"] == delay_ns
-    assert told.metric_ns(names.INTER_TOKEN_LATENCY_SECONDS, "_sum") == delay_ns
+    assert reports.debug["token_gaps"]["max_ns"] == delay_ns
+    assert reports.metric_ns(names.INTER_TOKEN_LATENCY_SECONDS, "_sum") == delay_ns
 
 
-def test_totals_are_the_sums_of_the_phases(told: Told) -> None:
-    phases_ns = list(told.case.phases_ns.values())
-    assert told.record.times.duration_ns == sum(phases_ns)
-    assert told.metric_ns(names.DURATION_SECONDS, "_sum") == sum(phases_ns)
-    assert told.record.times.time_to_first_token_ns == sum(phases_ns[:5])
-    assert told.metric_ns(names.TIME_TO_FIRST_TOKEN_SECONDS, "_sum") == sum(phases_ns[:5])
+def test_duration_and_time_to_first_token_are_sums_of_phases(reports: Reports) -> None:
+    phases_ns = list(reports.case.phases_ns.values())
+    assert reports.record.times.duration_ns == sum(phases_ns)
+    assert reports.metric_ns(names.DURATION_SECONDS, "_sum") == sum(phases_ns)
+    assert reports.record.times.time_to_first_token_ns == sum(phases_ns[:5])
+    assert reports.metric_ns(names.TIME_TO_FIRST_TOKEN_SECONDS, "_sum") == sum(phases_ns[:5])
 
 
-def test_the_time_in_steps_is_prefill_and_decode(told: Told) -> None:
-    phases_ns = told.case.phases_ns
-    assert told.record.account.model_ns == phases_ns["prefill"] + phases_ns["decode"]
+def test_the_time_in_steps_is_the_sum_of_prefill_and_decode(reports: Reports) -> None:
+    phases_ns = reports.case.phases_ns
+    assert reports.record.account.model_ns == phases_ns["prefill"] + phases_ns["decode"]

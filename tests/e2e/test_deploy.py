@@ -1,5 +1,7 @@
-"""Every query of every panel, rule and alert, asked of a real Prometheus that watches a real server under load; and an
-engine that really stalls."""
+"""Tests every query of every panel, rule and alert with a real Prometheus that scrapes a real server under load.
+
+One alert is also tested with an engine that stalls.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import yaml
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import serve_process
-from tests.e2e.load import asks
+from tests.e2e.load import calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120, func_only=True)]
@@ -35,8 +37,8 @@ QUERIES = [
     for target in panel.get("targets", [])
 ]
 ALERTS = [pytest.param(alert, id=alert["alert"]) for alert in promql.alerts()]
-# The load fills the KV cache on purpose, and how late the event loop is depends on what else the machine does.
-MAY_HAVE_REASON = {"OaiserveKvCacheFull", "OaiserveEventLoopLag"}
+# The load fills the KV cache on purpose, and the lag of the event loop depends on what else the machine does.
+MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag"}
 RECORDED = [
     pytest.param(rule["record"], rule.get("labels", {}), id=f"{rule['record']} {rule.get('labels', '')}")
     for rule in promql.rules()
@@ -53,13 +55,13 @@ def prometheus(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         ThreadPoolExecutor(32) as threads,
         httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
     ):
-        for round_ in (1, 2):  # a rate needs a series that was there, and then grows
-            load = list(asks())
-            for _ in threads.map(lambda ask: ask.send(http), load):
+        for round_ in (1, 2):  # a rate needs a series that exists before it grows
+            load = list(calls())
+            for _ in threads.map(lambda call: call.send(http), load):
                 pass
             prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): round_ * len(load)})
         prometheus.wait_for('count({__name__=~"oaiserve:slo_errors:.*"})', {frozenset(): 12})  # objectives x windows
-        # The first page cannot tell how long it took, so this one comes last, and a rate needs two.
+        # A page cannot contain its own duration, so the first one lacks this series; and a rate needs two samples.
         samples = "count_over_time(oaiserve_scrape_duration_seconds_count[1m])"
         prometheus.wait_for(f"count({samples} >= 2)", {frozenset(): 1})
         yield prometheus
@@ -72,28 +74,28 @@ def filled_in(query: str) -> str:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_panel_shows_something(prometheus: Prometheus, query: str) -> None:
+def test_a_query_of_a_panel_returns_a_finite_value(prometheus: Prometheus, query: str) -> None:
     answer = prometheus.query(filled_in(query))
     assert any(math.isfinite(value) for value in answer.values()), answer
 
 
 @pytest.mark.parametrize(("name", "labels"), RECORDED)
-def test_a_recording_rule_records(prometheus: Prometheus, name: str, labels: dict[str, str]) -> None:
+def test_a_recording_rule_has_one_finite_value(prometheus: Prometheus, name: str, labels: dict[str, str]) -> None:
     matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
     (value,) = prometheus.query(f"{name}{{{matchers}}}").values()
     assert math.isfinite(value)
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_can_be_asked_for_and_has_no_reason_where_all_is_well(
+def test_an_alert_is_a_valid_query_and_does_not_fire_on_a_healthy_server(
     prometheus: Prometheus, alert: dict[str, str]
 ) -> None:
     answer = prometheus.query(alert["expr"])
-    assert answer == {} or alert["alert"] in MAY_HAVE_REASON
+    assert answer == {} or alert["alert"] in MAY_FIRE
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["title"])
-def test_the_variables_have_their_values(
+def test_the_variables_of_a_dashboard_find_model_and_instance(
     prometheus: Prometheus, board: dict[str, dict[str, list[dict[str, str]]]]
 ) -> None:
     found = {}
@@ -105,21 +107,21 @@ def test_the_variables_have_their_values(
     assert [instance.split(":")[0] for instance in found["instance"]] == ["127.0.0.1"]
 
 
-def test_the_annotation_is_a_query(prometheus: Prometheus) -> None:
-    """Of alerts that fire, so nothing here."""
+def test_the_annotation_is_a_valid_query(prometheus: Prometheus) -> None:
+    """The annotation shows alerts that fire. None does, so the result is empty."""
     (expr,) = {annotation["expr"] for board in BOARDS for annotation in board["annotations"]["list"]}
     assert prometheus.query(expr) == {}
 
 
-def test_prometheus_complains_about_nothing(prometheus: Prometheus) -> None:
-    assert prometheus.complaints() == []
+def test_prometheus_logs_no_problems_and_all_rules_are_healthy(prometheus: Prometheus) -> None:
+    assert prometheus.problems() == []
     groups = prometheus.get("rules")["groups"]
     assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
 
 
-# -- an alert that really fires ---------------------------------------------------------------------------------------
+# -- an alert that fires ----------------------------------------------------------------------------------------------
 
-# The command with a model whose step does not end as long as there is a file of this name.
+# The command with a model whose steps wait while the file STALL_FILE exists.
 STALLING_SERVER = """
 import os
 import sys
@@ -142,8 +144,9 @@ sys.exit(main())
 """
 
 
-def impatient(folder: Path) -> Path:
-    """Our alert, as it is but for its times: a test does not wait for two minutes."""
+def quick_alert(folder: Path) -> Path:
+    """Write a rule file with the alert of a stalled engine, with shorter times, so that the test need not wait for two
+    minutes."""
     (alert,) = (alert for alert in promql.alerts() if alert["alert"] == "OaiserveEngineStalled")
     assert (alert["for"], re.findall(r"\[(\w+)\]", alert["expr"])) == ("1m", ["1m"])
     quick = alert | {"for": "1s", "expr": alert["expr"].replace("[1m]", "[3s]")}
@@ -165,7 +168,7 @@ def test_a_stalled_engine_raises_its_alert_until_it_steps_again(small_model: Pat
             env=ENV | {"STALL_FILE": str(stall)},
             program=("-c", STALLING_SERVER),
         ) as server,
-        running_prometheus(tmp_path, {"oaiserve": server.url}, [impatient(tmp_path)]) as prometheus,
+        running_prometheus(tmp_path, {"oaiserve": server.url}, [quick_alert(tmp_path)]) as prometheus,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         prometheus.wait_for("count(oaiserve_engine_steps_total)", {frozenset(): 1})

@@ -1,8 +1,8 @@
-"""The demo model, preempted in every second step for lack of blocks, answers as if it had all the room there is.
+"""Tests that preemptions do not change the answers of the demo model.
 
-A token that is computed again, in another batch, has other rounding errors. Draws are from the best 20 tokens, since a
-draw from a flat distribution over the whole vocabulary falls within a rounding error (1e-6) of the border between two
-tokens in one of a hundred cases.
+A token that is computed again in another batch has other rounding errors. The tests sample from the best 20 tokens: a
+draw from the whole vocabulary falls within a rounding error (1e-6) of the border between two tokens in one of a hundred
+cases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Answers = dict[tuple[str, int], list[int]]  # token ids, by request and choice
 
 
 def requests() -> list[Request]:
-    """Of all lengths; one in three begins as others do, one in three is sampled, one in eight has two choices."""
+    """Make requests of all lengths. One in three shares a prefix, one in three is sampled, one in eight has two choices."""
     rng = random.Random(5)
     shared = [rng.randrange(100, 40_000) for _ in range(MOST_PROMPT_TOKENS // 2)]
     made = []
@@ -53,6 +53,7 @@ def requests() -> list[Request]:
 
 
 def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapshot]:
+    """Run all requests at once in an engine with this number of blocks."""
     tokenizer, inbox, found = Tokenizer.from_pretrained(demo.resolve()), Inbox(), defaultdict(list)
     asked = requests()
     engine = Engine(
@@ -74,12 +75,12 @@ def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapsh
     return dict(found), engine.snapshot()
 
 
-def test_answers_do_not_depend_on_how_often_they_were_preempted() -> None:
+def test_answers_do_not_depend_on_preemptions() -> None:
     loaded = load_model(demo.resolve(), device="cpu", dtype="float32")
-    expected, undisturbed = answers(loaded, PLENTY_OF_BLOCKS)
-    found, pressed = answers(loaded, FEW_BLOCKS)
-    assert undisturbed.num_preemptions == 0
-    assert pressed.num_preemptions > 100
-    assert (pressed.blocks_used, pressed.num_running, pressed.num_waiting) == (0, 0, 0)
+    expected, roomy = answers(loaded, PLENTY_OF_BLOCKS)
+    found, tight = answers(loaded, FEW_BLOCKS)
+    assert roomy.num_preemptions == 0
+    assert tight.num_preemptions > 100
+    assert (tight.blocks_used, tight.num_running, tight.num_waiting) == (0, 0, 0)
     assert {key: ids for key, ids in found.items() if ids != expected[key]} == {}
     assert found.keys() == expected.keys()

@@ -1,7 +1,6 @@
-"""A real Prometheus takes both formats of the page as they are, and every question of the documentation has an answer.
+"""Tests that a real Prometheus reads both formats of /metrics without loss, and answers every documented query.
 
-A real server with so small a KV cache that a little load fills every family: streams that push each other out, prompts
-that begin alike, refusals, and clients that leave.
+The server is real. Its KV cache is so small that the load of `load.py` moves every metric family.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import pytest
 
 from oaiserve.telemetry import names
 from tests.e2e.conftest import LiveServer, serve_process
-from tests.e2e.load import Ask, asks
-from tests.e2e.prometheus import Labels, Prometheus, running_prometheus, text_only
+from tests.e2e.load import Call, calls
+from tests.e2e.prometheus import Labels, Prometheus, running_prometheus, text_format_proxy
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families
 
@@ -45,9 +44,9 @@ class Watched:
     collector: Collector
     trace_ids: list[str] = field(default_factory=list)  # of all requests
 
-    def ask(self, threads: ThreadPoolExecutor, http: httpx.Client, asks: Sequence[Ask]) -> None:
-        """All at once; then waits until Prometheus knows of them."""
-        self.trace_ids += threads.map(lambda ask: ask.send(http), asks)
+    def send(self, threads: ThreadPoolExecutor, http: httpx.Client, calls: Sequence[Call]) -> None:
+        """Send all calls at once, and wait until Prometheus has counted them."""
+        self.trace_ids += threads.map(lambda call: call.send(http), calls)
         self.prometheus.wait_for("sum by (job) (oaiserve_requests_total)", each_job(len(self.trace_ids)))
 
     def page(self, form: str) -> bytes:
@@ -67,29 +66,29 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
             "NO_PROXY": "127.0.0.1",
-            "OMP_NUM_THREADS": "1",  # so small a model gains nothing by a second one
+            "OMP_NUM_THREADS": "1",  # a second thread does not make so small a model faster
         }
         with (
             serve_process(str(small_model), folder / "server.log", *flags, env=env) as server,
-            text_only(server.url) as text_url,
+            text_format_proxy(server.url) as text_url,
             running_prometheus(folder, {"openmetrics": server.url, "text": text_url}) as prometheus,
             ThreadPoolExecutor(32) as threads,
             httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
         ):
             watched = Watched(server, prometheus, collector)
-            for _ in range(2):  # a rate needs a series that was there, and then grows
-                watched.ask(threads, http, list(asks()))
+            for _ in range(2):  # a rate needs a series that exists before it grows
+                watched.send(threads, http, list(calls()))
             ended, exported = (f'oaiserve_spans_total{{result="{result}"}}' for result in ("ended", "exported"))
             prometheus.wait_for(f"sum by (job) ({ended} - ignoring (result) {exported})", each_job(0))
             yield watched
 
 
-# -- what Prometheus has ----------------------------------------------------------------------------------------------
+# -- what Prometheus stores -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("job", FORMS)
-def test_it_has_every_number_of_the_page(watched: Watched, job: str) -> None:
-    """Of all that stands still when nobody asks anything."""
+def test_prometheus_has_every_value_of_the_page(watched: Watched, job: str) -> None:
+    """Metrics that change without requests are left out."""
     host_seconds = names.ENGINE_HOST_SECONDS.name.removesuffix("_total")
     moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}|{host_seconds}"
     selector = f'{{job="{job}", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"({moving})_.*"}}'
@@ -98,7 +97,7 @@ def test_it_has_every_number_of_the_page(watched: Watched, job: str) -> None:
         for labels, number in watched.prometheus.query(selector).items()
     }
     on_page = {
-        # An empty label is none.
+        # Prometheus drops labels that are empty.
         frozenset({("__name__", sample.name), *(label for label in sample.labels.items() if label[1])}): sample.value
         for family in families(watched.page(FORMS[job]), FORMS[job])
         for sample in family.samples
@@ -109,7 +108,7 @@ def test_it_has_every_number_of_the_page(watched: Watched, job: str) -> None:
 
 
 @pytest.mark.parametrize("job", FORMS)
-def test_it_has_every_documented_metric_but_the_count_of_errors(watched: Watched, job: str) -> None:
+def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watched: Watched, job: str) -> None:
     found = set(watched.prometheus.get("label/__name__/values", **{"match[]": f'{{job="{job}"}}'}))
     for metric in METRICS:
         suffixes = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(metric.type, ("",))
@@ -117,22 +116,22 @@ def test_it_has_every_documented_metric_but_the_count_of_errors(watched: Watched
 
 
 @pytest.mark.parametrize("job", FORMS)
-def test_it_knows_what_each_metric_is(watched: Watched, job: str) -> None:
+def test_prometheus_has_the_type_unit_and_help_of_each_metric(watched: Watched, job: str) -> None:
     metadata = watched.prometheus.get("targets/metadata", match_target=f'{{job="{job}"}}')
-    told = {entry["metric"]: (entry["type"], entry["unit"], entry["help"]) for entry in metadata}
+    found = {entry["metric"]: (entry["type"], entry["unit"], entry["help"]) for entry in metadata}
     for metric in METRICS:
         if job == "openmetrics":
             name = metric.name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.type, ""))
-            assert told[name] == (metric.type, metric.unit, metric.help)
+            assert found[name] == (metric.type, metric.unit, metric.help)
         else:  # the classic format has no units, and no type for an info
-            assert told[metric.name] == ("gauge" if metric.type == "info" else metric.type, "", metric.help)
+            assert found[metric.name] == ("gauge" if metric.type == "info" else metric.type, "", metric.help)
 
 
-def test_it_complained_about_nothing(watched: Watched) -> None:
-    assert watched.prometheus.complaints() == []
+def test_prometheus_logged_no_warnings_or_errors(watched: Watched) -> None:
+    assert watched.prometheus.problems() == []
 
 
-def test_promtool_finds_nothing_but_the_colons_of_vllm(watched: Watched) -> None:
+def test_promtool_objects_only_to_the_colons_in_the_names_of_vllm(watched: Watched) -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=watched.page(TEXT), capture_output=True, timeout=30, check=False
     )
@@ -140,7 +139,7 @@ def test_promtool_finds_nothing_but_the_colons_of_vllm(watched: Watched) -> None
     assert sorted((checked.stdout + checked.stderr).decode().splitlines()) == sorted(expected)
 
 
-# -- what can be asked ------------------------------------------------------------------------------------------------
+# -- queries ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: " ".join(query.split()))
@@ -169,9 +168,9 @@ def test_the_reasons_for_waiting_add_up_to_the_phase_queue(watched: Watched) -> 
 @pytest.mark.parametrize(
     ("outcome", "number"),
     [
-        ("finished", sum(ask.status == 200 and not ask.leaves for ask in asks())),
-        ("cancelled", sum(ask.leaves for ask in asks())),
-        ("rejected", sum(ask.status != 200 for ask in asks())),
+        ("finished", sum(call.status == 200 and not call.disconnects for call in calls())),
+        ("cancelled", sum(call.disconnects for call in calls())),
+        ("rejected", sum(call.status != 200 for call in calls())),
     ],
 )
 def test_each_request_counts_once(watched: Watched, outcome: str, number: int) -> None:
@@ -179,7 +178,7 @@ def test_each_request_counts_once(watched: Watched, outcome: str, number: int) -
     assert watched.prometheus.query(query) == each_job(2 * number)
 
 
-# -- from a number to a trace -----------------------------------------------------------------------------------------
+# -- exemplars --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", [names.TIME_TO_FIRST_TOKEN_SECONDS, names.PHASE_SECONDS], ids=lambda m: m.name)

@@ -1,4 +1,4 @@
-"""Twenty scrapes a second while streams run: every page is whole and of one moment, and no stream notices."""
+"""Tests that pages of /metrics are consistent and streams complete with twenty scrapes a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.telemetry.pages import FORMS, Key, key, samples_on
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
-INTERVAL_SECONDS = 0.05  # as often as the endpoint picker of Kubernetes asks
+INTERVAL_SECONDS = 0.05  # like the endpoint picker of Kubernetes
 WAIT_SECONDS = 30
 NUM_STREAMS, NUM_TOKENS = 6, 16
 
@@ -26,7 +26,7 @@ Page = dict[Key, float]
 
 @pytest.fixture(scope="module")
 def pages(live: LiveServer) -> list[Page]:
-    """The two formats in turns, from before the streams until the last one has been recorded."""
+    """Scrape in both formats in turns, from before the streams until the last stream has been recorded."""
     answers: list[httpx.Response] = []
     forms = cycle(FORMS)
     streams_are_over = Event()
@@ -57,7 +57,7 @@ def pages(live: LiveServer) -> list[Page]:
         scraping.result()
         deadline = time.monotonic() + WAIT_SECONDS
         while total(scrape(http), names.GENERATION_TOKENS.name) < num_before + NUM_STREAMS * NUM_TOKENS:
-            assert time.monotonic() < deadline, "a record is missing"
+            assert time.monotonic() < deadline, "not all tokens of the streams were counted"
     return [parsed(answer) for answer in answers]
 
 
@@ -68,16 +68,16 @@ def parsed(answer: httpx.Response) -> Page:
 
 
 def total(page: Page, name: str, **labels: str) -> float:
-    """Of all samples with that name and these labels."""
+    """Return the sum of all samples with this name and these labels."""
     wanted = set(labels.items())
     return sum(value for (found, its_labels), value in page.items() if found == name and wanted <= its_labels)
 
 
-def test_pages_were_made_while_streams_ran(pages: list[Page]) -> None:
+def test_some_pages_were_scraped_while_streams_ran(pages: list[Page]) -> None:
     assert sum(page[key(names.REQUESTS_RUNNING.name)] > 0 for page in pages) > 1
 
 
-def test_the_numbers_of_a_page_are_of_one_moment(pages: list[Page]) -> None:
+def test_the_values_of_a_page_are_consistent(pages: list[Page]) -> None:
     for page in pages:
         num_requests = total(page, names.REQUESTS.name)
         assert total(page, f"{names.DURATION_SECONDS.name}_count") == num_requests
@@ -87,14 +87,14 @@ def test_the_numbers_of_a_page_are_of_one_moment(pages: list[Page]) -> None:
         assert round(phases * 1e9) == round(total(page, f"{names.DURATION_SECONDS.name}_sum") * 1e9)
 
 
-def test_no_number_that_only_grows_goes_back(pages: list[Page]) -> None:
+def test_counters_and_histograms_never_decrease(pages: list[Page]) -> None:
     for earlier, later in pairwise(pages):
         for name, labels in earlier:
             if name.endswith(("_total", "_bucket", "_count", "_sum")):
                 assert later[name, labels] >= earlier[name, labels], name
 
 
-def test_nothing_was_lost_and_the_event_loop_was_looked_after(pages: list[Page]) -> None:
+def test_telemetry_had_no_errors_and_the_lag_of_the_event_loop_was_measured(pages: list[Page]) -> None:
     assert total(pages[-1], names.TELEMETRY_ERRORS.name) == 0
     lag = f"{names.EVENT_LOOP_LAG_SECONDS.name}_count"
     assert total(pages[-1], lag) > total(pages[0], lag)

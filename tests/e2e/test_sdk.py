@@ -1,4 +1,4 @@
-"""The official OpenAI SDK against the demo model: what its users call works, and the answers are right."""
+"""Tests the server with the official OpenAI SDK and the demo model."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def test_chat_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
 
 
-def test_a_completion_knows_it_too(sdk: openai.OpenAI) -> None:
+def test_a_completion_knows_the_capital_of_france(sdk: openai.OpenAI) -> None:
     answer = sdk.completions.create(**COMPLETION)
     assert answer.choices[0].text.startswith(" Paris")
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 6
 
 
-def test_a_streamed_chat_says_the_same_and_counts_the_same(sdk: openai.OpenAI) -> None:
+def test_a_streamed_chat_has_the_same_text_and_usage_as_a_whole_one(sdk: openai.OpenAI) -> None:
     whole = sdk.chat.completions.create(**CHAT)
     *chunks, last = sdk.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert "".join(texts) == whole.choices[0].message.content
-    assert len([text for text in texts if text]) > 3  # really in pieces
+    assert len([text for text in texts if text]) > 3  # it is really streamed
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert (last.choices, last.usage) == ([], whole.usage)
 
 
-def test_a_streamed_completion_says_the_same_and_counts_the_same(sdk: openai.OpenAI) -> None:
+def test_a_streamed_completion_has_the_same_text_and_usage_as_a_whole_one(sdk: openai.OpenAI) -> None:
     whole = sdk.completions.create(**COMPLETION)
     *chunks, last = sdk.completions.create(**COMPLETION, stream=True, stream_options={"include_usage": True})
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
@@ -71,7 +71,7 @@ def test_the_async_client_gets_the_same_answers_side_by_side(live: LiveServer, s
     assert asyncio.run(ask_both()) == (expected, expected)
 
 
-def test_two_choices_differ_and_their_seed_brings_them_back(sdk: openai.OpenAI) -> None:
+def test_two_choices_differ_and_their_seed_reproduces_them(sdk: openai.OpenAI) -> None:
     sampled = CHAT | {"temperature": 1.5, "n": 2, "seed": 11}
     first, again = (sdk.chat.completions.create(**sampled) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
@@ -80,7 +80,7 @@ def test_two_choices_differ_and_their_seed_brings_them_back(sdk: openai.OpenAI) 
     assert [choice.message.content for choice in again.choices] == texts
 
 
-def test_chat_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
+def test_the_tokens_of_chat_logprobs_join_to_the_text(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3).choices
     *shown, end = choice.logprobs.content  # the token that ended the answer has no text
     assert "".join(token.token for token in shown) == choice.message.content
@@ -91,7 +91,7 @@ def test_chat_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-6
 
 
-def test_completion_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
+def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.completions.create(**COMPLETION, logprobs=2).choices
     rows = choice.logprobs
     assert "".join(rows.tokens) == choice.text
@@ -102,14 +102,14 @@ def test_completion_logprobs_belong_to_the_text(sdk: openai.OpenAI) -> None:
         assert logprob == top[token] == max(top.values())  # greedy
 
 
-def test_streamed_logprobs_are_the_same(sdk: openai.OpenAI) -> None:
+def test_a_stream_has_the_same_logprobs_tokens_as_a_whole_answer(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True).choices
     chunks = sdk.chat.completions.create(**CHAT, logprobs=True, stream=True)
     streamed = [row for chunk in chunks if chunk.choices[0].logprobs for row in chunk.choices[0].logprobs.content]
     assert [row.token for row in streamed] == [row.token for row in choice.logprobs.content]
 
 
-def test_the_headers_name_the_request_its_phases_and_its_trace(sdk: openai.OpenAI) -> None:
+def test_the_headers_have_the_request_id_the_phases_and_the_trace(sdk: openai.OpenAI) -> None:
     sent = {"x-request-id": "mine-1", "traceparent": f"00-{0xABC:032x}-{0xDEF:016x}-01"}
     raw = sdk.chat.completions.with_raw_response.create(**CHAT, extra_headers=sent)
     assert raw.headers["x-request-id"] == raw.parse()._request_id == "mine-1"
@@ -120,8 +120,8 @@ def test_the_headers_name_the_request_its_phases_and_its_trace(sdk: openai.OpenA
     assert sum(map(float, timing.values())) <= int(raw.headers["openai-processing-ms"]) + 1
 
 
-def test_the_stream_helper_puts_three_choices_together(sdk: openai.OpenAI) -> None:
-    # The helper takes an answer that was cut off by its length for an error: these end at a space.
+def test_the_stream_helper_assembles_three_choices(sdk: openai.OpenAI) -> None:
+    # The helper raises an error for an answer that ends by length, so these end at a space.
     sampled = CHAT | {"n": 3, "seed": 3, "temperature": 1.0, "max_tokens": 64, "stop": " "}
     sampled["extra_body"] = {"min_tokens": 5}
     texts = ["", "", ""]
@@ -137,7 +137,7 @@ def test_the_stream_helper_puts_three_choices_together(sdk: openai.OpenAI) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_and_does_not_show(sdk: openai.OpenAI, stream: bool) -> None:
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(sdk: openai.OpenAI, stream: bool) -> None:
     answer = sdk.chat.completions.create(**CHAT, stop=[" Par", "never"], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)

@@ -1,4 +1,4 @@
-"""The soak: its clients are a function of the seed, each of its checks can fail, and a short run passes."""
+"""Tests that the soak's clients are a function of its seed, that each check can fail, and that a short run passes."""
 
 from __future__ import annotations
 
