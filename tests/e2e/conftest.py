@@ -71,7 +71,7 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """Serve the demo model in float32. After the last test, check that it exits with 0 and has logged nothing unusual."""
+    """Serve the demo model in float32. After the last test, check its exit code and that its log has no warnings."""
     demo.resolve()  # a first download may take longer than a start
     log_file = tmp_path_factory.mktemp("live") / "log"
     flags = ("--dtype", "float32", "--api-key", API_KEY, "--kv-cache-memory", "512MiB")
@@ -90,7 +90,7 @@ def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a small model with random weights, and a tokenizer of one token per byte, for tests that need many tokens."""
+    """Save a small model with random weights and one token per byte, for tests that need many tokens."""
     folder = tmp_path_factory.mktemp("small_model")
     tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
     tokenizer.chat_template = CHATML

@@ -1,5 +1,5 @@
-// WCAG's contrast of every text that is shown, against the nearest background that is not transparent: pairs of the
-// ratio and a name.
+// Returns a pair [contrast ratio, name] for every visible text, by WCAG, against the nearest background that is not
+// transparent.
 () => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 

@@ -56,7 +56,7 @@ class TappedTelemetry(Telemetry):
 
 @dataclass
 class Accounted:
-    """What was recorded, exported and counted for the requests of a client."""
+    """The records, spans and increases of histograms of one client's requests."""
 
     records: list[RequestRecord]
     spans: dict[int, dict[str, Span]]  # by trace id, then by name

@@ -69,7 +69,7 @@ NUM_TOKENS = 600
 
 @dataclass
 class Terminated:
-    """What a server left that got SIGTERM in the middle of a client's stream."""
+    """The stream, exit code, log and spans of a server that got SIGTERM in the middle of the stream."""
 
     events: list[Any]  # of the stream
     exit_code: int

@@ -82,7 +82,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @dataclass
 class Outage:
-    """What was reported about requests before, during and after the time without a collector."""
+    """The answers, spans, metrics and log lines from before, during and after the time without a collector."""
 
     clients: Clients
     before: Collector

@@ -1,4 +1,4 @@
-"""The live page in a real Chromium, in front of a real server under the load of 64 streams."""
+"""Tests the live page in a real Chromium, with a real server under the load of 64 streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.e2e.prefix_proxy import under_prefix
 
-# Left out where there is no Chromium, and then this need not be installed either.
+# These tests are skipped without Chromium, and then playwright need not be installed either.
 playwright = pytest.importorskip("playwright.sync_api")
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120, func_only=True)]
@@ -36,7 +36,7 @@ CONTRASTS = (Path(__file__).parent / "contrast.js").read_text()
 
 @contextmanager
 def load(server: LiveServer, num_streams: int) -> Iterator[None]:
-    """So many streams at any time; each asks again when its answer has ended."""
+    """Keep this number of streams open. Each client sends the next request when its answer has ended."""
     is_over = threading.Event()
     body = {"prompt": "Say something", "max_tokens": 40, "ignore_eos": True, "stream": True}
 
@@ -69,7 +69,7 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def browser() -> Iterator[playwright.Browser]:
     with playwright.sync_playwright() as running:
-        # The sandbox does not start for root, as in a container; the pages are our own.
+        # The sandbox does not start for root, as in a container. All pages are our own.
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -80,27 +80,32 @@ OpenPage = Callable[..., "playwright.Page"]
 
 @pytest.fixture
 def open_page(browser: playwright.Browser) -> Iterator[OpenPage]:
-    """Opens the live page in a context of its own. In the end no page may have complained."""
-    contexts, complaints = [], []
+    """Give a function that opens the live page in its own context.
+
+    In the end, check that no page had a problem: an error or a warning in its console, or a request to another server.
+    """
+    contexts, problems = [], []
 
     def open_page(server: LiveServer, viewport: dict[str, int] = DESK, **options: str) -> playwright.Page:
         context = browser.new_context(viewport=viewport, **options)
         context.set_default_timeout(WAIT_MS)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda sent: complaints.append(sent.url) if not sent.url.startswith(server.url) else None)
+        page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(server.url) else None)
         page.goto(f"{server.url}/dashboard")
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert problems == []
 
 
-def test_a_request_s_waterfall_under_load_is_that_of_debug_requests(server: LiveServer, open_page: OpenPage) -> None:
+def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(
+    server: LiveServer, open_page: OpenPage
+) -> None:
     with load(server, NUM_STREAMS):
         page = open_page(server)
         row = page.locator("#waterfall button").first
@@ -117,8 +122,8 @@ def test_a_request_s_waterfall_under_load_is_that_of_debug_requests(server: Live
     assert page.locator("#detail-body").get_by_text(entry["trace_id"]).count() == 1
 
 
-def test_bars_of_requests_lie_on_one_clock(server: LiveServer, open_page: OpenPage) -> None:
-    """So that it can be seen who ran at the same time as whom."""
+def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, open_page: OpenPage) -> None:
+    """One time axis shows which requests ran at the same time."""
     with load(server, NUM_STREAMS):
         page = open_page(server)
         page.wait_for_selector("#requests button >> nth=20")
@@ -139,7 +144,7 @@ def test_bars_of_requests_lie_on_one_clock(server: LiveServer, open_page: OpenPa
             assert left == pytest.approx(place[start_ns], abs=0.005)
             assert width == pytest.approx(place[end_ns] - place[start_ns], abs=0.005)
     lefts = [bars[0][0] for _, bars in shown]
-    assert all(a >= b - 0.005 for a, b in pairwise(lefts))  # the newest first, but for parts of a pixel
+    assert all(a >= b - 0.005 for a, b in pairwise(lefts))  # the newest first, up to parts of a pixel
     page.locator("#requests button").nth(3).hover()
     mark = page.locator("#waterfall").evaluate("all => parseFloat(all.style.getPropertyValue('--mark-from')) / 100")
     assert mark == pytest.approx(lefts[3], abs=0.005)
@@ -156,13 +161,13 @@ def test_bars_can_begin_at_zero_with_the_longest_first(server: LiveServer, open_
     shown = page.locator("#requests button").evaluate_all(BARS)
     ends = [sum(bars[-1]) for _, bars in shown]
     assert all(bars[0][0] == 0 for _, bars in shown)
-    assert all(a >= b - 0.005 for a, b in pairwise(ends))  # but for parts of a pixel
+    assert all(a >= b - 0.005 for a, b in pairwise(ends))  # up to parts of a pixel
     assert ends[0] == pytest.approx(1, abs=0.005)
     assert ends[-1] < 0.5
 
 
-# Of each row its request id and, as shares of the axis, where its parts begin and how wide they are. A part is at
-# least a pixel wide.
+# JavaScript that returns the request id of each row, and the left end and width of each part of its bar, as shares of
+# the axis. A part is at least a pixel wide.
 BARS = """rows => rows.map((row) => {
   const track = row.querySelector(".track").getBoundingClientRect();
   const parts = [...row.querySelectorAll(".track i")].map((part) => part.getBoundingClientRect());
@@ -170,13 +175,13 @@ BARS = """rows => rows.map((row) => {
 })"""
 
 
-def test_the_playground_shows_the_server_s_phases(server: LiveServer, open_page: OpenPage) -> None:
+def test_the_playground_shows_the_phases_of_the_server(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server)
     page.click("#tab-playground")
     page.fill("#max-tokens", "30")
     page.click("#send")
     page.wait_for_selector("#chat-detail:visible")
-    assert "as the server measured it" in page.text_content("#chat-summary")
+    assert "measured by the server" in page.text_content("#chat-summary")
     named = page.locator("#chat-phases tbody tr").all_inner_texts()
     assert [text.split("\t")[0].strip() for text in named] == [
         *("receive", "tokenize wait", "tokenize", "queue", "prefill", "decode"),
@@ -189,12 +194,11 @@ def test_everything_works_from_the_keyboard(server: LiveServer, open_page: OpenP
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
     page = open_page(server)
     page.wait_for_selector("#waterfall button")
-    focused = page.evaluate_handle
     for _ in range(10):
         page.keyboard.press("Tab")
         if page.evaluate("() => document.activeElement.closest('#waterfall') !== null"):
             break
-    row = focused("() => document.activeElement").as_element()
+    row = page.evaluate_handle("() => document.activeElement").as_element()
     assert row.get_attribute("data-request")
     assert row.evaluate("row => getComputedStyle(row).outlineStyle") != "none"
     page.keyboard.press("Enter")
@@ -208,7 +212,7 @@ def test_everything_works_from_the_keyboard(server: LiveServer, open_page: OpenP
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_has_contrast_enough(server: LiveServer, open_page: OpenPage, scheme: str) -> None:
+def test_every_text_has_enough_contrast(server: LiveServer, open_page: OpenPage, scheme: str) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
     page = open_page(server, color_scheme=scheme)
     page.wait_for_selector("#status[data-state=live]")
@@ -221,7 +225,7 @@ def test_every_text_has_contrast_enough(server: LiveServer, open_page: OpenPage,
     assert [named for ratio, named in found if ratio < 4.5] == []
 
 
-def test_nothing_sticks_out_on_a_phone(server: LiveServer, open_page: OpenPage) -> None:
+def test_the_page_needs_no_horizontal_scrolling_on_a_phone(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server, PHONE)
     page.wait_for_selector("#status[data-state=live]")
     for tab in ("#tab-live", "#tab-playground"):
@@ -239,7 +243,7 @@ def test_every_control_has_a_name(server: LiveServer, open_page: OpenPage) -> No
 
 
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_for_those_who_do_not_want_it(
+def test_nothing_moves_for_users_who_prefer_reduced_motion(
     server: LiveServer, open_page: OpenPage, motion: str, moves: bool
 ) -> None:
     page = open_page(server, reduced_motion=motion)
@@ -253,24 +257,24 @@ def test_nothing_moves_for_those_who_do_not_want_it(
     assert set(found) == ({"chat-bar"} if moves else set())
 
 
-# -- behind a key, a crowd or a proxy ---------------------------------------------------------------------------------
+# -- API keys, the limit of viewers, a proxy --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def visitor(browser: playwright.Browser) -> Iterator[playwright.Page]:
-    """A page that may complain: a browser does when a server refuses it something."""
+    """Give a page that may log errors, as a browser does when a server refuses a request."""
     with browser.new_context() as context:
         context.set_default_timeout(WAIT_MS)
         yield context.new_page()
 
 
-def test_without_an_api_key_it_asks_for_one(live: LiveServer, visitor: playwright.Page) -> None:
+def test_the_page_asks_for_a_missing_api_key(live: LiveServer, visitor: playwright.Page) -> None:
     visitor.goto(f"{live.url}/dashboard")
     visitor.wait_for_selector("#key-form:visible")
-    assert visitor.locator("label[for=key]").inner_text() == "This server asks for an API key."
+    assert visitor.locator("label[for=key]").inner_text() == "This server requires an API key."
     assert visitor.inner_text("#status") == "Waiting for an API key"
     assert visitor.evaluate("() => document.activeElement.id") == "key"
-    assert visitor.is_hidden("#problem")  # nobody has done anything wrong
+    assert visitor.is_hidden("#problem")  # a missing key is no error
     assert visitor.is_hidden("#main")
     visitor.fill("#key", API_KEY)
     visitor.keyboard.press("Enter")
@@ -280,18 +284,18 @@ def test_without_an_api_key_it_asks_for_one(live: LiveServer, visitor: playwrigh
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ("wrong", "The API key is not known to this server. Please enter another one."),
-        ("schlüssel", "A key has letters, digits and signs of ASCII only, and no spaces."),
+        ("schlüssel", "An API key has only ASCII letters, digits and punctuation, and no spaces."),
     ],
 )
-def test_a_wrong_api_key_is_called_wrong(live: LiveServer, visitor: playwright.Page, key: str, said: str) -> None:
+def test_a_wrong_api_key_gets_a_message(live: LiveServer, visitor: playwright.Page, key: str, message: str) -> None:
     visitor.goto(f"{live.url}/dashboard")
     visitor.fill("#key", key)
     visitor.keyboard.press("Enter")
     visitor.wait_for_selector("#problem:visible")
-    assert visitor.inner_text("#problem") == said
+    assert visitor.inner_text("#problem") == message
     assert visitor.get_attribute("#problem", "role") == "alert"
     assert [named for ratio, named in visitor.evaluate(CONTRASTS) if ratio < 4.5] == []
     visitor.fill("#key", API_KEY)
@@ -300,7 +304,7 @@ def test_a_wrong_api_key_is_called_wrong(live: LiveServer, visitor: playwright.P
     assert visitor.is_hidden("#problem")
 
 
-def test_a_key_that_is_taken_away_is_asked_for_wherever_it_is_missed(
+def test_the_page_asks_for_the_key_when_any_request_finds_it_invalid(
     live: LiveServer, visitor: playwright.Page
 ) -> None:
     with live.http() as http:
@@ -318,7 +322,9 @@ def test_a_key_that_is_taken_away_is_asked_for_wherever_it_is_missed(
         assert visitor.inner_text("#problem").startswith("The API key is not known")
 
 
-def test_one_viewer_too_many_is_told_so_and_let_in_later(server: LiveServer, visitor: playwright.Page) -> None:
+def test_one_viewer_too_many_gets_a_message_and_is_connected_later(
+    server: LiveServer, visitor: playwright.Page
+) -> None:
     visitor.clock.install()
     with ExitStack() as watching:
         http = watching.enter_context(httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)))
@@ -334,7 +340,7 @@ def test_one_viewer_too_many_is_told_so_and_let_in_later(server: LiveServer, vis
 
 
 def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage) -> None:
-    """No request leaves the prefix, or `open_page` complains."""
+    """`open_page` fails the test if a request has a URL without the prefix."""
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
     with under_prefix(server.url, "/some/where") as url:
         page = open_page(replace(server, url=url))
@@ -349,15 +355,15 @@ def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage
         page.goto(f"{url}/dashboard/")
         page.wait_for_selector("#status[data-state=live]")
         assert page.url == f"{url}/dashboard"
-        page.goto("about:blank")  # so that the proxy need not wait for it
+        page.goto("about:blank")  # so that the proxy can shut down without waiting for the feed
 
 
-# -- the page's arithmetic --------------------------------------------------------------------------------------------
+# -- the arithmetic of the page ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("q", [0.5, 0.95, 0.99, 1])
 def test_quantiles_are_those_of_prometheus(server: LiveServer, open_page: OpenPage, q: float) -> None:
-    """Linear within a bucket; the last boundary for what is above it."""
+    """Prometheus interpolates within a bucket, and returns the last boundary for values above it."""
     boundaries = [0.1, 0.5, 2.0]
     cases = [{0: 4}, {1: 3, 2: 1}, {0: 1, 2: 9}, {0: 5, 3: 5}, {}]
     page = open_page(server)
@@ -379,14 +385,14 @@ def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float
         if count and below + count >= rank:
             return edges[bucket] + (edges[bucket + 1] - edges[bucket]) * (rank - below) / count
         below += count
-    raise AssertionError("the ranks end with the values")
+    raise AssertionError("no bucket has this rank")
 
 
-# Starts and durations in whole ms, with rests of all sizes between them.
+# Starts and durations in whole ms, with idle times of all sizes between them.
 SPANS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 500)), min_size=1, max_size=6)
 
 
-def test_the_clock_s_axis_is_true_but_for_long_rests(server: LiveServer, open_page: OpenPage) -> None:
+def test_the_time_axis_is_linear_except_for_long_idle_times(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server)
     ask = """async (spans) => {
       const { Axis } = await import("/dashboard/static/axis.js");
@@ -407,8 +413,8 @@ def test_the_clock_s_axis_is_true_but_for_long_rests(server: LiveServer, open_pa
     check()
 
 
-def test_a_bar_ends_where_its_request_ends_also_before_a_rest(server: LiveServer, open_page: OpenPage) -> None:
-    """Milliseconds since 1970 have few digits left for fractions, so sums of phases must not be rounded one by one."""
+def test_a_bar_ends_where_its_request_ends_before_an_idle_time(server: LiveServer, open_page: OpenPage) -> None:
+    """The page must not round each phase: milliseconds since 1970 have few digits left for fractions."""
     page = open_page(server)
     ask = """async (requests) => {
       const { Axis } = await import("/dashboard/static/axis.js");
@@ -430,8 +436,8 @@ def test_a_bar_ends_where_its_request_ends_also_before_a_rest(server: LiveServer
 
 
 def reference_axis(spans: list[tuple[int, int]]) -> dict[int, float]:
-    """Where each start and end is, from 0 to 1: where something goes on the axis moves with time, and in a rest, too,
-    but by no more than a twentieth of the former."""
+    """Return the position of each start and end on the axis, from 0 to 1. The axis is linear in time, but an idle time
+    takes at most a twentieth of the sum of all busy times."""
     moments = sorted({moment for span in spans for moment in span})
     pairs = list(pairwise(moments))
     is_busy = [any(start <= a and b <= end for start, end in spans) for a, b in pairs]
@@ -443,8 +449,8 @@ def reference_axis(spans: list[tuple[int, int]]) -> dict[int, float]:
 
 
 def check_ticks(spans: list[tuple[int, int]], ticks: list[dict[str, Any]]) -> None:
-    """The first one tells the time, each cut has one, no text lies on another, and each time after something stands
-    behind the text for that."""
+    """Check that the first tick has the time of day, that each cut has a tick, that no texts overlap, and that each
+    relative time (+) follows a text that it refers to."""
     moments = sorted({moment for span in spans for moment in span})
     rests = [(a, b) for a, b in pairwise(moments) if not any(start <= a and b <= end for start, end in spans)]
     busy = moments[-1] - moments[0] - sum(b - a for a, b in rests)

@@ -33,7 +33,7 @@ Answers = dict[tuple[str, int], list[int]]  # token ids, by request and choice
 
 
 def requests() -> list[Request]:
-    """Make requests of all lengths. One in three shares a prefix, one in three is sampled, one in eight has two choices."""
+    """Make requests of all lengths. One in three has a shared prefix, one in three samples, one in eight has n = 2."""
     rng = random.Random(5)
     shared = [rng.randrange(100, 40_000) for _ in range(MOST_PROMPT_TOKENS // 2)]
     made = []
@@ -53,7 +53,7 @@ def requests() -> list[Request]:
 
 
 def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapshot]:
-    """Run all requests at once in an engine with this number of blocks."""
+    """Return the answers to all requests at once in an engine with this number of blocks, and its last snapshot."""
     tokenizer, inbox, found = Tokenizer.from_pretrained(demo.resolve()), Inbox(), defaultdict(list)
     asked = requests()
     engine = Engine(

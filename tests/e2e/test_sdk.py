@@ -102,7 +102,7 @@ def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) 
         assert logprob == top[token] == max(top.values())  # greedy
 
 
-def test_a_stream_has_the_same_logprobs_tokens_as_a_whole_answer(sdk: openai.OpenAI) -> None:
+def test_streamed_logprobs_have_the_same_tokens_as_whole_ones(sdk: openai.OpenAI) -> None:
     (choice,) = sdk.chat.completions.create(**CHAT, logprobs=True).choices
     chunks = sdk.chat.completions.create(**CHAT, logprobs=True, stream=True)
     streamed = [row for chunk in chunks if chunk.choices[0].logprobs for row in chunk.choices[0].logprobs.content]

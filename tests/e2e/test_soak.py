@@ -29,7 +29,7 @@ SECONDS = 3 * LEAST_SECONDS_FOR_TRENDS
 
 
 def run(num_sent: int = 0, problems: tuple[str, ...] = (), rss_per_minute: int = 0, **at_the_end: Any) -> SoakRun:
-    """Make a soak in which nothing happened but what the arguments say."""
+    """Make the result of a soak that passes, except for what the arguments change."""
 
     def sample(second: float, **values: Any) -> Sample:
         rss = 2**30 + int(second / 60 * rss_per_minute)

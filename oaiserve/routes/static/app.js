@@ -1,4 +1,4 @@
-// The page: its tabs, the API key, and the feed, which is only read while the page can be seen.
+// Runs the page: its tabs, the form for the API key, and the feed, which it reads only while the page is visible.
 
 import { Charts } from "./charts.js";
 import { Playground } from "./playground.js";
@@ -11,7 +11,7 @@ const byId = (id) => document.getElementById(id);
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
 new Playground();
-let reading = null; // the AbortController of the feed that is read
+let reading = null; // the AbortController of the open feed
 
 function setStatus(state, text) {
   const status = byId("status");
@@ -20,15 +20,15 @@ function setStatus(state, text) {
   status.textContent = text;
 }
 
-function tell(problem) {
+function showProblem(problem) {
   byId("problem").textContent = problem;
   byId("problem").hidden = !problem;
 }
 
-function askForKey(said) {
+function askForKey(message) {
   stopReading();
   setStatus("waiting", "Waiting for an API key");
-  tell(hasKey() ? `${said} Please enter another one.` : "");
+  showProblem(hasKey() ? `${message} Please enter another one.` : "");
   byId("detail").close();
   byId("main").hidden = true;
   byId("key-form").hidden = false;
@@ -37,7 +37,7 @@ function askForKey(said) {
 
 async function readFeed(signal) {
   const response = await request("dashboard/feed", { signal });
-  tell("");
+  showProblem("");
   byId("key-form").hidden = true;
   byId("main").hidden = false;
   let points = null;
@@ -60,12 +60,12 @@ async function follow() {
   let waitMs = RETRY_MS;
   try {
     await readFeed(mine.signal);
-    setStatus("lost", "The server has ended the feed; trying again");
+    setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
     setStatus("lost", "No connection; trying again");
     if (error instanceof Refused) {
-      tell(error.message);
+      showProblem(error.message);
       waitMs = Math.max(waitMs, error.retryAfterSeconds * 1000);
     }
   } finally {
@@ -84,7 +84,7 @@ document.addEventListener("needs-key", (event) => askForKey(event.detail));
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const key = byId("key").value.trim();
-  if (!/^[!-~]+$/.test(key)) return tell("A key has letters, digits and signs of ASCII only, and no spaces.");
+  if (!/^[!-~]+$/.test(key)) return showProblem("An API key has only ASCII letters, digits and punctuation, and no spaces.");
   keepKey(key);
   byId("key").value = "";
   stopReading();

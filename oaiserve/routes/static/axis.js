@@ -1,23 +1,23 @@
-// The time axis of the waterfall: where a moment is on it, and what stands at its head. Knows no page.
+// The time axis of the waterfall: the position of each moment, and the ticks. It does not know the page.
 
 import { tick } from "./show.js";
 
-const LONGEST_IDLE = 0.05; // of the time in which something went on: a longer rest is cut to that
+const LONGEST_IDLE = 0.05; // a longer idle time is cut to this share of the busy time
 const PIXELS_PER_TICK = 110;
 const PIXELS_OF_LABEL = 64;
 
-// `spans`: pairs of a start and an end in ms. Rests between them are cut short, so that requests which came minutes
-// apart can be seen, too. `label` gives the text for the moment at which a stretch without a cut begins.
+// An axis for `spans`, pairs of a start and an end in ms. Idle times between spans are cut short, so that requests that
+// arrive minutes apart fit on it. `label` returns the text for the moment at which a stretch without a cut begins.
 export class Axis {
   constructor(spans, label) {
     const ordered = [...spans].sort((a, b) => a[0] - b[0]);
     const busy = merged(ordered, 0).reduce((sum, { from, to }) => sum + to - from, 0);
-    const rest = busy * LONGEST_IDLE;
+    const idle = busy * LONGEST_IDLE;
     this.label = label;
-    this.stretches = merged(ordered, rest);
-    this.length = -rest;
+    this.stretches = merged(ordered, idle);
+    this.length = -idle;
     for (const stretch of this.stretches) {
-      stretch.at = this.length + rest;
+      stretch.at = this.length + idle;
       this.length = stretch.at + stretch.to - stretch.from;
     }
   }
@@ -30,14 +30,14 @@ export class Axis {
     return this.stretches.at(-1).to;
   }
 
-  // From 0, its left end, to 1. What is in a cut is at its end.
+  // Returns the position of a moment, from 0 at the left end to 1. A moment in a cut is at the end of the cut.
   share(ms) {
     const stretch = this.stretches.find(({ to }) => ms <= to) ?? this.stretches.at(-1);
     return (stretch.at + Math.min(Math.max(ms, stretch.from), stretch.to) - stretch.from) / (this.length || 1);
   }
 
-  // One where each stretch begins, and round times after it: `at` (0 to 1), `isCut`, and `text`, which is empty where it
-  // has no room.
+  // Returns ticks for the start of each stretch and for round times after it: `at` (0 to 1), `isCut`, and `text`, which
+  // is empty if it has no room.
   ticks(pixels) {
     const room = PIXELS_OF_LABEL / pixels;
     const step = niceStep((this.length * PIXELS_PER_TICK) / pixels);
@@ -50,7 +50,7 @@ export class Axis {
       return hasRoom;
     };
     const [first, ...others] = this.stretches;
-    others.sort((a, b) => b.to - b.from - (a.to - a.from)); // a long one needs its text most
+    others.sort((a, b) => b.to - b.from - (a.to - a.from)); // the longest stretches get their text first
     const named = [first, ...others].filter((part) => add(this.share(part.from), part !== first, this.label(part.from)));
     for (const { from, to } of named) {
       for (let ms = step; ms <= to - from; ms += step) add(this.share(from + ms), false, tick(ms));
@@ -59,18 +59,18 @@ export class Axis {
   }
 }
 
-// As {from, to}: what is no further than `rest` apart is one.
-function merged(ordered, rest) {
+// Returns the spans as {from, to}. Spans that are at most `gap` apart become one.
+function merged(ordered, gap) {
   const found = [];
   for (const [from, to] of ordered) {
     const last = found.at(-1);
-    if (last && from - last.to <= rest) last.to = Math.max(last.to, to);
+    if (last && from - last.to <= gap) last.to = Math.max(last.to, to);
     else found.push({ from, to });
   }
   return found;
 }
 
-// 1, 2 or 5 times a power of ten: the least that is not below.
+// Returns the smallest number that is 1, 2 or 5 times a power of ten and at least `least`.
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least || 1));
   return power * [1, 2, 5, 10].find((factor) => power * factor >= least * (1 - 1e-9));

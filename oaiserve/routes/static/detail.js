@@ -1,4 +1,4 @@
-// The account of one request, in a dialog.
+// Shows the account of one request in a dialog.
 
 import { Axis } from "./axis.js";
 import { duration, element, percent, phaseCells, placeBar, words } from "./show.js";
@@ -14,7 +14,7 @@ export async function showDetail(requestId) {
     const response = await request(`debug/requests/${encodeURIComponent(requestId)}`, { headers: { accept: "application/json" } });
     body.replaceChildren(...account(await response.json()));
   } catch (error) {
-    if (error.needsKey) return; // which is asked for outside of the dialog
+    if (error.needsKey) return; // the page asks for the key outside the dialog
     body.replaceChildren(element("p", { class: "error" }, error.message));
   }
   if (!dialog.open) dialog.showModal();
@@ -54,7 +54,7 @@ function gaps(found) {
 }
 
 function steps(found) {
-  if (!found) return "in none";
+  if (!found) return "none";
   return `${found.number} (${found.first} to ${found.last}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
 }
 
@@ -73,7 +73,7 @@ function phaseTable(entry) {
   return table([["Phase"], ["Time", "number"], ["Share", "number"], ...timeHead(entry)], rows);
 }
 
-// Phases on the clock of the request that is shown, from its first moment to its last.
+// Returns a cell with phases on the time axis of the dialog's request, from its start to its end.
 function timeCell(entry, phases) {
   const track = element("div", { class: "track" });
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "");
@@ -101,7 +101,7 @@ function eventTable(entry) {
     const details = Object.entries(event.details).map(([name, value]) => `${words(name)} ${value}`).join(", ");
     return element("tr", {}, element("td", { class: "number" }, duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
   });
-  const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more were not kept.`)] : [];
+  const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more events were dropped.`)] : [];
   return [element("h3", {}, "Events"), table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
 }
 

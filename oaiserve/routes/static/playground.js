@@ -1,4 +1,4 @@
-// Streams one chat answer and shows its phases: those that the headers tell, the one that runs, and in the end all.
+// Streams one chat answer and shows its phases: those in the headers, the one that runs, and in the end all of them.
 
 import { showDetail } from "./detail.js";
 import { duration, element, fillBar, phaseCells } from "./show.js";
@@ -93,11 +93,11 @@ export class Playground {
   #summary(totalNs) {
     if (!this.timings) {
       if (!this.isBusy) return `Stopped after ${duration(totalNs / 1e9)}.`;
-      return this.firstTokenMs === null ? "Sent; no token yet." : `${this.numChunks} pieces so far.`;
+      return this.firstTokenMs === null ? "Sent; no token yet." : `${this.numChunks} chunks so far.`;
     }
     const { cached_tokens: cached, time_to_first_token_ns: ttft } = this.timings;
     const tokens = this.usage ? `${this.usage.prompt_tokens} prompt tokens (${cached} cached), ${this.usage.completion_tokens} generated. ` : "";
-    return `${tokens}First token after ${duration(ttft / 1e9)}, all of it ${duration(totalNs / 1e9)}, as the server measured it.`;
+    return `${tokens}First token after ${duration(ttft / 1e9)}, the whole answer after ${duration(totalNs / 1e9)}, measured by the server.`;
   }
 
   #setBusy(isBusy) {
@@ -108,7 +108,7 @@ export class Playground {
   }
 }
 
-// Pairs of a phase and nanoseconds.
+// Parses the header into pairs of a phase and nanoseconds.
 function serverTiming(header) {
   return header
     .split(",")

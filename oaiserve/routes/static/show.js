@@ -1,4 +1,4 @@
-// Elements, and numbers as people read them.
+// Makes elements, bars and texts: durations, numbers and times as people read them.
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"];
 
@@ -40,7 +40,7 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour12: false });
 }
 
-// `phases`: pairs of a name and nanoseconds. The bar is full at `fullNs`.
+// Fills a bar with `phases`, pairs of a name and nanoseconds. The bar is full at `fullNs`.
 export function fillBar(bar, phases, fullNs) {
   while (bar.children.length > phases.length) bar.lastChild.remove();
   phases.forEach(([name, ns], position) => {
@@ -50,14 +50,14 @@ export function fillBar(bar, phases, fullNs) {
   });
 }
 
-// Names with their start and end in ms, from pairs of a name and nanoseconds. Nanoseconds are added up before they become
-// ms: the sum of rounded numbers could lie after the end of the request, and thus behind the cut that follows it.
+// Returns [name, start, end] in ms of each phase, from pairs of a name and nanoseconds. Nanoseconds are added up before
+// they become ms: a sum of rounded numbers could lie after the end of the request, and thus behind the cut after it.
 export function phaseSpans(startMs, phases) {
   let ns = 0;
   return phases.map(([name, phaseNs]) => [name, startMs + ns * 1e-6, startMs + (ns += phaseNs) * 1e-6]);
 }
 
-// `phases`: names, each with its start and end in ms. What is not on the axis is left out.
+// Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out.
 export function placeBar(track, phases, axis) {
   const parts = phases.filter(([, from, to]) => to >= axis.from && from <= axis.to);
   while (track.children.length > parts.length) track.lastChild.remove();
@@ -70,7 +70,7 @@ export function placeBar(track, phases, axis) {
   });
 }
 
-// A time on an axis: a round one.
+// Returns the text of a tick, a round time after the start of its stretch.
 export function tick(ms) {
   const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
   return `+${Number(value.toPrecision(6))} ${unit}`;

@@ -1,11 +1,11 @@
-// Requests to the server, with the API key if there is one; and server-sent events over fetch, since an EventSource
-// cannot send a key.
+// Sends requests to the server, with the API key if there is one, and reads server-sent events over fetch, because an
+// EventSource cannot send a key.
 
 const KEY = "oaiserve-api-key";
-// Where the server's routes begin: behind a proxy that may be some way down.
+// The URL under which the server's routes begin. Behind a proxy it may have a path prefix.
 const ROOT = new URL("../../", import.meta.url);
 
-// What the server said instead of an answer.
+// The error that the server sent instead of an answer.
 export class Refused extends Error {
   constructor(message, response) {
     super(message);
@@ -22,8 +22,8 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-// `path` is relative, as in "v1/models". Rejects with Refused, and with fetch's errors. Where a key is missing or
-// wrong the document hears of it as `needs-key`, too, whoever has asked.
+// Sends a request to a relative path such as "v1/models". It rejects with Refused or with fetch's errors. If the key is
+// missing or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request.
 export async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
@@ -35,7 +35,7 @@ export async function request(path, options = {}) {
   throw refused;
 }
 
-// The events of a response, as {event, data}; data is text.
+// Yields the events of a response as {event, data}, where data is text.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";

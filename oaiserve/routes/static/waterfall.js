@@ -1,7 +1,7 @@
-// The last requests, a line each.
+// Shows the last requests, one row each, in one of two views.
 //
-// On one clock one sees who ran at the same time as whom: a line that is pointed at, or has the focus, is marked on all
-// others. Or they all begin at zero, the longest first.
+// One view has a common time axis, which shows the requests that ran at the same time. The time of the row that is
+// pointed at, or has the focus, is marked on all rows. In the other view all bars begin at zero, the longest first.
 
 import { Axis } from "./axis.js";
 import { showDetail } from "./detail.js";
@@ -85,7 +85,7 @@ export class Waterfall {
     this.all.style.setProperty("--lines", lines.join(", "));
   }
 
-  // Lines stay the same elements, so that one with the focus keeps it.
+  // Rows stay the same elements, so that a row with the focus keeps it.
   #arrange(shown) {
     for (const [key, row] of this.rows) {
       if (!shown.has(key) && !row.contains(document.activeElement)) row.remove();
@@ -100,7 +100,7 @@ export class Waterfall {
     this.rows = shown;
   }
 
-  // The time of the line with this element, on all lines; null: of none.
+  // Marks the time of the row that contains `target` on all rows, or removes the mark if `target` is null.
   #mark(target) {
     this.marked = target?.isConnected ? target.closest("li") : null;
     const [from, to] = this.marked?.mark ?? [0, 0];

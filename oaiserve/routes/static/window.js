@@ -1,4 +1,5 @@
-// The last minutes as columns for charts. Rates and quantiles are those of a few seconds before each point.
+// Turns the samples of the last minutes into columns for the charts. Rates at a point are over the 10 s before it,
+// quantiles over the 60 s before it.
 
 const MOST_POINTS = 300;
 const RATE_SECONDS = 10;
@@ -7,7 +8,8 @@ const OUTCOMES = ["finished", "cancelled", "rejected", "failed"];
 const DISTRIBUTIONS = ["time_to_first_token", "inter_token", "duration"];
 const QUANTILES = [0.5, 0.95, 0.99];
 
-// Linear within a bucket, as Prometheus does. null: there are no values. Above the last boundary it is that one.
+// Returns a quantile as Prometheus computes it: linear within a bucket, and the last boundary for values above it.
+// Returns null if there are no values.
 export function quantile(counts, boundaries, q) {
   const ordered = [...counts].sort((a, b) => a[0] - b[0]);
   const total = ordered.reduce((sum, [, count]) => sum + count, 0);
@@ -31,7 +33,7 @@ export class Window {
     this.points = [];
   }
 
-  // Takes the samples that are new; true: there were any.
+  // Adds the samples that are new, and returns whether there were any.
   add(samples) {
     const last = this.samples.at(-1)?.number ?? 0;
     const fresh = samples.filter((sample) => sample.number > last);
@@ -52,7 +54,7 @@ export class Window {
     return this.points.at(-1);
   }
 
-  // The samples of the last seconds, the newest included.
+  // Returns the samples of the last seconds, including the newest.
   #last(seconds) {
     let from = this.samples.length;
     for (let covered = 0; from > 0 && covered < seconds - 0.5; from--) covered += this.samples[from - 1].seconds;
