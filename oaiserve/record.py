@@ -22,7 +22,7 @@ MOST_EVENTS = 64
 
 
 class Outcome(StrEnum):
-    """How a request ended."""
+    """The ways in which a request can end."""
 
     FINISHED = "finished"  # the client got its whole answer
     CANCELLED = "cancelled"  # the client left, or did not read
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
 
 class WaitReason(StrEnum):
-    """Why a tokenized request was not in a step yet."""
+    """The reasons why a tokenized request was not in a step yet."""
 
     STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests between two steps
     BATCH_FULL = "batch_full"  # --max-running sequences were running

@@ -111,7 +111,7 @@ class OpenRequests:
 
     @property
     def has_events(self) -> bool:
-        """Whether events wait for a hand-over."""
+        """Return whether events wait for a hand-over."""
         return bool(self._outbox)
 
     @property

@@ -142,7 +142,7 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether a step under way may draw several tokens, so that their number is not known before its commit."""
+        """Return whether a step under way may draw several tokens: their number is not known before its commit."""
         return self.num_tokens > len(self.token_ids) + 1
 
     @property

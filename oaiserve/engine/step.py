@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
     @property
     def waits_for_ids(self) -> bool:
-        """Whether its draw has to wait: it edits logits by ids that the step in flight is still drawing."""
+        """Return whether the chunk's draw has to wait: it edits logits by ids that the step in flight is still drawing."""
         sequence = self.sequence
         return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
 
@@ -68,7 +68,7 @@ class Logprobs:
 
 @dataclass(slots=True)
 class ChunkResult:
-    """What the runner has computed for one chunk of a step."""
+    """The result of one chunk of a step."""
 
     token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them

@@ -1,4 +1,4 @@
-"""What it takes to split a model over several processes, called its *members*: a plan, equal parts, a device for each.
+"""Decides whether a model can be split over several processes, called its *members*, and on which device each one is.
 
 Each member holds a part of every large weight and of the KV cache. transformers defines how a model is split, loads
 each member's part, and calls the collectives in its forward. So members run the same forward with the same batch at the

@@ -65,7 +65,7 @@ class PagedCache(Structure):
 
 
 class AttentionOptions(Structure):
-    """How a layer attends. A window or softcap of 0 means that the layer has none."""
+    """The options of a layer's attention. A window or softcap of 0 means that the layer has none."""
 
     _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
 
