@@ -17,7 +17,7 @@ RELIEF_NS = 10_000_000_000  # after this time without a shortage, steps may be t
 
 
 class Shortage:
-    """The bound on the size of steps: it is halved after a step did not fit, and doubled when none failed for some time.
+    """The bound on the size of steps: halved after a step did not fit, and doubled when none failed for some time.
 
     Decodes go on: if they alone are more, their step is computed in parts. Prompts get what decodes leave, which may be
     nothing for a while. No new sequence decodes meanwhile, so decodes become fewer and prompts get their turn.

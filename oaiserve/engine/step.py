@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
     @property
     def waits_for_ids(self) -> bool:
-        """Return whether the chunk's draw has to wait: it edits logits by ids that the step in flight is still drawing."""
+        """Return whether the chunk's draw has to wait: it needs ids on the host that the step in flight still draws."""
         sequence = self.sequence
         return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
 
