@@ -19,7 +19,8 @@ from transformers import (
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import LoadedModel, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence

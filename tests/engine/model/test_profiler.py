@@ -12,8 +12,9 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.profiler import NvtxRanges
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
 from oaiserve.engine.tokenize import Tokenizer
 from oaiserve.errors import StartupError

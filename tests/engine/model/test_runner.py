@@ -13,9 +13,10 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.load import LoadedModel, prepare
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, NOTHING_LEFT, Launched, ModelRunner
 from oaiserve.engine.model.sampler import SampledIds, plain_sample_ids
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from oaiserve.engine.model.cpu.describe import AttentionParameters, Decoder, NotKnown, describe
-from oaiserve.engine.model.load import LoadedModel
+from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
 NO_WINDOW = AttentionParameters(scaling=0.25, sliding_window=None, softcap=None)

@@ -19,7 +19,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import attention, build
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.load import KVShape
+from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
