@@ -18,6 +18,11 @@ ABORT = "abort"
 OTHER = "other"
 
 
+# Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
+# The second millisecond is for times that are rounded down.
+EXEMPLAR_SPACING_NS = 2_000_000
+
+
 class Observations:
     """The series of requests and steps.
 
@@ -27,6 +32,7 @@ class Observations:
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
         self._model = model
         self._epoch_offset_ns = epoch_offset_ns
+        self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = _class_names(APIError)
 
         request = ("outcome", "operation", "model")
@@ -92,7 +98,7 @@ class Observations:
         operation = _known(record.operation, OPERATIONS)
         error_type = _known(record.error_type, self._error_types) if record.error_type else ""
         labels = (record.outcome, operation, self._model)
-        origin = Origin(record.trace.trace_id, record.trace.span_id, phases[-1].end_ns + self._epoch_offset_ns)
+        origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
         for phase in phases:
             self.phase.add((phase.name, *labels), phase.duration_ns, origin)
@@ -125,6 +131,13 @@ class Observations:
             self.choices.add((operation, self._model, ABORT), max(0, num_aborted))
         for wait, wait_ns in account.waits_ns.items():
             self.queue_wait.add((wait,), wait_ns)
+
+    def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
+        """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""
+        if ended_unix_ns - self._exemplars_unix_ns < EXEMPLAR_SPACING_NS:
+            return None
+        self._exemplars_unix_ns = ended_unix_ns
+        return Origin(record.trace.trace_id, record.trace.span_id, ended_unix_ns)
 
     def observe_step(self, step: StepRecord) -> None:
         self.step.add((step.kind,), step.duration_ns)

@@ -97,7 +97,7 @@ class Distribution:
             child.exemplars[bucket] = Exemplar(value, origin)
         self.num_changes += 1
 
-    def add_all(self, labels: LabelValues, values: array[int], origin: Origin) -> None:
+    def add_all(self, labels: LabelValues, values: array[int], origin: Origin | None) -> None:
         """Add many values of the same request at once."""
         if not values:
             return
@@ -107,8 +107,9 @@ class Distribution:
             buckets = list(map(self._bucket_of, part))
             for bucket, num in Tally(buckets).items():
                 child.counts[bucket] += num
-            for bucket, value in dict(zip(buckets, part, strict=True)).items():
-                child.exemplars[bucket] = Exemplar(value, origin)
+            if origin is not None:
+                for bucket, value in dict(zip(buckets, part, strict=True)).items():
+                    child.exemplars[bucket] = Exemplar(value, origin)
             child.total += sum(part)
         child.num += len(values)
         self.num_changes += 1

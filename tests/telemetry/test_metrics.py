@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Lock, Thread
@@ -348,6 +349,19 @@ def test_an_exemplar_is_the_last_value_of_its_bucket_at_the_end_of_its_request(m
     for exemplar in found.values():
         assert exemplar.value == last.times.duration_ns / 1e9
         assert float(exemplar.timestamp) == pytest.approx(1_700_000_000 + last.times.responded / 1e9, abs=1e-6)
+
+
+def test_requests_that_end_within_two_milliseconds_leave_exemplars_of_the_first_only(
+    metrics: Metrics, make_record
+) -> None:
+    """Prometheus warns of exemplars of one bucket that have the same millisecond, or an earlier one."""
+    record = make_record()
+    for later_ns, span_id in ((0, 1), (1_999_999, 2), (-5_000_000, 3), (2_000_000, 4), (2_500_000, 5)):
+        times = replace(record.times, responded=record.times.responded + later_ns)
+        metrics.observe(replace(record, times=times, trace=replace(record.trace, trace_id=span_id)))
+        found = set(re.findall(rb'trace_id="0*(\d+)"', metrics.render(OPENMETRICS)[0]))
+        assert found in ({b"1"}, {b"4"}, {b"1", b"4"}), "the others ended too soon after these"
+        assert (b"4" in found) == (span_id >= 4)
 
 
 @pytest.mark.parametrize(
