@@ -67,7 +67,11 @@ class Served:
         self.engine.done.get(timeout=TIMEOUT_SECONDS)
 
     def wait_until_writing_pauses(self) -> None:
-        while not any(connection.flow.write_paused for connection in list(self.server.server_state.connections)):
+        """Wait for a pause that lasts: on a busy machine, writing may also pause for a moment."""
+        num_paused = 0
+        while num_paused < 200:
+            is_paused = any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
+            num_paused = num_paused + 1 if is_paused else 0
             time.sleep(0.001)
 
 

@@ -29,8 +29,9 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oaiserve.engine.model import sampler, triton_sampling
-from oaiserve.engine.model.attention import LayerCache, reference
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -116,7 +117,7 @@ def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterato
             for size in sizes:
                 rows.append({"shape": name, **time_kind(SHAPES[name], *size, device, limits, tune=tune)})
                 yield {kind: rows}
-    yield {"choose": time_choose(device, quick=quick)}
+    yield {"choose": time_sampling(device, quick=quick)}
 
 
 # Correctness
@@ -174,10 +175,10 @@ def make_tensors(
     return query, key, randn(num_tokens, kv_heads, value_dim), cache
 
 
-def attend_exactly(*tensors: Any, **scoring: Any) -> torch.Tensor:
+def attend_exactly(batch: Batch, *tensors: Any, **scoring: Any) -> torch.Tensor:
     """Run the reference without torch's attention kernels for GPUs, which round in their own way."""
     with sdpa_kernel(SDPBackend.MATH):
-        return reference.attend(*tensors, **scoring)
+        return ReferenceAttention(batch)(*tensors, **scoring)
 
 
 def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
@@ -186,8 +187,8 @@ def check_attention(case: Case, device: torch.device) -> dict[str, Any]:
     query, key, value, cache = make_tensors(case.shape, sum(batch.query_lens), num_blocks, case.block_size, device)
     scoring = {"scaling": case.shape.key_dim**-0.5, "sliding_window": case.window, "softcap": case.softcap}
     copies = LayerCache(cache.keys.float(), cache.values.float())
-    want = attend_exactly(query.float(), key.float(), value.float(), copies, batch, **scoring)
-    got = backend.attend(query, key, value, cache, batch, **scoring)
+    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, **scoring)
+    got = backend.TritonAttention(batch)(query, key, value, cache, **scoring)
     difference = float((got.float() - want).abs().max())
     is_written = all(torch.equal(a.float(), b) for a, b in zip(cache, copies, strict=True))
     tolerance = TOLERANCE[case.shape.dtype]
@@ -207,7 +208,7 @@ def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any
     query, key, value, cache = make_tensors(shape, len(lengths), num_blocks, BLOCK_SIZE, device)
     scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
     copies = LayerCache(cache.keys.float(), cache.values.float())
-    want = attend_exactly(query.float(), key.float(), value.float(), copies, batch, **scoring._asdict())
+    want = attend_exactly(batch, query.float(), key.float(), value.float(), copies, **scoring._asdict())
     want[1] = 0.0
     seq_lens, slots = batch.seq_lens.clone(), batch.slots.clone()
     seq_lens[1], slots[1] = 0, -1
@@ -237,8 +238,8 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
     num_rows, vocab = (8, 300) if quick else (256, 128_256)
     logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
     logits[0, 7], logits[1] = math.nan, -math.inf
-    sequences = [
-        make_sequence(
+    chunks = [
+        last_chunk(
             row,
             temperature=(0.0, 0.6, 1.0)[row % 3],
             top_k=(0, 0, 40, 1)[row % 4],
@@ -247,11 +248,11 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
         )
         for row in range(num_rows)
     ]
-    token_ids, are_finite = triton_sampling.choose(logits, sequences)
+    token_ids, are_finite = triton_sampling.sample_ids(logits, chunks)
     # On a GPU, torch adds float32 up in float32. If 128,256 tokens are about equally likely, its error is larger than
     # that of the kernels.
     exact = logits.clone() if device.type == "cpu" else logits.double()
-    want_ids, want_finite = sampler._choose(exact, sequences)
+    want_ids, want_finite = sampler.plain_sample_ids(exact, chunks)
     num_different = int(((token_ids != want_ids) & want_finite).sum())
     equal = bool((are_finite == want_finite).all()) and num_different <= num_rows // 64
     return {"spread": spread, "rows": num_rows, "vocab": vocab, "different": num_different, "equal": equal}
@@ -259,6 +260,11 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
 
 def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequence:
     return Sequence("r", 0, [1] * num_tokens, SamplingParams(**params), max_len=num_tokens + 1, draw_key=draw_key)
+
+
+def last_chunk(draw_key: int, **params: Any) -> Chunk:
+    """Return the chunk of a sequence that draws its next token."""
+    return Chunk(make_sequence(draw_key, **params), 0, 1)
 
 
 # Speed
@@ -342,8 +348,9 @@ def time_prefill(
     scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
 
     def taken(tile: backend.Tile | None = None) -> float:
-        backend.prefill(query, cache, batch, out, scoring, tile)  # makes the list of tiles outside of the graph
-        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tile)] * 4, device)
+        tiles = backend.PrefillTiles(batch)
+        backend.prefill(query, cache, batch, out, scoring, tiles, tile)  # makes the list of tiles outside of the graph
+        return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tiles, tile)] * 4, device)
 
     # A token attends to itself and all before it, with a product and a sum each for scores and for values.
     seen = num_rows * (new * (context - new) + new * (new + 1) / 2)
@@ -388,8 +395,8 @@ def best_of(tried: dict[Any, float | None]) -> dict[str, Any]:
     return {"us": possible[best] * 1e6, "choice": str(best)}
 
 
-def time_choose(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
-    """Time the choice of tokens until the host has the ids, as long as a step waits for them."""
+def time_sampling(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
+    """Time sampling until the host has the ids, as long as a step waits for them."""
     num_rows, vocab = (4, 300) if quick else (64, 128_256)
     kinds: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},
@@ -401,13 +408,16 @@ def time_choose(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
     for spread in (0.5, 4.0):
         logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
         for kind, params in kinds.items():
-            sequences = [make_sequence(row, **params) for row in range(num_rows)]
+            chunks = [last_chunk(row, **params) for row in range(num_rows)]
             row: dict[str, Any] = {"rows": num_rows, "spread": spread, "kind": kind}
-            for name, choose in (("triton_ms", triton_sampling.choose), ("plain_ms", sampler._choose)):
+            for name, sample_ids in (
+                ("triton_ms", triton_sampling.sample_ids),
+                ("plain_ms", sampler.plain_sample_ids),
+            ):
                 times = []
                 for _ in range(1 if device.type == "cpu" else 12):
                     started = time.perf_counter()
-                    choose(logits, sequences)[0].tolist()
+                    sample_ids(logits, chunks)[0].tolist()
                     times.append(time.perf_counter() - started)
                 row[name] = statistics.median(times[2:] or times) * 1e3
             rows.append(row)

@@ -1,0 +1,29 @@
+"""The check of the Triton kernels runs in Triton's interpreter, each kind of comparison and of measurement once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from tools.gpu import kernel_check
+from tools.gpu.kernel_check import AttentionShape, Case
+
+# Rows without numbers are computed like the others, and then marked.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(4, 2, 16, 16)
+
+
+def test_kernels_equal_the_reference() -> None:
+    torch.manual_seed(0)
+    assert kernel_check.check_attention(Case(SHAPE, [(9, 1), (0, 5), (17, 3)]), CPU)["equal"]
+    assert kernel_check.check_captured(SHAPE, CPU)["equal"]
+    assert kernel_check.check_sampling(0.5, CPU, quick=True)["equal"]
+
+
+def test_kernels_can_be_timed() -> None:
+    limits = kernel_check.hardware_limits(CPU)
+    assert kernel_check.time_prefill(SHAPE, 1, 3, 5, CPU, limits, tune=False)["us"] > 0
+    assert all(row["triton_ms"] > 0 for row in kernel_check.time_sampling(CPU, quick=True))
