@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from starlette.testclient import TestClient
 
 from oaiserve import __version__
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
 from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import FakeEngine, FakeTelemetry
 
 
 def test_the_one_model_is_listed(served: Served) -> None:
@@ -58,10 +62,13 @@ def test_a_server_that_drains_is_healthy_but_not_ready(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
 
 
-def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready(served: Served) -> None:
-    served.engine.failure = RuntimeError("out of memory at 0x123")
-    for path in ("/health", "/ready"):
-        response = served.http.get(path)
+def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready() -> None:
+    """The app answers without a server, which would shut down when it notices the failure."""
+    engine = FakeEngine()
+    engine.failure = RuntimeError("out of memory at 0x123")
+    with TestClient(create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry())) as http:
+        responses = [http.get(path) for path in ("/health", "/ready")]
+    for response in responses:
         assert response.status_code == 503
         assert "RuntimeError" in response.json()["error"]["message"]
 
