@@ -73,7 +73,9 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             text_format_proxy(server.url) as text_url,
             running_prometheus(folder, {"openmetrics": server.url, "text": text_url}) as prometheus,
             ThreadPoolExecutor(32) as threads,
-            httpx.Client(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http,
+            httpx.Client(
+                base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            ) as http,
         ):
             watched = Watched(server, prometheus, collector)
             for _ in range(2):  # a rate needs a series that exists before it grows
