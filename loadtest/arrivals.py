@@ -100,7 +100,7 @@ class Arrivals:
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether the schedule itself determines the number of requests."""
+        """Return whether the schedule itself determines the number of requests."""
         if self.arrival in ("closed", "at-once"):
             return False
         return self.arrival in ("steps", "times") or self.duration_seconds is not None

@@ -19,7 +19,7 @@ LAG_PERIOD_SECONDS = 0.01
 
 @dataclass(slots=True)
 class ProcessHealth:
-    """What one process observed of itself while it sent: CPU time, event loop lag, garbage collection and memory."""
+    """One process's observations of itself: CPU time, event loop lag, garbage collection, memory."""
 
     wall_ns: int = 0
     cpu_ns: int = 0

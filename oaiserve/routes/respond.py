@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, PromptDone, Request, TokenChunk, Usage
+from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, PromptDone, Request, TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, SlowReader, Unavailable, WriteTimeout
 from oaiserve.routes import sse
@@ -197,4 +197,4 @@ class Answer:
 
 
 def is_over(events: list[Event]) -> bool:
-    return bool(events) and isinstance(events[-1], Finished | Failed | Aborted)
+    return bool(events) and isinstance(events[-1], TERMINAL)

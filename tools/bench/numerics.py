@@ -82,7 +82,7 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
 
 @dataclass(slots=True)
 class Distance:
-    """How the next-token distributions of a variant differ from the reference's on one chunk."""
+    """The measure of how the next-token distributions of a variant differ from the reference's on one chunk."""
 
     agreement: float  # share of the positions with the same most likely token
     divergence: float  # mean of KL(reference || variant), in nats

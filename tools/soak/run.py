@@ -17,7 +17,10 @@ LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; a shorter one still has f
 
 @dataclass
 class SoakRun:
-    """What clients and samples showed. The first sample is from before the clients, the last from after them."""
+    """The observations of the clients and the samples.
+
+    The first sample is from before the clients, the last from after them.
+    """
 
     samples: list[Sample]
     num_sent: int
