@@ -86,6 +86,7 @@ class Request:
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
+    client: str = ""  # whose request it is, so that clients can take turns
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
 
 

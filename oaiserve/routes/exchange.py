@@ -30,6 +30,7 @@ class Exchange:
     request_id: str  # as in the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
+    client: str  # with whom others share the server: the name of its API key, or else its address
     received_ns: int | None = None
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
@@ -107,7 +108,7 @@ class Accounting:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"])
+        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"])
         state["exchange"] = exchange
 
         async def stamped_receive() -> Message:

@@ -38,8 +38,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
-    `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`, and
-    `send`, through which the chunks of a stream go straight to the server: the layers between would only cost time.
+    `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
+    `client` (its address, until a key says more), and `send`, through which the chunks of a stream go straight to the
+    server: the layers between would only cost time.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -55,7 +56,10 @@ class RequestHeaders:
         if _REQUEST_ID.fullmatch(request_id) is None:
             request_id = f"req-{unique_id}"
         trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
-        scope.setdefault("state", {}).update(unique_id=unique_id, request_id=request_id, trace=trace, send=send)
+        address, _ = scope.get("client") or ("", 0)
+        scope.setdefault("state", {}).update(
+            unique_id=unique_id, request_id=request_id, trace=trace, client=address, send=send
+        )
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -92,6 +92,7 @@ async def prepare(
             priority=integer(body, "priority", -protocol.MAX_INT64 - 1, protocol.MAX_INT64) or 0,
             cache_salt=protocol.cache_salt(body),
             stream_interval=protocol.stream_interval(body, serving.stream_interval),
+            client=exchange.client,
             received_ns=exchange.received_ns,
         )
         return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)

@@ -65,7 +65,7 @@ def record_of(request: Request, events: list[Event]) -> RequestRecord:
     serving = SimpleNamespace(record=records.append, model_name="demo")
     app = SimpleNamespace(state=SimpleNamespace(serving=serving))
     scope = {"type": "http", "method": "POST", "scheme": "http", "app": app, "headers": []}
-    exchange = Exchange(request.request_id, request.request_id, TraceContext(trace_id=1, span_id=2))
+    exchange = Exchange(request.request_id, request.request_id, TraceContext(trace_id=1, span_id=2), "key-1")
     exchange.stream = LoopStream(request, NO_ENGINE)
     for event in events:
         if isinstance(event, TokenChunk) and event.finish_reason is not None:

@@ -137,6 +137,11 @@ def test_special_tokens_can_be_left_out(served: Served) -> None:
     assert served.engine.submitted.get().prompts == (TextPrompt("Hi", add_special_tokens=False),)
 
 
+def test_the_engine_learns_whose_request_it_is(served: Served) -> None:
+    served.complete()
+    assert served.engine.submitted.get().client == "127.0.0.1"
+
+
 def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
     choices = served.complete(prompt=["Hi", "Ho"], n=2, echo=True).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]

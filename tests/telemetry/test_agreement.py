@@ -143,7 +143,7 @@ def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
 
 @given(records())
 def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
-    exchange = Exchange("req-1", "1", record.trace)
+    exchange = Exchange("req-1", "1", record.trace, "key-1")
     exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
     exchange.stream._push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
     *over, _ = record.times.phases()
