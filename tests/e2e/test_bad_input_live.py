@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from threading import Barrier
 
 import openai
-import pytest
 
 from tests.e2e.conftest import LiveServer
 from tests.routes.test_bad_input import BAD_REQUESTS, check_refused
-
-pytestmark = pytest.mark.timeout(120, func_only=True)
 
 PROMPTS = [f"The colour of a {thing} is" for thing in ("rose", "sky", "leaf", "lemon", "coal", "cloud", "brick", "sea")]
 

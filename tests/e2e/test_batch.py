@@ -18,8 +18,6 @@ from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 STREAMS = 32
 NUM_BLOCKS, BLOCK_SIZE = 256, 16
 ANIMALS = ("fox", "whale", "small green frog", "very old horse that lived on a hill by the sea")

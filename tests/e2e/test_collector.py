@@ -23,8 +23,6 @@ from tests.e2e.conftest import serve_process
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import samples_on
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 NUM_CLIENTS = 4
 BODY = {"prompt": "Hi", "stream": True, "max_tokens": 20, "ignore_eos": True}
 REQUESTS = names.REQUESTS.name.removesuffix("_total")  # over OTLP

@@ -24,7 +24,7 @@ from tests.e2e.prefix_proxy import under_prefix
 # These tests are skipped without Chromium, and then playwright need not be installed either.
 playwright = pytest.importorskip("playwright.sync_api")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120, func_only=True)]
+pytestmark = pytest.mark.browser
 
 NUM_STREAMS = 64
 WAIT_MS = 30_000

@@ -22,7 +22,7 @@ from tests.e2e.conftest import serve_process
 from tests.e2e.load import calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
 
-pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120, func_only=True)]
+pytestmark = pytest.mark.prometheus
 
 MODEL = "small"
 ENV = {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}

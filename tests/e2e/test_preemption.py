@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-import pytest
-
 from oaiserve import demo
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
@@ -22,8 +20,6 @@ from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-
-pytestmark = pytest.mark.timeout(300, func_only=True)
 
 NUM_REQUESTS = 200
 MOST_PROMPT_TOKENS, MOST_TOKENS, BLOCK_SIZE = 16, 14, 2

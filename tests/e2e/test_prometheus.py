@@ -23,7 +23,7 @@ from tests.e2e.prometheus import Labels, Prometheus, running_prometheus, text_fo
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families
 
-pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120, func_only=True)]
+pytestmark = pytest.mark.prometheus
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUERIES = [

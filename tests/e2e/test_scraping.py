@@ -15,8 +15,6 @@ from oaiserve.telemetry import names
 from tests.e2e.conftest import LiveServer
 from tests.telemetry.pages import FORMS, Key, key, samples_on
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 INTERVAL_SECONDS = 0.05  # like the endpoint picker of Kubernetes
 WAIT_SECONDS = 30
 NUM_STREAMS, NUM_TOKENS = 6, 16

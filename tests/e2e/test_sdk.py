@@ -12,8 +12,6 @@ import pytest
 from oaiserve.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
-
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "temperature": 0, "max_tokens": 16}
 COMPLETION: dict[str, Any] = {

@@ -23,8 +23,13 @@ oaiserve_kv_blocks{{state="used"}} {blocks}
 oaiserve_kv_blocks{{state="free"}} 9.0
 process_resident_memory_bytes {rss}
 process_open_fds {fds}
+oaiserve_spans_total{{result="ended"}} {spans}
+oaiserve_spans_total{{result="exported"}} 3
+oaiserve_spans_total{{result="dropped"}} 2
+oaiserve_telemetry_errors_total{{consumer="log"}} {errors}
 """
 QUIET = {"error_type": "", "num_requests": 5, "running": 0, "tokenizing": 0, "blocks": 0, "rss": 2**30, "fds": 16}
+QUIET |= {"spans": 5, "errors": 0}
 SECONDS = 3 * LEAST_SECONDS_FOR_TRENDS
 
 
@@ -49,6 +54,8 @@ def run(num_sent: int = 0, problems: tuple[str, ...] = (), rss_per_minute: int =
         ("reached a generation route, but oaiserve_requests_total grew by 4", {"num_sent": 5, "num_requests": 9}),
         ("reached a generation route, but oaiserve_requests_total grew by 6", {"num_sent": 5, "num_requests": 11}),
         ("17 file descriptors are open; before the clients came there were 16", {"fds": 17}),
+        ("2 spans are neither exported nor counted as lost", {"spans": 7}),
+        ("oaiserve_telemetry_errors_total grew by 1", {"errors": 1}),
         ("values that they had not had before: [('error_type', 'A new one')]", {"error_type": "A new one"}),
         ("memory grew by 3.0 MiB a minute", {"rss_per_minute": 3 * 2**20}),
     ],
@@ -74,7 +81,6 @@ def test_what_a_client_does_is_a_function_of_the_seed_and_its_number() -> None:
     assert lives[0] != lives[2] != lives[3] != lives[0]
 
 
-@pytest.mark.timeout(300, func_only=True)
 def test_ten_seconds_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     exit_code = main(["--seed", "1", "--minutes", "0.15", "--clients", "8"])
     printed = capsys.readouterr()

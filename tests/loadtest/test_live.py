@@ -68,10 +68,11 @@ def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path,
         times = metrics["distributions"]
         assert (metrics["num_ok"], metrics["prompt_tokens"], metrics["completion_tokens"]) == (12, 12 * 128, 12 * 20)
         assert metrics["tokens_per_event"] == pytest.approx(20 / 7)
-        # Timers are never early by more than a millisecond; how late they are depends on the load of the machine.
-        assert FIRST - 0.001 < times["ttft"]["p50"] < FIRST + 0.03
-        assert 6 * GAP / 19 - 0.001 < times["tpot"]["p50"] < 6 * GAP / 19 + 0.003
-        assert FIRST + 6 * GAP - 0.001 < times["latency"]["p50"] < FIRST + 6 * GAP + 0.04
+        # Timers are never early by more than a millisecond. How late they are depends on the load of the machine: the
+        # upper bounds are only for wrong units.
+        assert FIRST - 0.001 < times["ttft"]["p50"] < FIRST + 2
+        assert 6 * GAP / 19 - 0.001 < times["tpot"]["p50"] < 6 * GAP / 19 + 2
+        assert FIRST + 6 * GAP - 0.001 < times["latency"]["p50"] < FIRST + 6 * GAP + 4
         assert len(run["client"]["processes"]) == 2
     assert html.read_text().startswith("<!doctype html>")
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
@@ -102,8 +103,12 @@ def test_an_open_loop_reaches_its_rate_and_the_ceiling_is_measured(tmp_path: Pat
     path = tmp_path / "report.json"
     flags = ["--arrival", "constant", "--rate", "50", "--num-requests", "25", "--endpoint", "chat"]
     assert main(["run", "--url", url, "--json", str(path), *flags]) == 0
-    client = json.loads(path.read_text())["points"][0]["runs"][0]["client"]
+    run = json.loads(path.read_text())["points"][0]["runs"][0]
+    client = run["client"]
     assert client["offered_requests_per_second"] == pytest.approx(50)
-    assert client["achieved_requests_per_second"] == pytest.approx(50, rel=0.1)
+    # The schedule has 24 gaps of 20 ms. On a busy machine the first and the last request may leave late.
+    lag_seconds = run["metrics"]["distributions"]["send_lag"]["max"]
+    gaps_seconds = 24 / client["achieved_requests_per_second"]
+    assert 0.48 - lag_seconds - 0.001 < gaps_seconds < 0.48 + lag_seconds + 0.001
     assert 0 < client["ceiling"]["event_cpu_seconds"] < client["ceiling"]["request_cpu_seconds"] < 0.1
     assert 0 < client["load_of_ceiling"] < 1

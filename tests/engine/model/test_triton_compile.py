@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[3]
 SHARED_BYTES = 227 << 10  # the shared memory of an SM that one program can have
 
 
-@pytest.mark.timeout(400)  # compiling takes long on a busy machine
 def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("triton_compile.py")
