@@ -12,7 +12,6 @@ the delay is then 2 to 10 ms, whatever the load.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -116,8 +115,8 @@ class Recorder:
             return
         for name, consumer in self._consumers.items():
             self._call(name, partial(consumer, item), f"on request {item.request_id}")
-        if not self._urgent.is_set() and self._queue.qsize() < YIELD_MAX_QUEUED:
-            time.sleep(YIELD_SECONDS)
+        if self._queue.qsize() < YIELD_MAX_QUEUED:
+            self._urgent.wait(YIELD_SECONDS)
 
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tools.soak.faults import Faults
 from tools.soak.server import ANSWER_SECONDS
 from tools.soak.turns import Action, turns
 
@@ -27,10 +28,11 @@ class UnexpectedAnswer(Exception):
 class Clients:
     """All clients of a soak, and what they got."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, faults: Faults | None = None) -> None:
         split = urlsplit(url)
         self._address = (split.hostname, split.port)
         self._seed = seed
+        self._faults = faults
         # The client closes an idle connection before the server does.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
         self._http = httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
@@ -38,6 +40,7 @@ class Clients:
         self.kinds: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
         self.problems: list[str] = []
+        self.num_excused = 0  # requests that failed while a fault allowed it
 
     async def run(self, number: int, seconds: float) -> None:
         """Run so many clients for that long. Then each one finishes its turn."""
@@ -54,15 +57,20 @@ class Clients:
 
     async def _do(self, action: Action) -> None:
         self.kinds[action.kind] += 1
+        began = time.monotonic()
         try:
             await (self._ask(action) if action.reads_whole_answer else self._leave(action))
         except (httpx.HTTPError, OSError, UnexpectedAnswer, KeyError, ValueError) as error:
+            if self._faults is not None and self._faults.excuse(began):
+                self.num_excused += 1
+                return
             self.problems.append(f"{action.kind}: {type(error).__name__} {error} {action.body[:200]!r}")
 
     async def _ask(self, action: Action) -> None:
         headers = {"content-type": "application/json"}
         response = await self._http.request(action.method, action.path, content=action.body, headers=headers)
-        self.num_sent += action.reaches_a_generation_route
+        # A connection that is refused before its request is read gets an answer, too, but without an id.
+        self.num_sent += action.reaches_a_generation_route and "x-request-id" in response.headers
         self.statuses[response.status_code] += 1
         if response.status_code not in action.statuses:
             raise UnexpectedAnswer(f"answered with {response.status_code} {response.text[:200]}")

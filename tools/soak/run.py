@@ -12,6 +12,7 @@ from oaiserve.telemetry import names
 from tools.soak.server import Sample
 
 MOST_RSS_MIB_PER_MINUTE = 2.0
+SPAN_RESULTS = ("ended", "exported", "failed", "dropped")
 LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; a shorter one still has first times
 
 
@@ -27,6 +28,8 @@ class SoakRun:
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)  # how often each was brought about
+    num_excused: int = 0  # requests that failed while a fault allowed it
 
     def gained(self, metric: names.Metric, **labels: str) -> int:
         return int(self.samples[-1].total(metric, **labels) - self.samples[0].total(metric, **labels))
@@ -35,7 +38,13 @@ class SoakRun:
     def is_settled(self) -> bool:
         before, after = self.samples[0], self.samples[-1]
         is_empty = after.num_in_engine == 0 and after.blocks_used == 0 and after.num_fds <= before.num_fds
-        return is_empty and self.gained(names.REQUESTS) == self.num_sent
+        return is_empty and self.gained(names.REQUESTS) == self.num_sent and self.num_spans_under_way == 0
+
+    @property
+    def num_spans_under_way(self) -> int:
+        """The number of spans that have ended, and are neither exported nor counted as lost."""
+        ended, *others = (self.gained(names.SPANS, result=result) for result in SPAN_RESULTS)
+        return ended - sum(others)
 
     @property
     def first_half(self) -> list[Sample]:
@@ -78,6 +87,9 @@ def checks(run: SoakRun) -> Iterator[tuple[bool, str]]:
         after.num_fds <= before.num_fds,
         f"{after.num_fds} file descriptors are open; before the clients came there were {before.num_fds}.",
     )
+    yield run.num_spans_under_way == 0, f"{run.num_spans_under_way} spans are neither exported nor counted as lost."
+    num_errors = run.gained(names.TELEMETRY_ERRORS)
+    yield num_errors == 0, f"{names.TELEMETRY_ERRORS.name} grew by {num_errors}."
     if run.is_long_enough_for_trends:
         new, slope = run.new_label_values, run.rss_mib_per_minute
         yield not new, f"In the second half labels took values that they had not had before: {sorted(new)}."
@@ -107,6 +119,9 @@ def report(run: SoakRun) -> str:
         ("tokens generated", run.gained(names.GENERATION_TOKENS)),
         ("preemptions", run.gained(names.PREEMPTIONS)),
         *((f"client: {kind}", number) for kind, number in [*kinds, ("bad request", num_bad)]),
+        *((f"fault: {fault}", number) for fault, number in run.faults.items()),
+        *([("requests that failed while descriptors were short", run.num_excused)] if run.faults else []),
+        *((f"spans {result}", run.gained(names.SPANS, result=result)) for result in SPAN_RESULTS if run.faults),
         *((f"answers with {status}", number) for status, number in sorted(run.statuses.items())),
     ]
     threads = [sample.num_threads for sample in samples if sample.num_threads is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,8 @@ class SoakServer:
 
 
 @contextmanager
-def started_server() -> Iterator[SoakServer]:
+def started_server(variables: Mapping[str, str] | None = None) -> Iterator[SoakServer]:
+    """Start a server, with these environment variables besides those of this process."""
     # The clients need cores, too, and threads of one operation that wait for each other would take them.
-    with running_oaiserve(*FLAGS, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+    with running_oaiserve(*FLAGS, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})) as process:
         yield SoakServer(process.url, process)
