@@ -22,7 +22,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
-from oaiserve import __version__
+from oaiserve import __version__, private
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
@@ -171,7 +171,7 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:
         with suppress(OSError):
-            profile_dir.mkdir(parents=True, exist_ok=True)
+            private.make_folder(profile_dir)
         if not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
             raise StartupError(f"--profile-dir is '{profile_dir}', which is not a writable folder.")
     if server.tls_certificate is None:

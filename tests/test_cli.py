@@ -160,6 +160,20 @@ def test_a_wrong_command_line_is_one_sentence(
     assert sentence in refusal(capsys, *argv)
 
 
+def test_a_folder_for_profiles_is_created_for_this_user_only_and_one_that_exists_stays(
+    served: Served, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    before = os.umask(0)
+    try:
+        serve(served, "--profile-dir", str(shared / "a" / "b"))
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (shared, shared / "a", shared / "a" / "b")] == [0o755, 0o700, 0o700]
+
+
 def test_an_unknown_key_in_the_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("max-runing = 3\n")

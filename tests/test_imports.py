@@ -20,6 +20,8 @@ MODEL = f"{ENGINE}.model"
 MODEL_USES = {
     *LEAVES,
     "oaiserve.cache",
+    "oaiserve.model_files",
+    "oaiserve.private",
     "oaiserve.source",
     *(f"{ENGINE}.{name}" for name in ("draws", "request", "sequence", "step")),
 }
@@ -91,7 +93,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.hub": set(),
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.cache": set(),
-    "oaiserve.demo": {"oaiserve.cache", "oaiserve.errors", "oaiserve.hub"},
+    "oaiserve.private": set(),
+    "oaiserve.model_files": {"oaiserve.errors", "oaiserve.source"},
+    "oaiserve.demo": {"oaiserve.cache", "oaiserve.errors", "oaiserve.hub", "oaiserve.private"},
     f"{ENGINE}.request": LEAVES,
     f"{ENGINE}.draws": set(),
     f"{ENGINE}.backpressure": set(),
@@ -107,7 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waits")),
         "oaiserve.record",
     },
-    f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.detokenize", f"{ENGINE}.request"},
+    f"{ENGINE}.tokenize": {*LEAVES, "oaiserve.model_files", f"{ENGINE}.detokenize", f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},
@@ -159,6 +163,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *LEAVES,
         ENGINE,
         "oaiserve.demo",
+        "oaiserve.model_files",
         "oaiserve.source",
         "oaiserve.hub",
     },  # builds the parts, the runner by a late import
@@ -173,6 +178,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "oaiserve.routes": {
         "oaiserve.errors",
+        "oaiserve.private",
         "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",

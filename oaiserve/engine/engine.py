@@ -46,6 +46,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
 from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
@@ -170,13 +171,15 @@ class Engine:
         The options are an EngineOptions, or its fields by name. Raises StartupError if the model cannot be loaded or
         served.
         """
-        # torch and transformers take seconds to import, so `import oaiserve` does not import them.
-        from oaiserve.engine.model.load import load_model
-
         options = replace(options or EngineOptions(), **kwargs)
         if model == "demo":
             model = demo.resolve()
-        offline = not find_model(model).is_local and not hub.is_reachable()
+        source = find_model(model)
+        refuse_unless_sound(source)
+        # torch and transformers take seconds to import, so `import oaiserve` does not import them.
+        from oaiserve.engine.model.load import load_model
+
+        offline = not source.is_local and not hub.is_reachable()
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
         # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these

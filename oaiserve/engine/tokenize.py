@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ from jinja2 import TemplateSyntaxError
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, TextPrompt, TokenPrompt
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, StartupError, Unavailable
+from oaiserve.model_files import reported, within
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+
+LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
 
 
 class Tokenizer:
@@ -70,16 +74,19 @@ class Tokenizer:
             raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
         if source.endswith(".gguf"):
             source, gguf_file = str(Path(path).parent), Path(path).name
-        try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file, local_files_only=offline)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            if offline:
-                raise StartupError(
-                    f"The Hugging Face hub does not answer, and '{path}' is not in its cache."
-                ) from error
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise StartupError(f"Could not load a tokenizer from '{path}': {reason}") from error
-        return cls(tokenizer, chat_template)
+        failure = f"Could not load a tokenizer from '{path}'"
+        with reported(failure):
+            try:
+                tokenizer: Any = AutoTokenizer.from_pretrained(
+                    source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+                )
+            except OSError as error:
+                if offline:
+                    raise StartupError(
+                        f"The Hugging Face hub does not answer, and '{path}' is not in its cache."
+                    ) from error
+                raise
+            return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""

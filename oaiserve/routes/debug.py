@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
+from oaiserve import private
 from oaiserve.errors import NotFound, RequestTimeout, Unavailable
-from oaiserve.record import Outcome
+from oaiserve.record import Outcome, Recording
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.protocol import invalid, show
 from oaiserve.routes.serving import serving_of
@@ -92,11 +95,20 @@ async def profile(request: Request) -> Response:
         raise RequestTimeout(f"No step came within {seconds} seconds. Send requests while the profile is made.")
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     path = serving.profile_dir / f"oaiserve-{at}-{got.num_steps}-of-{num_steps}-steps.json.gz"
-    await run_in_threadpool(got.recording.save, path)
+    await run_in_threadpool(_save, got.recording, path)
     took_seconds = got.duration_ns / 1e9
     logger.info("A profile of %d of %d steps, in %.3f s: %s", got.num_steps, num_steps, took_seconds, path)
     headers = {"x-profile-steps": str(got.num_steps)}
     return FileResponse(path, filename=path.name, media_type="application/gzip", headers=headers)
+
+
+def _save(recording: Recording, path: Path) -> None:
+    """Write a trace that only this user can read, whatever the umask. It appears as a whole, or not at all."""
+    with TemporaryDirectory(prefix=".profile-", dir=path.parent) as folder:
+        written = Path(folder) / path.name
+        recording.save(written)
+        written.chmod(private.FILE_MODE)
+        written.replace(path)
 
 
 async def closed(request: Request) -> Response:

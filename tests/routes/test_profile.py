@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -106,13 +107,26 @@ def test_an_error_of_the_engine_reaches_the_client(error: Conflict | Unavailable
     assert (response.status_code, response.json()["error"]["message"]) == (error.status, error.message)
 
 
+def test_a_trace_is_for_this_user_only_whatever_the_umask(profiled: Profiled, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        answer = profiled.ask()
+        profiled.asked()[2].set_result(Profile(Recorded(), 3, 1))
+        assert answer.result(WAIT_SECONDS).content == TRACE
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_trace_that_cannot_be_written_is_the_servers_fault(
-    profiled: Profiled, caplog: pytest.LogCaptureFixture
+    profiled: Profiled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = profiled.ask()
     profiled.asked()[2].set_result(Profile(Recorded(OSError(28, "No space left on device")), 3, 1))
     assert answer.result(WAIT_SECONDS).status_code == 500
     assert "No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

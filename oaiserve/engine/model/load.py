@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
@@ -29,6 +30,7 @@ from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
+from oaiserve.model_files import reported
 from oaiserve.source import find_model
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
@@ -66,17 +68,16 @@ def load_model(
         transformers.utils.logging.disable_progress_bar()
     source = find_model(model)
     is_gguf = source.gguf_file is not None
-    arguments: dict[str, Any] = {"local_files_only": offline}
+    # Code that comes with a model never runs, and nobody is asked about it at the terminal.
+    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     if is_gguf:
         arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
     if member is not None:
         target = place(target, member)
-    try:
+    with reported(f"No model could be loaded from '{model}'"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
-    except (OSError, ValueError, KeyError) as error:
-        raise StartupError(f"No model could be loaded from '{model}': {_first_sentence(error)}") from error
-    refuse_unless_decoder_only(config, str(model))
+        refuse_unless_decoder_only(config, str(model))
     if max_model_len is not None and max_model_len > _max_model_len(config):
         raise StartupError(
             f"--max-model-len is {max_model_len}, but the model is good for {_max_model_len(config)} tokens."
@@ -88,17 +89,24 @@ def load_model(
     torch_dtype = _select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        # The progress bars of the GGUF conversion cannot be switched off.
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-            loaded = AutoModelForCausalLM.from_pretrained(
-                source.location, dtype=torch_dtype, attn_implementation="eager", **arguments
-            )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise StartupError(f"The weights of '{model}' could not be loaded: {_first_sentence(error)}") from error
+    # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
+    # conversion that anybody can propose there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+    # The progress bars of the GGUF conversion cannot be switched off.
+    quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+    with reported(f"The weights of '{model}' could not be loaded"), quiet:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            dtype=torch_dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            weights_only=True,
+            **arguments,
+        )
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))
-    prepared = prepare(loaded, str(model))
+    with reported(f"'{model}' cannot be served"):
+        prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 

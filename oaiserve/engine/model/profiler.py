@@ -5,6 +5,8 @@ Both mark the parts of steps as ranges. The engine gives the names of the ranges
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from pathlib import Path
 
 import torch
@@ -52,7 +54,12 @@ class TorchRecording:
         self._recorded = recorded
 
     def save(self, path: Path) -> None:
-        self._recorded.export_chrome_trace(str(path))
+        """Write the trace, compressed. Torch could do that, but by way of a folder that all users share."""
+        plain = path.with_suffix("")
+        self._recorded.export_chrome_trace(str(plain))
+        with plain.open("rb") as source, gzip.open(path, "wb") as target:
+            shutil.copyfileobj(source, target)
+        plain.unlink()
 
 
 class TorchProfiler:

@@ -43,6 +43,7 @@ def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engin
         profile = asked.result(TIMEOUT_SECONDS)
         path = tmp_path / f"{number}.json.gz"
         profile.recording.save(path)
+        assert sorted(file.name for file in tmp_path.iterdir()) == [f"{n}.json.gz" for n in range(number + 1)]
         trace = json.loads(gzip.decompress(path.read_bytes()))
         ranges = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
         launches = [event for event in ranges if event["name"].startswith("launch ")]

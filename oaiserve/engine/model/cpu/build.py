@@ -2,12 +2,16 @@
 
 The name of the library has a hash of the sources, the compiler, its flags and the features of the CPU. So a library is
 never used with other sources or on another kind of CPU, and several servers may build it at the same time.
+
+The server runs what is in that file, so it is loaded only from a folder that nobody else can write to. The file ends
+with the SHA-256 of all before it, which loaders ignore: a file that was cut or has rotten would crash the server.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -17,8 +21,12 @@ from pathlib import Path
 
 import torch
 
+from oaiserve import private
 from oaiserve.cache import cache_folder
 from oaiserve.config import Quantize
+from oaiserve.private import NotPrivate
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
@@ -26,6 +34,7 @@ FLAGS = [
     *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
 ]
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class BuildError(Exception):
@@ -49,31 +58,63 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     return cache_folder() / "native" / f"{name}-{digest.hexdigest()[:16]}.so"
 
 
+def is_built(dtype: torch.dtype, quantize: Quantize = "none") -> bool:
+    """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
+    path = library_path(dtype, quantize)
+    try:
+        return _is_sound(private.verified(path.parent) / path.name)
+    except (NotPrivate, OSError):
+        return False
+
+
 def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     """Compile the library unless it is on disk, and return its path. Compiling takes about ten seconds on one core.
 
-    Raises BuildError.
+    Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
     path = library_path(dtype, quantize)
-    if path.exists():
-        return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            source = str(SOURCES / "decoder.cpp")
-            compiler = _compiler()
-            command = [*compiler, *_flags(dtype, quantize), source, "-o", str(made)]
-            # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
-            priority = ["nice", "-n", "10"] if shutil.which("nice") else []
-            run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
-            if run.returncode != 0:
-                errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
-                raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
-            made.replace(path)
+        private.make_folder(path.parent)
+        path = private.verified(path.parent) / path.name
+        if not _is_sound(path):
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                _compile(Path(folder) / path.name, dtype, quantize).replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
+
+
+def _compile(path: Path, dtype: torch.dtype, quantize: Quantize) -> Path:
+    """Compile the library to this path, in a folder that is there for nothing else."""
+    compiler = _compiler()
+    command = [*compiler, *_flags(dtype, quantize), str(SOURCES / "decoder.cpp"), "-o", str(path)]
+    # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
+    priority = ["nice", "-n", "10"] if shutil.which("nice") else []
+    run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
+        raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)
+    path.chmod(private.FILE_MODE)
+    return path
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a library lies at the path as `_compile` has written it."""
+    try:
+        content = private.read_file(path)
+    except FileNotFoundError:
+        return False
+    except (NotPrivate, OSError) as error:
+        log.warning("The native code is compiled again: %s", error)
+        return False
+    code, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if not code or hashlib.sha256(code).digest() != digest:
+        log.warning("The native code is compiled again: %s is damaged", path)
+        return False
+    return True
 
 
 def _flags(dtype: torch.dtype, quantize: Quantize) -> list[str]:
@@ -108,8 +149,24 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def load(dtype: torch.dtype, quantize: Quantize = "none") -> ctypes.CDLL:
-    """Load the library, compiling it first if it is not on disk. Raises BuildError."""
-    path = build(dtype, quantize)
+    """Load the library, compiling it first if it is not on disk. Raises BuildError.
+
+    If others can write to the folder of the library, it is compiled and loaded in a folder of its own instead, which is
+    then removed.
+    """
+    try:
+        return _open(build(dtype, quantize))
+    except NotPrivate as reason:
+        log.warning("The native code is compiled anew at each start, because %s", reason)
+    with tempfile.TemporaryDirectory(prefix="oaiserve-") as folder:
+        try:
+            private.verified(Path(folder))
+        except NotPrivate as reason:
+            raise BuildError(f"there is no private folder for it: {reason}") from reason
+        return _open(_compile(Path(folder) / library_path(dtype, quantize).name, dtype, quantize))
+
+
+def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -19,7 +19,7 @@ from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.build import BuildError, library_path
+from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.describe import AttentionParameters, NotKnown, describe
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
@@ -67,7 +67,7 @@ def start_native(
         runner.replace(_hand_over(eager, native, native))
         return
     try:
-        is_built = library_path(loaded.dtype).exists()
+        is_on_disk = is_built(loaded.dtype)
     except BuildError as error:
         log.warning(_SLOWER, error)
         return
@@ -99,7 +99,7 @@ def start_native(
 
     thread = Thread(target=start, name="compile", daemon=True)
     thread.start()
-    if is_built:
+    if is_on_disk:
         thread.join()
 
 

@@ -1,0 +1,62 @@
+"""Folders that nobody but this user and root can change, so that what is loaded from them by name can be trusted.
+
+Stdlib only. It does not know what the folders are for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+
+
+class NotPrivate(Exception):
+    """Somebody else could change what lies in a folder. The message says who or how, without a full stop."""
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, for this user only, whatever the umask."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        try:
+            path.mkdir(FOLDER_MODE)
+        except FileExistsError:  # another process has created it meanwhile
+            continue
+        path.chmod(FOLDER_MODE)
+
+
+def verified(folder: Path) -> Path:
+    """Return the folder without symbolic links in its path. Raises NotPrivate if somebody else could write to it.
+
+    Whoever can write to a folder above could put another folder in its place, so those are checked too. Where the
+    sticky bit is set, as on /tmp, others can write but cannot replace what is not theirs.
+    """
+    real = folder.resolve(strict=True)
+    for path in (real, *real.parents):
+        status = path.stat()
+        if status.st_uid not in (os.geteuid(), 0):
+            raise NotPrivate(f"{path} belongs to another user ({status.st_uid})")
+        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_shared and (path == real or not status.st_mode & stat.S_ISVTX):
+            raise NotPrivate(f"other users can write to {path} (chmod go-w {path} prevents it)")
+    return real
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file in a verified folder. Raises OSError, and NotPrivate if it is a symbolic link, no
+    regular file, or somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            raise NotPrivate(f"{path} is a symbolic link") from error
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPrivate(f"{path} is not a regular file")
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise NotPrivate(f"other users can write to {path}")
+        return file.read()
