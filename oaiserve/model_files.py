@@ -34,7 +34,10 @@ _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_coun
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
 _SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
 _NO_SIZE = re.compile(r"(position|context|seq|window|max|chunk|sample|original|block_size|group_size)")
-_AT_LEAST_ONE = {"vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"} | _LAYERS
+_AT_LEAST_ONE = _LAYERS | {
+    *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
+    *("max_position_embeddings", "n_positions", "context_length"),
+}
 
 
 class _Bad(Exception):

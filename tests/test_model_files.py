@@ -72,6 +72,7 @@ def test_a_sound_model_passes_as_do_a_hub_id_and_a_mixture_with_pickles(folder: 
         ({"num_hidden_layers": 1e9}, "its num_hidden_layers is 1e+09, which is more"),
         ({"num_hidden_layers": -1}, "its num_hidden_layers is -1, but must be at least 1"),
         ({"num_local_experts": 10**9}, "its num_local_experts is 1e+09, which is more"),
+        ({"max_position_embeddings": 0}, "its max_position_embeddings is 0, but must be at least 1"),
         ({"max_position_embeddings": 10**30}, "its max_position_embeddings is 1e+30, which is more"),
         ({"text_config": {"n_layer": 10**9}}, "its text_config.n_layer is 1e+09, which is more"),
         ({"rms_norm_eps": float("nan")}, "it has the number NaN"),

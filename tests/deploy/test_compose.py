@@ -78,6 +78,13 @@ def test_images_have_versions_and_ports_are_on_loopback() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
+def test_all_containers_run_with_few_rights_and_the_server_cannot_change_its_files() -> None:
+    for service in SERVICES.values():
+        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    server = SERVICES["oaiserve"]
+    assert (server["read_only"], server["ulimits"]) == (True, {"core": 0})
+
+
 def test_prometheus_keeps_exemplars_and_grafana_has_its_home_dashboard() -> None:
     assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
     mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["grafana"]["volumes"])

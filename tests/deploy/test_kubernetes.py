@@ -64,6 +64,7 @@ def test_all_selectors_match_the_pods() -> None:
         service["spec"]["selector"],
         MANIFESTS["poddisruptionbudget.yaml"]["spec"]["selector"]["matchLabels"],
         MANIFESTS["inferencepool.yaml"]["spec"]["selector"]["matchLabels"],
+        MANIFESTS["networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"],
     ):
         assert selector.items() <= labels
     monitor = MANIFESTS["servicemonitor.yaml"]
@@ -102,6 +103,7 @@ def test_the_environment_has_only_settings_of_the_server() -> None:
 
 def test_the_container_runs_with_few_rights() -> None:
     assert POD["spec"]["securityContext"]["runAsNonRoot"]
+    assert POD["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert POD["spec"]["automountServiceAccountToken"] is False
     assert CONTAINER["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -110,6 +112,19 @@ def test_the_container_runs_with_few_rights() -> None:
     }
     mounted = {mount["name"] for mount in CONTAINER["volumeMounts"]}
     assert mounted == {volume["name"] for volume in POD["spec"]["volumes"]}
+
+
+def test_kubernetes_sets_no_variables_that_the_server_would_refuse() -> None:
+    """For a service with the name oaiserve, it would set OAISERVE_PORT and OAISERVE_SERVICE_HOST."""
+    assert MANIFESTS["service.yaml"]["metadata"]["name"] == "oaiserve"
+    assert POD["spec"]["enableServiceLinks"] is False
+
+
+def test_the_network_policy_opens_the_port_of_the_api_and_few_ways_out() -> None:
+    policy = MANIFESTS["networkpolicy.yaml"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [CONTAINER["ports"][0]["name"]]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443, 4317}
 
 
 def test_the_autoscaler_follows_a_metric_of_the_server() -> None:

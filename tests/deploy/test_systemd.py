@@ -44,3 +44,4 @@ def test_the_unit_runs_with_few_rights() -> None:
     for name in ("NoNewPrivileges", "DynamicUser", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID"):
         assert SETTINGS[name] == ["yes"]
     assert SETTINGS["ProtectSystem"] == ["strict"]
+    assert (SETTINGS["CacheDirectoryMode"], SETTINGS["UMask"], SETTINGS["LimitCORE"]) == (["0700"], ["0077"], ["0"])

@@ -153,7 +153,9 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
     """Raise StartupError for a model that is not a decoder-only text model with a plain KV cache in every layer."""
     architecture = (config.architectures or [""])[0]
     problem = None
-    if config.is_encoder_decoder:
+    if "/" in str(config._attn_implementation):
+        problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
+    elif config.is_encoder_decoder:
         problem = "it is an encoder-decoder model"
     elif set(config.sub_configs) & {"vision_config", "audio_config"}:
         problem = "it takes images or audio"

@@ -1,0 +1,157 @@
+"""A folder of a model that cannot be loaded, or would run code, is refused in one sentence by whatever reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.engine import tokenize
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.model_files import refuse_unless_sound
+from oaiserve.source import find_model
+from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+Spoil = Callable[[Path], object]
+OWN_CODE = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
+    tokenizer.chat_template = CHATML
+    random_model(type(FAMILIES["llama"])(**config | {"vocab_size": len(tokenizer)})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """Return a folder with a small model, and with code of its own that makes a file where it runs."""
+    copied = shutil.copytree(sound, tmp_path / "model")
+    (copied / "custom_generate").mkdir()
+    for name in ("own.py", "custom_generate/generate.py"):
+        (copied / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    return copied
+
+
+def changed(name: str, **values: Any) -> Spoil:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def config(**values: Any) -> Spoil:
+    return changed("config.json", **values)
+
+
+def written(name: str, content: str | bytes) -> Spoil:
+    return lambda folder: (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def load(folder: Path) -> None:
+    refuse_unless_sound(find_model(folder))
+    Tokenizer.from_pretrained(folder)
+    load_model(folder, device="cpu")
+
+
+def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(folder: Path, tmp_path: Path) -> None:
+    config(auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})(folder)
+    changed("generation_config.json", custom_generate="own")(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"no weights, and not opened")
+    load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        config(model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}),
+        changed("tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]}),
+    ],
+    ids=["model", "tokenizer"],
+)
+def test_a_model_that_needs_its_own_code_is_refused_and_the_code_does_not_run(
+    folder: Path, tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_: object) -> str:
+        raise AssertionError("a question at the terminal")
+
+    monkeypatch.setattr("builtins.input", asked)
+    spoil(folder)
+    with pytest.raises(StartupError) as caught:
+        load(folder)
+    assert str(caught.value).endswith(f"'{folder}': {OWN_CODE}")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        written("tokenizer.json", "{"),
+        written("tokenizer.json", b""),
+        written("tokenizer.json", "[]"),
+        written("tokenizer.json", b"\xff" * 100),
+        written("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": [["q", "z"]]}}'),
+        written("tokenizer_config.json", "[]"),
+        written("generation_config.json", "[]"),
+        written("chat_template.jinja", "{% for %}"),
+        config(auto_map=7),
+        config(model_type=["llama"]),
+        config(model_type=None),
+        config(architectures=7),
+        config(num_attention_heads=7),
+        config(num_key_value_heads=0),
+        config(num_key_value_heads=3),
+        config(num_hidden_layers="1000000000"),
+        config(intermediate_size=0),
+        config(vocab_size=5),
+        config(head_dim=-8),
+        config(rms_norm_eps=float("inf")),
+        config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
+        config(rope_parameters=[1]),
+        config(dtype="nosuch"),
+        config(dtype="load"),
+        config(hidden_act="nosuch"),
+        config(pad_token_id=10**12),
+        config(_attn_implementation="somebody/attention"),
+    ],
+)
+def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) -> None:
+    spoil(folder)
+    with pytest.raises(StartupError) as caught:
+        load(folder)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_chat_template_that_does_not_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "LOAD_SECONDS", 0.1)
+    # It ends after some seconds, so that the thread does not outlive the tests by much.
+    loop = "{% for a in range(99999) %}{% for b in range(100) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(loop)
+    with pytest.raises(StartupError, match=r"its chat template does not end within 0\.1 s$"):
+        Tokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for a in range(10**12) %}{% endfor %}", "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"],
+    ids=["a huge range", "Python's internals", "a change of its input"],
+)
+def test_a_chat_template_runs_in_the_immutable_sandbox(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+
+    tokenizer = Tokenizer.from_pretrained(folder)
+    with pytest.raises(InvalidRequest, match="chat template rejects these messages"):
+        tokenizer.encode(ChatPrompt(({"role": "user", "content": "Hi"},)))
