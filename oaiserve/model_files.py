@@ -29,6 +29,7 @@ INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
 _MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
+_MOST_POSITIONS = 2**24  # which some tables have a row for
 _MOST_COUNT = 10_000  # of experts, for example
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
 _COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
@@ -215,10 +216,12 @@ def _check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, 
             most = max(_MOST_COUNT, num_tensors)
         elif _SIZE.search(last) and not _NO_SIZE.search(last):
             most = 8 * num_bytes
+        elif last.endswith(("_positions", "position_embeddings", "context_length")):
+            most = _MOST_POSITIONS
         elif isinstance(value, int):
             most = 2**63 - 1
         if most is not None and value > most:
-            raise _Bad(f"its {name[:100]} is {value:.6g}, which is more than its weights have room for")
+            raise _Bad(f"its {name[:100]} is {value:.6g}, but can be at most {most}")
         if last in _AT_LEAST_ONE and value < 1:
             raise _Bad(f"its {name[:100]} is {value}, but must be at least 1")
 

@@ -34,6 +34,7 @@ FLAGS = [
     *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
 ]
+_FORMAT = "with digest"  # of the file, since older versions wrote none
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -50,7 +51,7 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
     digest = hashlib.sha256()
-    for part in (_version(compiler), *compiler[1:], *_flags(dtype, quantize), _cpu_features()):
+    for part in (_FORMAT, _version(compiler), *compiler[1:], *_flags(dtype, quantize), _cpu_features()):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
