@@ -106,9 +106,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
     f"{ENGINE}.waits": {f"{ENGINE}.sequence", "oaiserve.record"},
+    f"{ENGINE}.waiting": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waits")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waiting", "waits")),
         "oaiserve.record",
     },
     f"{ENGINE}.tokenize": {*LEAVES, "oaiserve.model_files", f"{ENGINE}.detokenize", f"{ENGINE}.request"},

@@ -172,6 +172,7 @@ class OpenRequests:
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
                     cache_salt=request.cache_salt,
+                    client_name=request.client,
                     bad_words=tokenized.bad_words,
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0

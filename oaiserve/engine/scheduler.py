@@ -12,20 +12,21 @@ number is not known either: the sequence is held until the commit, and takes no 
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import attrgetter
 
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
-from oaiserve.engine.policy import Key, Policy, fcfs
+from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.engine.waits import QueueWaits
 from oaiserve.record import WaitReason
 
 _key = attrgetter("key")
+_client_and_key = attrgetter("client.service", "key")
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
 
 
@@ -70,13 +71,11 @@ class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
         self.pool = pool
         self.limits = limits
-        self._policy = policy
+        self._key_of = policy.key
         self._prefix_cache = prefix_cache
         self._num_arrived = 0
-        # A heap. A sequence that leaves from its middle stays in it, and is skipped when its turn comes.
-        self._waiting: list[tuple[Key, Sequence]] = []
-        self.num_waiting = 0
-        self.running: list[Sequence] = []  # by key, so the first to be preempted is last
+        self._waiting = WaitingQueue(by_client=policy.by_client)
+        self.running: list[Sequence] = []  # by key
         # By what they wait for: a block that is being computed, or a sequence that computes their prompt.
         self._parked: dict[Hashable, list[Sequence]] = {}
         self.num_parked = 0
@@ -92,8 +91,12 @@ class Scheduler:
         self.prefill_budget: int | None = None
 
     @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.running or self.num_waiting)
+        return bool(self.running or self._waiting)
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
         """Add a sequence that has been ready since `since_ns`.
@@ -105,7 +108,7 @@ class Scheduler:
             leader = None  # there is no room for a copy of the block in which the two part
         if self.pool.blocks_for(sequence.max_len) > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
-        sequence.key = self._policy(sequence, self._num_arrived)
+        sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
         if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < leader.prompt_len:
             leader.siblings.append(sequence)
@@ -120,7 +123,7 @@ class Scheduler:
         if place is Place.RUNNING:
             self._leave_running(sequence)
         elif place is Place.WAITING:
-            self.num_waiting -= 1
+            self._waiting.discard(sequence)
         elif place is Place.PARKED:
             self.num_parked -= 1
         self._forked.pop(sequence, None)
@@ -137,6 +140,7 @@ class Scheduler:
         budget = min([room, *(bound for bound in bounds if bound is not None)])
         num_prefills, spent = self._continue_prefills(step, budget)
         self._admit_waiting(step, budget - spent, num_prefills)
+        self._waiting.charge_draws(step)
         return step if step.chunks else None
 
     def advance(self, step: Step) -> None:
@@ -225,7 +229,7 @@ class Scheduler:
         """
         is_new = index == len(sequence.blocks)
         while (block := self.pool.allocate(1)) is None:
-            victim = next(reversed(self._forked), None) or self.running[-1]
+            victim = next(reversed(self._forked), None) or self._last_in_turn(self.running)
             self._preempt(victim, step)
             if victim is sequence:
                 return False
@@ -236,6 +240,10 @@ class Scheduler:
         else:
             self._copy_on_write(sequence, index, block[0], step)
         return True
+
+    def _last_in_turn(self, sequences: list[Sequence]) -> Sequence:
+        """Return the sequence that is preempted first: the last one by key of the client that got most service."""
+        return max(sequences, key=_client_and_key) if self._waiting.has_several_clients else sequences[-1]
 
     def _copy_on_write(self, sequence: Sequence, index: int, new_block: int, step: Step) -> None:
         shared, sequence.blocks[index] = sequence.blocks[index], new_block
@@ -248,6 +256,8 @@ class Scheduler:
             self._leave_running(sequence)
             self._wait_again(sequence)
             step.preempted.append(sequence)
+            if self._waiting.has_several_clients:  # or else it is the last, and has none
+                step.chunks[:] = [chunk for chunk in step.chunks if chunk.sequence is not sequence]
         self._forked.pop(sequence, None)
         self._release(sequence)
         sequence.num_computed = 0
@@ -269,7 +279,7 @@ class Scheduler:
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
         while True:
-            if len(self.running) >= self.limits.max_running:
+            if len(self.running) >= self.limits.max_running and not self._can_make_way(step):
                 reason = WaitReason.BATCH_FULL
                 break
             if step.preempted:
@@ -281,7 +291,7 @@ class Scheduler:
             if len(passed) > self.limits.lookahead or (passed and passed[-1].num_overtaken >= MOST_OVERTAKEN):
                 reason = WaitReason.BEHIND_OTHERS
                 break
-            sequence = self._next_waiting()
+            sequence = self._waiting.take()
             if sequence is None:
                 reason = WaitReason.STEP_UNDER_WAY  # of those that arrive during the step
                 break
@@ -289,10 +299,10 @@ class Scheduler:
             if missing in self._computing:
                 self._park(sequence, missing)
                 continue
-            if not self._admit(sequence, shared, step):
+            if not self._admit(sequence, shared, step) and not self._make_way(sequence, shared, step):
                 if not self.running and self._forked:
                     self._preempt(next(reversed(self._forked)), step)  # otherwise nothing would ever run again
-                    self._wait(sequence)
+                    self._waiting.put_back(sequence)
                     continue
                 passed.append(sequence)
                 continue
@@ -302,11 +312,13 @@ class Scheduler:
             budget -= self._add_chunk(sequence, step, budget)
         for sequence in passed:
             self.waits.lack_blocks(sequence)
-            self._wait(sequence)
+            self._waiting.put_back(sequence)
         self.waits.end_step(reason)
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""
+        if len(self.running) >= self.limits.max_running:
+            return False
         is_forked = sequence in self._forked
         num_owned = len(sequence.blocks) + len(shared)
         num_new = self.pool.blocks_for(sequence.num_tokens) - num_owned
@@ -328,6 +340,7 @@ class Scheduler:
         sequence.blocks += blocks
         self.waits.leave(sequence)
         sequence.place = Place.RUNNING
+        sequence.client.num_running += 1
         step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
         if self._prefix_cache:
@@ -335,12 +348,35 @@ class Scheduler:
                 self._computing.setdefault(block_hash, sequence)
         return True
 
+    def _can_make_way(self, step: Step) -> bool:
+        """Return whether to try to admit one more sequence into a full batch, for a client that has none running."""
+        client = self._waiting.next_client() if self._waiting.has_several_clients and not step.admitted else None
+        return client is not None and client.num_running == 0
+
+    def _make_way(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
+        """Admit a sequence in place of others, if its client has none running. Return False if that is not possible.
+
+        Otherwise a client would wait for as long as the answers of one that came before, which may be minutes. Each
+        preempted sequence is of a client that got more service and has another one running, so whoever waits gets
+        something, and nobody loses all. One client at most gets in this way in a step.
+        """
+        if sequence.client.num_running or step.admitted:
+            return False
+        while victims := [
+            one for one in self.running if one.client.num_running > 1 and one.client.service > sequence.client.service
+        ]:
+            self._preempt(self._last_in_turn(victims), step)
+            if self._admit(sequence, shared, step):
+                return True
+        return False
+
     def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
         """Add a chunk of a sequence with as many tokens as the budget allows, and return their number."""
         num_uncomputed = sequence.num_uncomputed
         num_tokens = min(num_uncomputed, budget)
         max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws)
+        self._waiting.charge_prompt(chunk)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
@@ -408,8 +444,7 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.place = Place.WAITING
-        self.num_waiting += 1
-        heapq.heappush(self._waiting, (sequence.key, sequence))
+        self._waiting.add(sequence)
 
     def _wait_again(self, sequence: Sequence) -> None:
         """Let a sequence that has lost its blocks wait. It is computed again from what is still cached."""
@@ -418,15 +453,6 @@ class Scheduler:
         self.num_preemptions += 1
         self.waits.join(sequence)
         self._wait(sequence)
-
-    def _next_waiting(self) -> Sequence | None:
-        """Take the next sequence from the queue, or return None if none waits."""
-        while self._waiting:
-            _, sequence = heapq.heappop(self._waiting)
-            if sequence.place is Place.WAITING:
-                self.num_waiting -= 1
-                return sequence
-        return None
 
     def _park(self, sequence: Sequence, reason: Hashable, since_ns: int | None = None) -> None:
         self.waits.park(sequence, since_ns)
@@ -443,6 +469,7 @@ class Scheduler:
 
     def _leave_running(self, sequence: Sequence) -> None:
         del self.running[bisect_left(self.running, sequence.key, key=_key)]
+        sequence.client.num_running -= 1
         for block_hash in sequence.hashes[sequence.num_computed // self.pool.block_size :]:
             self._stop_computing(sequence, block_hash)
 
@@ -469,6 +496,6 @@ class Scheduler:
         if len({id(sequence) for sequence in self._computing.values()} - {id(s) for s in self.running}):
             raise AssertionError("a block is marked as being computed by a sequence that does not run")
         parked = [s for row in self._parked.values() for s in row if s.place is Place.PARKED]
-        waiting = [s for _, s in self._waiting if s.place is Place.WAITING]
-        if (len(parked), len(waiting)) != (self.num_parked, self.num_waiting):
-            raise AssertionError("the numbers of waiting and parked sequences are wrong")
+        if len(parked) != self.num_parked:
+            raise AssertionError("the number of parked sequences is wrong")
+        self._waiting.check_integrity(self.running)

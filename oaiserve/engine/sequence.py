@@ -39,6 +39,24 @@ class TokenCounts:
         self.num_added += len(generated)
 
 
+class Client:
+    """A client whose sequences wait or run, and the service that it got. Written by WaitingQueue."""
+
+    __slots__ = ("has_turn", "name", "num_running", "num_waiting", "service", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.service = 0  # prompt tokens and generated tokens, weighted
+        self.waiting: list[tuple[tuple[int, ...], Sequence]] = []  # a heap by key
+        self.num_waiting = 0
+        self.has_turn = False  # in the order of clients
+        self.num_running = 0  # written by Scheduler
+
+    @property
+    def is_present(self) -> bool:
+        return self.num_waiting + self.num_running > 0
+
+
 class Sequence:
     """A sequence is one choice of one prompt. Its state follows from two numbers, `num_computed <= num_tokens`.
 
@@ -51,6 +69,8 @@ class Sequence:
         "bad_words",
         "blocks",
         "cache_salt",
+        "client",
+        "client_name",
         "draw_key",
         "hashes",
         "index",
@@ -60,6 +80,7 @@ class Sequence:
         "max_len",
         "needs_ids",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_overtaken",
         "num_preemptions",
@@ -91,6 +112,7 @@ class Sequence:
         draw_key: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        client_name: str = "",
         bad_words: list[list[int]] | None = None,
     ) -> None:
         # written here, then fixed
@@ -103,6 +125,7 @@ class Sequence:
         self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
         self.priority = priority  # lower is earlier, where the policy asks for it
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
+        self.client_name = client_name  # clients take turns, where the policy asks for it
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
         # Whether its logits are edited by the ids before, on the host, so that all of them must be known when it draws.
         self.needs_ids = (
@@ -123,6 +146,9 @@ class Sequence:
         self.key: tuple[int, ...] = ()
         self.num_overtaken = 0
         self.num_preemptions = 0
+        # written by WaitingQueue
+        self.client: Client  # since it waits
+        self.num_charged = 0  # first tokens of the prompt that count as service, or did not need to be computed
         # written by QueueWaits
         self.waits_ns: dict[WaitReason, int] = {}
         self.own_wait: tuple[WaitReason, int] | None = None  # the reason, and since when

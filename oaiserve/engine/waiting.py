@@ -1,0 +1,173 @@
+"""The waiting sequences, and whose turn it is among their clients. Engine thread only, no torch.
+
+Clients take turns by the service that they got, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+2024), who call it virtual token counters. Each client has a counter of service. The next sequence to be admitted is the
+first one of the waiting client with the lowest counter. A client that had nothing waiting and comes back is lifted to
+the lowest counter of those that wait, or of the one that stopped waiting last if none does: being idle earns nothing.
+
+While two clients have sequences waiting all the time, the service that one gets in any part of that time exceeds the
+other's by at most 2 * max(prompt, GENERATED_WEIGHT * batch): the tokens of the longest prompt, and the most tokens that
+all sequences in a batch have together (their theorem 4.4, with our weights). The reason is that no sequence of the
+client that is ahead is admitted before the other one, so it gets no more than what it has running is still to get. Two
+things here are not in the paper. A sequence that does not fit into the KV cache is overtaken by a bounded number of
+others (`--lookahead`), whose service adds to the bound. And a client that has nothing running takes a place from one
+that is ahead of it (`Scheduler._make_way`), which only reduces the difference.
+
+Under a policy that does not tell clients apart, all sequences are of one client.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from operator import attrgetter
+
+from oaiserve.engine.sequence import Client, Place, Sequence
+from oaiserve.engine.step import Chunk, Step
+
+# What a token is worth as service: a prompt token that is computed counts 1. These weights are the paper's default,
+# after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. A token that was
+# in the prefix cache counts nothing, and neither does what is computed again after a preemption: the server decided to
+# forget it, and a client that already had to wait for that shall not pay for it as well.
+GENERATED_WEIGHT = 2
+
+MOST_ABSENT = 1024  # clients that are remembered because they are ahead, while they neither wait nor run
+
+_service = attrgetter("service")
+
+
+class WaitingQueue:
+    """The queue has the waiting sequences: first those of the client whose turn it is, and these by their key.
+
+    A client that neither waits nor runs can be forgotten, without any difference, once its counter is not above the
+    one that it would be lifted to. Of those that are above, the MOST_ABSENT with the highest counters are remembered.
+    """
+
+    def __init__(self, *, by_client: bool) -> None:
+        self._by_client = by_client
+        self._clients: dict[str, Client] = {}
+        # A heap with one entry for each client that waits: its counter, and a number that settles ties by arrival. As
+        # counters only grow, an entry is never above its client's counter, and is put right when its turn comes.
+        self._turns: list[tuple[int, int, Client]] = []
+        self._numbers = itertools.count()
+        self._last = Client("")  # that stopped waiting
+        self._most_clients = 2 * MOST_ABSENT  # before some are forgotten
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    @property
+    def has_several_clients(self) -> bool:
+        """Return whether there is a difference between clients to account for."""
+        return len(self._clients) > 1
+
+    def next_client(self) -> Client | None:
+        """Return the client whose turn it is, or None if none waits."""
+        while self._turns:
+            service, number, client = self._turns[0]
+            if not client.num_waiting:
+                heapq.heappop(self._turns)
+                client.has_turn = False
+            elif client.service > service:
+                heapq.heapreplace(self._turns, (client.service, number, client))
+            else:
+                return client
+        return None
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence. If its client has none waiting, it is lifted."""
+        name = sequence.client_name if self._by_client else ""
+        client = self._clients.get(name)
+        if client is None:
+            if len(self._clients) >= self._most_clients:
+                self._forget()
+            client = self._clients[name] = Client(name)
+        if not client.num_waiting:
+            client.service = max(client.service, self._floor())
+        self._insert(sequence, client)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Add a sequence that was taken for the step that is being scheduled, and is not in it."""
+        self._insert(sequence, self._clients.setdefault(sequence.client.name, sequence.client))
+
+    def take(self) -> Sequence | None:
+        """Take the next sequence from the queue, or return None if none waits."""
+        client = self.next_client()
+        if client is None:
+            return None
+        while True:
+            _, sequence = heapq.heappop(client.waiting)
+            if sequence.place is Place.WAITING:  # or else it was discarded
+                self.discard(sequence)
+                return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a sequence from the queue. It stays in the heap of its client, and is skipped when its turn comes."""
+        client = sequence.client
+        self._num_waiting -= 1
+        client.num_waiting -= 1
+        if not client.num_waiting:
+            client.waiting.clear()
+            self._last = client
+
+    def charge_prompt(self, chunk: Chunk) -> None:
+        """Count the prompt tokens of a chunk as service, as far as they are computed for the first time."""
+        sequence = chunk.sequence
+        end = min(chunk.end, sequence.prompt_len)
+        if end == sequence.prompt_len - 1:
+            end += 1  # it is computed like a token of the answer, and those are not looked at one by one
+        first = max(chunk.start, sequence.num_charged)
+        if end > first:
+            sequence.client.service += end - first
+            sequence.num_charged = end
+
+    def charge_draws(self, step: Step) -> None:
+        """Count the tokens that a step draws as service. If fewer come than may, they were computed all the same."""
+        if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
+            for sequence, _, _, max_draws in step.chunks:
+                sequence.client.service += GENERATED_WEIGHT * max_draws
+
+    def _insert(self, sequence: Sequence, client: Client) -> None:
+        sequence.client = client
+        heapq.heappush(client.waiting, (sequence.key, sequence))
+        client.num_waiting += 1
+        self._num_waiting += 1
+        if not client.has_turn:
+            client.has_turn = True
+            heapq.heappush(self._turns, (client.service, next(self._numbers), client))
+
+    def _floor(self) -> int:
+        """Return the counter below which a client that comes back does not begin."""
+        return (self.next_client() or self._last).service
+
+    def _forget(self) -> None:
+        floor = self._floor()
+        kept = [client for client in self._clients.values() if client.is_present or client is self._last]
+        ahead = [c for c in self._clients.values() if not c.is_present and c is not self._last and c.service > floor]
+        kept += heapq.nlargest(MOST_ABSENT, ahead, key=_service)
+        self._clients = {client.name: client for client in kept}
+        self._most_clients = 2 * max(MOST_ABSENT, len(kept))
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Check that the counts and the turns are right, and raise AssertionError if not."""
+        clients = list(self._clients.values())
+        for client in clients:
+            waiting = [sequence for _, sequence in client.waiting if sequence.place is Place.WAITING]
+            if len(waiting) != client.num_waiting or any(sequence.client is not client for sequence in waiting):
+                raise AssertionError(f"the number of waiting sequences of client {client.name!r} is wrong")
+            if sum(sequence.client is client for sequence in running) != client.num_running:
+                raise AssertionError(f"the number of running sequences of client {client.name!r} is wrong")
+        if sum(client.num_waiting for client in clients) != self._num_waiting:
+            raise AssertionError("the number of waiting sequences is wrong")
+        if not {id(sequence.client) for sequence in running} <= {id(client) for client in clients}:
+            raise AssertionError("a client that runs was forgotten")
+        if any(service > client.service for service, _, client in self._turns):
+            raise AssertionError("a client has lost service")
+        turns = [client for _, _, client in self._turns]
+        if len(set(map(id, turns))) != len(turns) or not all(client.has_turn for client in turns):
+            raise AssertionError("a client has two turns at once")
+        if any(client.num_waiting and not client.has_turn for client in clients):
+            raise AssertionError("a client that waits never gets its turn")
+        if len(clients) > self._most_clients:
+            raise AssertionError("too many clients are remembered")
