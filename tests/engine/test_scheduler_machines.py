@@ -42,15 +42,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 2, 3]),
         number=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
+        client=st.sampled_from(["a", "a", "b", "c"]),
     )
-    def arrive(self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str) -> None:
+    def arrive(self, shared: int, own: int, max_tokens: int, choices: int, number: int, salt: str, client: str) -> None:
         prompt = [*range(shared), *(100 + i % 2 for i in range(own))]
         leader = None
         self.now_ns += 3
         self.num_arrived += 1
         for choice in range(choices):
             name = f"{self.num_arrived}.{choice}"
-            self.open.append(sequence(name, prompt, max_tokens, priority=number, cache_salt=salt))
+            fields = {"priority": number, "cache_salt": salt, "client_name": client}
+            self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
             self.arrived_ns[self.open[-1]] = self.now_ns
             leader = leader or self.open[-1]
@@ -142,6 +144,18 @@ class ShortestFirst(SchedulerMachine):
     policy = "shortest"
 
 
+class Fair(SchedulerMachine):
+    policy = "fair"
+
+
+class OverlapFair(Fair):
+    overlap = True
+
+
+class SeveralOverlapFair(OverlapFair):
+    fewest_draws, most_draws = 0, 4
+
+
 class Overlap(SchedulerMachine):
     overlap = True
 
@@ -182,7 +196,8 @@ class AtMostOneOverlap(Overlap):
 
 MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, OverlapWithoutCache, OverlapByPriority)
 SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
-for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap):
+FAIR = (Fair, OverlapFair, SeveralOverlapFair)
+for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR):
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
@@ -190,6 +205,7 @@ TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase 
 TestSeveral, TestSeveralWithoutCache, TestSeveralOverlap = (machine.TestCase for machine in SEVERAL[:3])
 TestSeveralOverlapWithoutCache, TestSeveralOverlapByPriority = (machine.TestCase for machine in SEVERAL[3:])
 TestAtMostOneOverlap = AtMostOneOverlap.TestCase
+TestFair, TestOverlapFair, TestSeveralOverlapFair = (machine.TestCase for machine in FAIR)
 
 
 @pytest.mark.parametrize("most_draws", [1, 4])
@@ -209,7 +225,8 @@ def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind
             prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 20)))]
             leader = None
             for _ in range(rng.choice([1, 1, 3])):
-                made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), priority=num_arrived // 50)
+                fields = {"priority": num_arrived // 50, "client_name": "aaab"[num_arrived % 4]}
+                made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), **fields)
                 made.max_draws = rng.randint(1, most_draws)
                 scheduler.add(made, leader)
                 leader, alive[made], num_arrived = leader or made, number, num_arrived + 1

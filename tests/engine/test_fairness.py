@@ -1,0 +1,288 @@
+"""Clients take turns under the policy `fair`: the rules one by one, and what holds whatever arrives."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.policy import Policy, fair, fcfs
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
+from tests.engine.memory import Memory, make, sequence
+
+
+def add(scheduler: Scheduler, client: str, number: int = 1, prompt: int | list[int] = 4, **fields: Any) -> None:
+    for index in range(number):
+        scheduler.add(sequence(f"{client}{index}", prompt, client_name=client, **fields))
+
+
+def admitted_in_order(memory: Memory) -> list[str]:
+    order = []
+    while (step := memory.scheduler.schedule()) is not None:
+        order += [one.request_id for one in step.admitted]
+        memory.execute(step)
+    return order
+
+
+def service_of(scheduler: Scheduler, client: str) -> int:
+    return scheduler._waiting._clients[client].service
+
+
+# -- whose turn it is -------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_ask_for_the_same_take_turns() -> None:
+    scheduler = make(max_running=1, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "a", 3)
+    add(scheduler, "b", 3)
+    assert admitted_in_order(memory) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_client_with_short_answers_has_several_turns_for_one_of_a_client_with_long_ones() -> None:
+    scheduler = make(max_running=1, kv_blocks=64, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "long", 2, max_tokens=38)  # 4 + 2 * 38 = 80
+    add(scheduler, "short", 8, max_tokens=8)  # 4 + 2 * 8 = 20
+    order = admitted_in_order(memory)
+    assert order == ["long0", *(f"short{i}" for i in range(4)), "long1", *(f"short{i}" for i in range(4, 8))]
+
+
+def test_a_client_that_was_idle_has_earned_nothing() -> None:
+    scheduler = make(max_running=1, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "idle", max_tokens=1)
+    admitted_in_order(memory)
+    add(scheduler, "busy", 4)
+    while scheduler.num_waiting > 2:
+        memory.run()
+    add(scheduler, "idle", 3)
+    assert admitted_in_order(memory) == ["idle0", "busy2", "idle1", "busy3", "idle2"]
+
+
+def test_prompt_tokens_that_are_cached_cost_nothing_and_others_cost_one_each() -> None:
+    scheduler = make(policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "other", prompt=2, max_tokens=1)
+    admitted_in_order(memory)
+    for expected in (12 + GENERATED_WEIGHT, 4 + GENERATED_WEIGHT):
+        before = scheduler._waiting._clients.get("a")
+        before_service = before.service if before else service_of(scheduler, "other")
+        add(scheduler, "a", prompt=[*range(12)], max_tokens=1)
+        admitted_in_order(memory)
+        assert service_of(scheduler, "a") - before_service == expected
+
+
+def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> None:
+    scheduler = make(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "a", prompt=4, max_tokens=8)
+    add(scheduler, "b", prompt=4, max_tokens=8)
+    admitted_in_order(memory)
+    assert scheduler.num_preemptions > 0
+    assert service_of(scheduler, "a") == service_of(scheduler, "b") == 4 + GENERATED_WEIGHT * 8
+
+
+# -- who gives way ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_free_block_the_client_that_got_most_is_preempted_even_if_it_came_first() -> None:
+    scheduler = make(kv_blocks=6, max_running=4, max_step_tokens=32, prefix_cache=False, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "greedy", 3, max_tokens=8)
+    memory.run()
+    add(scheduler, "polite", max_tokens=8)
+    polite = next(reversed(scheduler._waiting._clients["polite"].waiting))[1]
+    for _ in range(7):
+        memory.run()
+    assert scheduler.num_preemptions > 0
+    assert polite.num_preemptions == 0
+
+
+def test_a_client_with_nothing_running_gets_a_place_while_another_one_has_several() -> None:
+    scheduler = make(kv_blocks=64, max_running=3, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "greedy", 8, max_tokens=40)
+    for _ in range(4):
+        memory.run()
+    add(scheduler, "polite", 2, max_tokens=4)
+    memory.run()  # it begins with the counter of the one that waits before it
+    memory.run()
+    assert Counter(one.client_name for one in scheduler.running) == {"greedy": 2, "polite": 1}
+    for _ in range(2):
+        memory.run()
+    assert scheduler.num_preemptions == 1, "it has a place now, and waits for the next one"
+
+
+def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several_sequences() -> None:
+    scheduler = make(kv_blocks=8, max_running=8, max_step_tokens=32, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "greedy", 4, prompt=5, max_tokens=20)
+    memory.run()
+    add(scheduler, "polite", prompt=5, max_tokens=1)
+    memory.run()  # it begins with the counter of the one that came before it
+    step = scheduler.schedule()
+    assert step is not None
+    assert [one.client_name for one in step.admitted] == ["polite"]
+    assert {one.client_name for one in step.preempted} == {"greedy"}
+    memory.execute(step)
+
+
+def test_a_single_place_is_never_taken_away() -> None:
+    scheduler = make(kv_blocks=64, max_running=1, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "first", max_tokens=20)
+    memory.run()
+    add(scheduler, "second", max_tokens=20)
+    memory.run_out()
+    assert scheduler.num_preemptions == 0
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_came_once_are_forgotten() -> None:
+    scheduler = make(max_running=4, kv_blocks=64, policy=fair)
+    memory = Memory(scheduler)
+    for number in range(5 * MOST_ABSENT):
+        one = sequence(str(number), [1, 2], 1, client_name=str(number))
+        scheduler.add(one)
+        step = scheduler.schedule()
+        assert step is not None
+        scheduler.advance(step)
+    memory.settle()
+    assert len(scheduler._waiting._clients) <= 2 * MOST_ABSENT
+    scheduler.check_integrity()
+
+
+def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
+    queue = WaitingQueue(by_client=True)
+    waiting, ahead = sequence("w", client_name="waits"), sequence("a", client_name="ahead")
+    for one in (waiting, ahead):
+        one.place = Place.WAITING
+        queue.add(one)
+    queue.discard(ahead)
+    ahead.client.service = 100
+    for number in range(3 * MOST_ABSENT):
+        one = sequence("x", client_name=str(number))
+        one.place = Place.WAITING
+        queue.add(one)
+        queue.discard(one)
+    queue.add(ahead)
+    assert ahead.client.service == 100
+    assert len(queue._clients) <= 2 * MOST_ABSENT + 2
+
+
+# -- what always holds ------------------------------------------------------------------------------------------------
+
+Arrival = tuple[int, int, int, int, int]  # the step, prompt, answer, choices, and whether it is aborted after a while
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 30), st.integers(1, 14), st.integers(0, 9), st.sampled_from([1, 1, 3]), st.integers(0, 40)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals=ARRIVALS, overlap=st.booleans())
+def test_with_one_client_every_step_is_as_under_fcfs(arrivals: list[Arrival], overlap: bool) -> None:
+    def steps(policy: Policy) -> list[list[tuple[str, int]]]:
+        scheduler = make(kv_blocks=8, policy=policy)
+        memory, rows = Memory(scheduler), []
+        memory.overlap = overlap
+        for number in range(120):
+            for index, (at, prompt, answer, choices, aborted) in enumerate(arrivals):
+                if at == number:
+                    leader = None
+                    for choice in range(choices):
+                        one = sequence(f"{index}.{choice}", [*range(prompt)], answer, client_name="only")
+                        scheduler.add(one, leader)
+                        leader = leader or one
+                    if leader is not None and aborted < 10:
+                        memory.remove(leader)
+            rows.append(memory.run())
+        return rows
+
+    assert steps(fair) == steps(fcfs)
+
+
+LONGEST_PROMPT, LONGEST_ANSWER, PLACES = 20, 12, 4
+# The most tokens of a batch: choices of a prompt share its blocks, so the KV cache does not bound it.
+MOST_IN_BATCH = PLACES * (LONGEST_PROMPT + LONGEST_ANSWER)
+BOUND = 2 * max(LONGEST_PROMPT, GENERATED_WEIGHT * MOST_IN_BATCH)
+
+
+def largest_difference(policy: Policy, seed: int, kv_blocks: int, num_steps: int = 300) -> int:
+    """Return by how much more service one client got than another, while both had sequences waiting all the time.
+
+    One sends long prompts with several choices, others sometimes. All have something waiting before each step.
+    """
+    rng = random.Random(seed)
+    scheduler = make(
+        kv_blocks=kv_blocks,
+        max_running=PLACES,
+        max_step_tokens=16,
+        policy=policy,
+        lookahead=0,
+        prefix_cache=seed % 2 == 0,
+    )
+    memory = Memory(scheduler)
+    memory.overlap = seed % 3 == 0
+    service: Counter[str] = Counter()
+    computed: Counter[Sequence] = Counter()
+    lowest: Counter[str] = Counter()
+    most = 0
+    open_: list[Sequence] = []
+    greed = {"a": 1.0, "b": rng.random(), "c": rng.random()}
+    for _ in range(num_steps):
+        for client, share in greed.items():
+            while sum(one.client_name == client and one.place is Place.WAITING for one in open_) < 2:
+                prompt = [
+                    *range(rng.choice([0, 8])),
+                    *(rng.randrange(99) for _ in range(rng.randint(1, 2 + int(10 * share)))),
+                ]
+                leader = None
+                for _ in range(rng.choice([1, 3]) if share == 1 else 1):
+                    one = sequence("", prompt, rng.randint(1, 2 + int(10 * share)), client_name=client)
+                    scheduler.add(one, leader)
+                    open_.append(one)
+                    leader = leader or one
+        if rng.random() < 0.1:
+            memory.remove(open_.pop(rng.randrange(len(open_))))
+            if not all(any(o.client_name == c and o.place is Place.WAITING for o in open_) for c in greed):
+                continue
+        step = scheduler.schedule()
+        if step is None:
+            memory.settle()
+            continue
+        for one, start, num_tokens, max_draws in step.chunks:
+            end = min(start + num_tokens, one.prompt_len)
+            service[one.client_name] += max(0, end - max(start, computed[one])) + GENERATED_WEIGHT * max_draws
+            computed[one] = max(end, computed[one])
+        memory.execute(step, lambda _: rng.randrange(99))
+        open_ = [one for one in open_ if one.place is not Place.NOWHERE]
+        for pair in ("ab", "ba", "bc", "cb", "ac", "ca"):
+            difference = service[pair[0]] - service[pair[1]]
+            lowest[pair] = min(lowest[pair], difference)
+            most = max(most, difference - lowest[pair])
+    return most
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), kv_blocks=st.sampled_from([10, 16, 64]))
+def test_while_clients_wait_all_the_time_the_difference_of_their_service_is_bounded(seed: int, kv_blocks: int) -> None:
+    """Theorem 4.4 of Sheng et al. (OSDI 2024)."""
+    assert largest_difference(fair, seed, kv_blocks) <= BOUND
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_difference_grows_without_bound_under_fcfs(seed: int) -> None:
+    assert largest_difference(fcfs, seed, 64, num_steps=1_500) > BOUND
