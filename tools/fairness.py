@@ -27,13 +27,13 @@ from tools.simulate import BLOCK_SIZE, Costs
 
 MAX_RUNNING = 64
 KV_BLOCKS = 8192
-LONGEST_PROMPT = 1024
+SHORTEST_PROMPT, LONGEST_PROMPT = 256, 8192  # of the greedy client
 
 
 class AsInThePaper(Scheduler):
     """A scheduler in which no client takes the place of another one that runs."""
 
-    def _can_make_way(self, step: Step) -> bool:
+    def _newcomer_is_next(self, step: Step) -> bool:
         return False
 
     def _make_way(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
@@ -76,7 +76,7 @@ def simulate(scheduler: Scheduler, *, seconds: float, answer: int, polite_floods
 
     while now < seconds:
         while scheduler.num_waiting < 4 * MAX_RUNNING:
-            arrive("greedy", rng.randint(256, LONGEST_PROMPT), 16, answer or rng.randint(64, 512))
+            arrive("greedy", rng.randint(SHORTEST_PROMPT, LONGEST_PROMPT), 16, answer or rng.randint(64, 512))
         while len(polite) < (MAX_RUNNING if polite_floods else 1):
             arrive("polite", rng.randint(16, 128), 1, rng.randint(16, 128))
         step = scheduler.schedule()

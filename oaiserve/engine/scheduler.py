@@ -138,7 +138,9 @@ class Scheduler:
         bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
         room = max(0, self.max_step_tokens - num_decodes)
         budget = min([room, *(bound for bound in bounds if bound is not None)])
-        num_prefills, spent = self._continue_prefills(step, budget)
+        # A client that has nothing running does not have to wait for a long prompt of another one to be computed.
+        share = (budget + 1) // 2 if self._newcomer_is_next(step) else budget
+        num_prefills, spent = self._continue_prefills(step, share)
         self._admit_waiting(step, budget - spent, num_prefills)
         self._waiting.charge_draws(step)
         return step if step.chunks else None
@@ -265,7 +267,10 @@ class Scheduler:
     def _continue_prefills(self, step: Step, budget: int) -> tuple[int, int]:
         """Add chunks of running sequences that prefill. Return how many prefill, and the tokens they got."""
         num_prefills, spent = 0, 0
-        for sequence in self.running:
+        running = self.running
+        if self._waiting.has_several_clients:
+            running = sorted((one for one in running if one.num_uncomputed > 1), key=_client_and_key)
+        for sequence in running:
             if spent == budget:
                 break
             if sequence.num_uncomputed > 1 and not sequence.is_held:
@@ -279,7 +284,7 @@ class Scheduler:
         most_prefills = self.limits.prefill_max_requests or self.limits.max_running
         passed: list[Sequence] = []
         while True:
-            if len(self.running) >= self.limits.max_running and not self._can_make_way(step):
+            if len(self.running) >= self.limits.max_running and not self._newcomer_is_next(step):
                 reason = WaitReason.BATCH_FULL
                 break
             if step.preempted:
@@ -348,8 +353,8 @@ class Scheduler:
                 self._computing.setdefault(block_hash, sequence)
         return True
 
-    def _can_make_way(self, step: Step) -> bool:
-        """Return whether to try to admit one more sequence into a full batch, for a client that has none running."""
+    def _newcomer_is_next(self, step: Step) -> bool:
+        """Return whether the client whose turn it is has nothing running, and none was admitted in this step."""
         client = self._waiting.next_client() if self._waiting.has_several_clients and not step.admitted else None
         return client is not None and client.num_running == 0
 

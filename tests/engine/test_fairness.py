@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from oaiserve.engine.policy import Policy, fair, fcfs
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
+from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.memory import Memory, make, sequence
 
 
@@ -89,6 +91,19 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> Non
     assert service_of(scheduler, "a") == service_of(scheduler, "b") == 4 + GENERATED_WEIGHT * 8
 
 
+def test_the_engine_knows_whose_request_it_is() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, tokenize_workers=0, policy="fair") as engine:  # type: ignore[arg-type]
+        for name in ("a0", "a1", "a2", "b0"):
+            engine.submit(replace(request(name), client=name[0]), inbox)
+            if name == "a0":
+                runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.permit(100)
+        inbox.wait_terminal("a0", "a1", "a2", "b0")
+    order = dict.fromkeys(request_id for step in runner.steps for request_id, _, _ in step)
+    assert list(order) == ["a0", "b0", "a1", "a2"]
+
+
 # -- who gives way ----------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +147,17 @@ def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several
     assert [one.client_name for one in step.admitted] == ["polite"]
     assert {one.client_name for one in step.preempted} == {"greedy"}
     memory.execute(step)
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_a_client_with_nothing_running() -> None:
+    scheduler = make(kv_blocks=64, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "greedy", prompt=40)
+    assert memory.run() == [("greedy0", 8)]
+    add(scheduler, "polite", prompt=6, max_tokens=1)
+    assert memory.run() == [("greedy0", 4), ("polite0", 4)]
+    assert memory.run() == [("greedy0", 8)]  # they got the same so far, and it came first
+    assert memory.run() == [("polite0", 2), ("greedy0", 6)]
 
 
 def test_a_single_place_is_never_taken_away() -> None:
