@@ -95,13 +95,20 @@ def load_model(
     # The progress bars of the GGUF conversion cannot be switched off.
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     with reported(f"The weights of '{model}' could not be loaded"), quiet:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        # transformers' types do not know that it returns a pair.
+        pair: Any = AutoModelForCausalLM.from_pretrained(
             source.location,
             dtype=torch_dtype,
             attn_implementation="eager",
             use_safetensors=True,
             weights_only=True,
+            output_loading_info=True,
             **arguments,
+        )
+    loaded, found = pair
+    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+        raise StartupError(
+            f"'{model}' has no weights for {len(missing)} tensors that its config.json describes, such as {missing[0]}."
         )
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))

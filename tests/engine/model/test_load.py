@@ -135,6 +135,13 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
     assert len(str(caught.value)) < 600
 
 
+def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    config(num_hidden_layers=layers + 1, layer_types=None)(folder)
+    with pytest.raises(StartupError, match=rf"has no weights for 9 tensors .* such as model\.layers\.{layers}\.input"):
+        load_model(folder)
+
+
 def test_a_chat_template_that_does_not_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenize, "LOAD_SECONDS", 0.1)
     # It ends after some seconds, so that the thread does not outlive the tests by much.
