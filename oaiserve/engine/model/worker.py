@@ -45,7 +45,7 @@ Send = Callable[[Report], None]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server handles these, and then ends its workers
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server handles these, and then ends its workers
         signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
