@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from oaiserve import __version__
 from oaiserve.config import Config
+from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.routes import chat, completions, dashboard, debug, health, models, tokens
@@ -35,13 +36,19 @@ LAG_INTERVAL_SECONDS = 0.1
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
-def create_app(config: Config, engine: Engine, telemetry: Telemetry | None = None) -> Starlette:
-    """Return the application, which starts and stops the engine. Raises StartupError for wrong OTEL_* variables."""
+def create_app(
+    config: Config, engine: Engine, telemetry: Telemetry | None = None, connections: Connections | None = None
+) -> Starlette:
+    """Return the application, which starts and stops the engine, and shows the numbers of the server's connections.
+
+    Raises StartupError for wrong OTEL_* variables.
+    """
     model_name = config.server.served_model_name or config.model
     if telemetry is None:
         telemetry = Telemetry(
             snapshot=engine.snapshot,
             take_steps=engine.take_steps,
+            connections=connections,
             model=model_name,
             version=__version__,
             recent_requests=config.telemetry.recent_requests,

@@ -24,6 +24,7 @@ from cyclopts.config import Env, Json, Toml, Yaml
 
 from oaiserve import __version__, private
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.connections import Connections, allowed_connections
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
 
@@ -223,8 +224,9 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     from oaiserve.engine.engine import Engine
 
     engine = Engine.from_pretrained(config.model, config.engine)
-    app = create_app(config, engine)
-    run_until_signal(app, config, sock, on_drain=engine.drain, failure=lambda: engine.failure)
+    connections = allowed_connections(config.server)
+    app = create_app(config, engine, connections=connections)
+    run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure)
     return 0 if engine.failure is None else 1
 
 
@@ -232,18 +234,20 @@ def run_until_signal(
     app: Callable[..., Awaitable[None]],
     config: Config,
     sock: socket.socket,
+    connections: Connections,
     *,
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT or a failure, as `Server` describes. Raises SystemExit if it cannot start."""
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
     from oaiserve.server import Server
 
-    server = Server(app, config.server, on_drain=on_drain, failure=failure)
+    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
+            signal.signal(number, server.handle_exit)
     try:
         sock.listen(server.config.backlog)
     except OSError as error:  # another process has bound the same port and listens already

@@ -96,6 +96,21 @@ class ServerOptions:
     write_timeout_seconds: float = 60
     """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""
 
+    header_timeout_seconds: float = 20
+    """Seconds in which the headers of a request must arrive, from the connection or from their first byte. A handshake
+    of TLS has as long before."""
+
+    idle_timeout_seconds: float = 75
+    """Seconds after an answer for which the connection stays open for a further request."""
+
+    max_connections: int | None = None
+    """Most open connections. Further ones are answered with 503 and closed. Default: as many as the limit of open files
+    permits. The server raises that limit up to 65536, and keeps some files for itself."""
+
+    max_connections_per_address: int | None = None
+    """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
+    --max-connections. Behind a proxy, all connections have its address."""
+
     stream_interval: int = 1
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
     work. The first token is always sent at once."""
@@ -125,6 +140,14 @@ class ServerOptions:
         _check(self.drain_timeout_seconds >= 0, "--drain-timeout-seconds", self.drain_timeout_seconds, "at least 0")
         is_seconds = 0 <= self.write_timeout_seconds < float("inf")
         _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
+        for flag, seconds in (
+            ("--header-timeout-seconds", self.header_timeout_seconds),
+            ("--idle-timeout-seconds", self.idle_timeout_seconds),
+        ):
+            _check(0 < seconds < float("inf"), flag, seconds, "above 0, and finite")
+        most, per_address = self.max_connections, self.max_connections_per_address
+        _check(most is None or most >= 1, "--max-connections", most, "at least 1")
+        _check(per_address is None or per_address >= 0, "--max-connections-per-address", per_address, "at least 0")
         _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
         _check_choice("--log-level", self.log_level, LogLevel)
         _check_choice("--log-format", self.log_format, LogFormat)

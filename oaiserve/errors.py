@@ -7,12 +7,13 @@
       NotFound              404   no such route
         ModelNotFound             the server does not serve this model
       MethodNotAllowed      405   the route does not have this method
-      RequestTimeout        408   the body did not arrive in time
+      RequestTimeout        408   the headers or the body did not arrive in time
       SlowReader            408   the client fell too far behind its stream
         WriteTimeout              the client stopped reading and was disconnected
       Conflict              409   another profile is being recorded
       BodyTooLarge          413   the body is larger than --body-limit
       Overloaded            429   too many requests wait already, or the dashboard has too many viewers
+      HeadersTooLarge       431   the headers are too many or too large
       InternalError         500   a fault of the server
       Unavailable           503   not ready: loading, draining, or the engine has stopped
     StartupError                  the server cannot start; the message is one sentence, the exit code 2
@@ -51,10 +52,10 @@ class APIError(Exception):
         """Pickle the error by its attributes: a subclass may make its message of other arguments."""
         return _restored, (type(self), self.args, vars(self))
 
-    def body(self, *, request_id: str, trace_id: str) -> dict[str, Any]:
+    def body(self, **ids: str) -> dict[str, Any]:
         """Return `{"error": {...}}` with all keys; `code` is a string or None.
 
-        OpenAI's errors have no `request_id` and `trace_id`. They are in the body for users who keep the error but not
+        OpenAI's errors have no ids. `request_id` and `trace_id` are in the body for users who keep the error but not
         the headers.
         """
         return {
@@ -63,8 +64,7 @@ class APIError(Exception):
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
-                "request_id": request_id,
-                "trace_id": trace_id,
+                **ids,
             }
         }
 
@@ -164,6 +164,11 @@ class Overloaded(APIError):
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
+
+
+class HeadersTooLarge(APIError):
+    status = 431
+    type = "invalid_request_error"
 
 
 class InternalError(APIError):

@@ -1,4 +1,4 @@
-"""uvicorn with a write timeout and an orderly shutdown: it waits for running requests, cuts off the rest and logs both.
+"""uvicorn with a listener of ours and an orderly shutdown, which waits for running requests and cuts off the rest.
 
 This module knows neither the engine nor the API. Callables report a failure to it and learn of the shutdown from it.
 """
@@ -9,64 +9,25 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.config import STARTUP_FAILURE
 
 from oaiserve.config import ServerOptions
-from oaiserve.routes.respond import WRITE_TIMED_OUT
+from oaiserve.connection import Connection, Timeouts, closing_answer
+from oaiserve.connections import Connections
+from oaiserve.errors import Unavailable
+from oaiserve.listener import Listener
 
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
-
-
-class Connection(HttpToolsProtocol):
-    """A connection that is cut when its client reads nothing for `write_timeout_seconds` while data waits. 0: never."""
-
-    def __init__(self, *args: Any, write_timeout_seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._write_timeout_seconds = write_timeout_seconds
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._extensions: dict[str, dict[object, object]] = {}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        # Writing pauses as soon as the kernel accepts no more data, and resumes when it has accepted all. So a pause
-        # lasts as long as the client does not read, and little more than one piece of a body is ever buffered.
-        transport.set_write_buffer_limits(high=1, low=0)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._write_timeout_seconds:
-            self._write_timer = self.loop.call_later(self._write_timeout_seconds, self._cut)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_write_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_write_timer()
-        super().connection_lost(exc)
-
-    def _cut(self) -> None:
-        """Cut the connection by `abort`. `close` would wait until the client has read the buffered data."""
-        self._extensions[WRITE_TIMED_OUT] = {}
-        self.transport.abort()
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
+HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess what it is
 
 
 class Server(uvicorn.Server):
@@ -79,6 +40,7 @@ class Server(uvicorn.Server):
         self,
         app: Callable[..., Awaitable[None]],
         options: ServerOptions,
+        connections: Connections,
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
@@ -86,7 +48,8 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=partial(Connection, write_timeout_seconds=options.write_timeout_seconds),  # type: ignore[arg-type]
+            http=Connection,
+            headers=HEADERS,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -96,6 +59,13 @@ class Server(uvicorn.Server):
             ssl_keyfile=options.tls_key,
         )
         super().__init__(config)
+        self.connections = connections
+        self._timeouts = Timeouts(
+            head_seconds=options.header_timeout_seconds,
+            idle_seconds=options.idle_timeout_seconds,
+            write_seconds=options.write_timeout_seconds,
+        )
+        self._listeners: list[Listener] = []
         self._drain_timeout_seconds = options.drain_timeout_seconds
         self._on_drain = on_drain
         self._failure = failure
@@ -112,6 +82,40 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_drain()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the app, then accept connections. This stands in for uvicorn's method, which has no limit on them."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        for sock in sockets or ():
+            listener = Listener(
+                sock,
+                self.connections,
+                self._make_connection,
+                refusal=self._refusal,
+                tls=self.config.ssl,
+                handshake_timeout_seconds=self._timeouts.head_seconds,
+            )
+            self._listeners.append(listener)
+        self.started = True
+
+    def _make_connection(self, on_lost: Callable[[], None]) -> Connection:
+        return Connection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            timeouts=self._timeouts,
+            count=self.connections.count,
+            on_lost=on_lost,
+        )
+
+    def _refusal(self) -> bytes:
+        error = Unavailable(
+            "The server has too many open connections. Please try again later, and reuse connections.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+        return closing_answer(error, self.server_state.default_headers)
+
     async def on_tick(self, counter: int) -> bool:
         """End the server if there is a failure. uvicorn calls this ten times a second."""
         failure = self._failure()
@@ -122,8 +126,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_drain()
-        for server in self.servers:
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         for sock in sockets or ():
             sock.close()
         connections = self.server_state.connections

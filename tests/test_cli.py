@@ -266,6 +266,7 @@ def test_help_does_not_import_torch() -> None:
 SERVE_A_TINY_APP = """
 import sys
 from oaiserve import cli
+from oaiserve.connections import allowed_connections
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -276,14 +277,14 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": b"ok"})
 
 def serve_app(config, sock):
-    cli.run_until_signal(app, config, sock)
+    cli.run_until_signal(app, config, sock, allowed_connections(config.server))
     return 0
 
 sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1:]], serve_app))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_server_with_exit_code_0(number: signal.Signals) -> None:
     command = [sys.executable, "-c", SERVE_A_TINY_APP]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -300,6 +301,7 @@ def test_a_signal_ends_the_server_with_exit_code_0(number: signal.Signals) -> No
 HANG_AT_THE_END = """
 import sys
 from oaiserve import cli
+from oaiserve.connections import allowed_connections
 
 async def app(scope, receive, send):
     await receive()
@@ -310,7 +312,7 @@ async def app(scope, receive, send):
     await receive()  # this message never arrives
 
 def serve_app(config, sock):
-    cli.run_until_signal(app, config, sock)
+    cli.run_until_signal(app, config, sock, allowed_connections(config.server))
     return 0
 
 sys.exit(cli.main(["serve", "demo", "--port", "0"], serve_app))

@@ -187,7 +187,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"{ENGINE}.request",
         f"{ENGINE}.streams",
     },
-    "oaiserve.server": {"oaiserve.config", "oaiserve.routes.respond"},
+    "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
+    "oaiserve.listener": {"oaiserve.connections"},
+    "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.respond"},
+    "oaiserve.server": {
+        *("oaiserve.config", "oaiserve.errors"),
+        *("oaiserve.connection", "oaiserve.connections", "oaiserve.listener"),
+    },
     "oaiserve.app": {"oaiserve"},
     "oaiserve.cli": {"oaiserve", "loadtest.cli"},  # the latter lazily: `oaiserve bench`
     "oaiserve.__main__": {"oaiserve.cli"},
@@ -219,7 +225,7 @@ ONLY_IN: dict[str, set[str]] = {
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},
     "msgspec": {"oaiserve.routes", "loadtest.http_target"},
-    "uvicorn": {"oaiserve.server"},
+    "uvicorn": {"oaiserve.connection", "oaiserve.server"},
     "cyclopts": {"oaiserve.cli", "loadtest.cli"},
     "httpx": {"loadtest"},
     "httpcore": {"loadtest"},

@@ -38,7 +38,6 @@ _HEADERS = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
 }
 _FEED_HEADERS = {**sse.HEADERS, "cache-control": "no-store"}
 

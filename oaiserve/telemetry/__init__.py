@@ -18,7 +18,7 @@ from oaiserve.telemetry.otel_environment import export_interval_seconds, resourc
 from oaiserve.telemetry.otlp_metrics import MetricsExport
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
-from oaiserve.telemetry.snapshot import Snapshot
+from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot
 from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import monotonic_ns
 
@@ -39,6 +39,7 @@ class Telemetry:
         *,
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]] = list,
+        connections: ConnectionCounts | None = None,
         model: str,
         version: str,
         recent_requests: int,
@@ -55,6 +56,7 @@ class Telemetry:
         self._metrics = Metrics(
             snapshot=snapshot,
             take_steps=self._take_steps,
+            connections=connections,
             model=model,
             version=version,
             model_info=model_info or {},

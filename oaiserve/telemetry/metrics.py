@@ -31,7 +31,7 @@ from oaiserve.telemetry.series import (
     LabelValues,
     Points,
 )
-from oaiserve.telemetry.snapshot import Snapshot, engine_families
+from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot, connection_families, engine_families
 from oaiserve.telemetry.vllm import vllm_families
 from oaiserve.times import monotonic_ns
 
@@ -50,6 +50,7 @@ class Metrics:
         *,
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]],
+        connections: ConnectionCounts | None = None,
         model: str,
         version: str,
         model_info: Mapping[str, str],
@@ -71,6 +72,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SECONDS, self._observed.step),
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
+            *connection_families(connections),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
             _info(names.BUILD_INFO, {"version": version, "python": platform.python_version(), "model": model}),
             _info(names.MODEL_INFO, {**model_info, "model": model}),

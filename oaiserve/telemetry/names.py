@@ -242,6 +242,15 @@ ENGINE_HOST_SECONDS = Metric(
 )
 
 # Metrics of the process.
+CONNECTIONS = Metric("oaiserve_connections", "gauge", "Open connections, those in a TLS handshake included.")
+CONNECTIONS_REFUSED = Metric(
+    "oaiserve_connections_refused_total",
+    "counter",
+    "Connections that the server closed against the client's will. reason: all (--max-connections), address "
+    "(--max-connections-per-address), header_timeout, handshake (TLS: failed or too late), invalid (broken HTTP, or "
+    "headers that are too large).",
+    labels=("reason",),
+)
 EVENT_LOOP_LAG_SECONDS = Metric(
     "oaiserve_event_loop_lag_seconds",
     "histogram",
@@ -288,6 +297,7 @@ METRICS = (
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
+    *(CONNECTIONS, CONNECTIONS_REFUSED),
     *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
 )  # fmt: skip
 

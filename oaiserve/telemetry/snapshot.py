@@ -1,6 +1,6 @@
-"""The metric families that show the engine's snapshot, which is read when a page is rendered.
+"""The metric families of the engine's snapshot and of the server's connections, read when a page is rendered.
 
-The engine never pushes a number to telemetry.
+Neither of them pushes a number to telemetry.
 """
 
 from __future__ import annotations
@@ -48,6 +48,26 @@ class Snapshot(Protocol):
     def idle_with_work_ns(self) -> int: ...
     @property
     def host_ns(self) -> Mapping[HostPart, int]: ...
+
+
+class ConnectionCounts(Protocol):
+    """The numbers of the server's connections; `Connections` has these attributes."""
+
+    @property
+    def num_open(self) -> int: ...
+    @property
+    def refused(self) -> Mapping[str, int]: ...
+
+
+def connection_families(counts: ConnectionCounts | None) -> list[CallbackFamily]:
+    """Return the families of the server's connections. They are empty if no server counts."""
+    return [
+        CallbackFamily(names.CONNECTIONS, lambda: {} if counts is None else {(): counts.num_open}),
+        CallbackFamily(
+            names.CONNECTIONS_REFUSED,
+            lambda: {} if counts is None else {(reason,): number for reason, number in counts.refused.items()},
+        ),
+    ]
 
 
 def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:

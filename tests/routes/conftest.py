@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.connections import allowed_connections
 from oaiserve.server import Server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
@@ -28,6 +29,7 @@ class RunningServer(Server):
         super().__init__(
             app,
             options,
+            allowed_connections(options),
             on_drain=lambda: app.state.serving.engine.drain(),
             failure=lambda: app.state.serving.engine.failure,
         )
@@ -53,6 +55,7 @@ def running_server(
         if send_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         sock.bind(("127.0.0.1", 0))
+        sock.listen()
         port = sock.getsockname()[1]
         server = RunningServer(app, options or ServerOptions(drain_timeout_seconds=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
@@ -105,8 +108,9 @@ def serve_session() -> Iterator[Serve]:
         @cache
         def start(**options: object) -> Served:
             engine, telemetry = FakeEngine(), FakeTelemetry()
-            app = create_app(Config("org/demo", ServerOptions(**options)), engine, telemetry)
-            url = running.enter_context(run_server(app))
+            server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
+            app = create_app(Config("org/demo", server_options), engine, telemetry)
+            url = running.enter_context(run_server(app, server_options))
             return Served(url, engine, telemetry, running.enter_context(httpx.Client(base_url=url, timeout=10)))
 
         yield start

@@ -38,6 +38,7 @@ def metrics_of(**changes: Any) -> Metrics:
     arguments: dict[str, Any] = {
         "snapshot": lambda: SNAPSHOT,
         "take_steps": list,
+        "connections": SimpleNamespace(num_open=2, refused={"all": 3}),
         "model": "demo",
         "version": "1.2.3",
         "model_info": {"dtype": "bfloat16", "block_size": "16"},
@@ -213,6 +214,12 @@ def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.render(None)  # a page has the render time of earlier pages only
     return metrics
+
+
+def test_connections_are_on_the_page_as_they_are_counted() -> None:
+    page = metrics_of().render(None)[0].decode()
+    assert "\noaiserve_connections 2" in page
+    assert '\noaiserve_connections_refused_total{reason="all"} 3' in page
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,0 +1,124 @@
+"""`Listener` accepts connections from a socket as far as `Connections` admits them, and makes the TLS handshake.
+
+It accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one without a
+handshake does, too, and one that is too many never becomes more than an accepted socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from oaiserve.connections import Connections, Refusal
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 128  # accepted in one turn of the event loop
+RETRY_SECONDS = 1.0  # after the system has refused to accept
+TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
+MOST_BYTES_READ = 64 * 1024  # of what a refused client has sent
+
+# Makes the protocol of a connection, which calls the callable when the connection is lost.
+MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
+
+
+class Listener:
+    """Accepts connections from a listening socket until `close`.
+
+    `refusal` returns the bytes for a client that is one too many. With TLS it gets none, because it could not read
+    them before a handshake.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connections: Connections,
+        make_protocol: MakeProtocol,
+        *,
+        refusal: Callable[[], bytes],
+        tls: ssl.SSLContext | None,
+        handshake_timeout_seconds: float,
+    ) -> None:
+        self._sock = sock
+        self._connections = connections
+        self._make_protocol = make_protocol
+        self._refusal = refusal
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": handshake_timeout_seconds,
+                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
+            }
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        sock.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more connections, and drop those that only become ready from now on."""
+        self._is_closed = True
+        self._loop.remove_reader(self._sock)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MOST_AT_ONCE):
+            try:
+                client, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor, no memory: asking again at once would keep a core busy
+                log.error("Cannot accept connections (%s), trying again in %g s", error, RETRY_SECONDS)
+                self._loop.remove_reader(self._sock)
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._listen)
+                return
+            client.setblocking(False)
+            if self._connections.admit(address[0]) is None:
+                task = self._loop.create_task(self._begin(client, partial(self._connections.release, address[0])))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
+            else:
+                self._turn_away(client)
+
+    async def _begin(self, client: socket.socket, release: Callable[[], None]) -> None:
+        """Connect the accepted socket with a protocol, after the handshake if there is TLS."""
+        is_lost = False
+
+        def on_lost() -> None:
+            nonlocal is_lost
+            if not is_lost:
+                is_lost = True
+                release()
+
+        protocol = self._make_protocol(on_lost)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, **self._options)
+        except OSError as error:  # an ssl.SSLError, too
+            log.debug("A connection has failed before its first request: %s", error)
+            self._connections.count(Refusal.HANDSHAKE)
+            on_lost()
+        else:
+            if self._is_closed:
+                transport.close()
+
+    def _turn_away(self, client: socket.socket) -> None:
+        with client:
+            if self._options:
+                return
+            try:
+                client.send(self._refusal())  # few bytes, which always fit into the empty buffer of the kernel
+                client.shutdown(socket.SHUT_WR)
+                client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
+            except OSError:
+                pass  # the client has left, or has sent nothing yet
