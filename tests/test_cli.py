@@ -65,7 +65,10 @@ def test_without_flags_every_setting_has_its_default(served: Served) -> None:
     assert serve(served) == Config("demo", ServerOptions(port=0), EngineOptions(), TelemetryOptions())
 
 
-def test_every_option_is_a_flag_with_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_is_a_flag_with_a_help_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # so that no flag is broken over two lines
     assert cli.main(["serve", "--help"], Served()) == 0
     text = capsys.readouterr().out
     for group in (ServerOptions, EngineOptions, TelemetryOptions):
