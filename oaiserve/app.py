@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from oaiserve import __version__
@@ -23,25 +22,32 @@ from oaiserve.config import Config
 from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
+from oaiserve.keys import Keyring
 from oaiserve.routes import chat, completions, dashboard, debug, health, models, tokens
+from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
-from oaiserve.routes.middleware import APIKeys, Errors, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
+from oaiserve.telemetry.logs import LogLimit
 from oaiserve.times import monotonic_ns
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LAG_INTERVAL_SECONDS = 0.1
+KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
 def create_app(
-    config: Config, engine: Engine, telemetry: Telemetry | None = None, connections: Connections | None = None
+    config: Config,
+    engine: Engine,
+    telemetry: Telemetry | None = None,
+    connections: Connections | None = None,
+    log_limit: LogLimit | None = None,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and shows the numbers of the server's connections.
 
-    Raises StartupError for wrong OTEL_* variables.
+    Raises StartupError for wrong OTEL_* variables and for files of keys that cannot be used.
     """
     model_name = config.server.served_model_name or config.model
     if telemetry is None:
@@ -55,7 +61,9 @@ def create_app(
             model_info=engine.model_info,
             vllm_metrics=config.telemetry.vllm_metrics,
             trace_step_share=config.telemetry.trace_step_share,
+            log_limit=log_limit,
         )
+    keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -77,11 +85,14 @@ def create_app(
             trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
         engine.start()
-        lag = asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))
+        tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
+        if keys is not None and config.server.api_key_file:
+            tasks.append(asyncio.create_task(refresh_keys(keys)))
         try:
             yield
         finally:
-            lag.cancel()
+            for task in tasks:
+                task.cancel()
             await feed.close()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
@@ -90,7 +101,7 @@ def create_app(
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config),
+        middleware=middleware(config, keys, telemetry.count_refused_access),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -104,12 +115,18 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
         observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
 
 
+async def refresh_keys(keys: Keyring) -> None:
+    """Read files of keys that have changed, for ever. Files may be slow, so a worker thread reads them."""
+    while True:
+        await asyncio.sleep(KEYS_INTERVAL_SECONDS)
+        await run_in_threadpool(keys.refresh)
+
+
 def routes(config: Config) -> list[Route]:
     def accounted(operation: str, path: str) -> list[Middleware]:
         return [Middleware(Accounting, operation=operation, http_route=path)]
 
     # /debug and the dashboard show requests of all users, so they need an API key or a server for this machine only.
-    is_protected = bool(config.server.api_key) or config.server.host in LOOPBACK
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
@@ -138,31 +155,22 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        *(protected_routes if is_protected else closed_routes),
+        *(protected_routes if config.server.is_private else closed_routes),
     ]
 
 
-def middleware(config: Config) -> list[Middleware]:
+def middleware(config: Config, keys: Keyring | None, count_refused: CountRefusal) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too."""
     server = config.server
     chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
     if server.cors_origin:
-        chain.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=server.cors_origin,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=[
-                    "x-request-id",
-                    "server-timing",
-                    "traceresponse",
-                    "openai-processing-ms",
-                    "retry-after",
-                ],
-            )
-        )
-    chain.append(Middleware(Errors))
-    if server.api_key:
-        chain.append(Middleware(APIKeys, keys=server.api_key, guard_all=server.guard_all))
+        exposed = ("x-request-id", "server-timing", "traceresponse", "openai-processing-ms", "retry-after")
+        chain.append(Middleware(CORSHeaders, origins=server.cors_origin, exposed=exposed))
+    chain += [
+        Middleware(Errors),
+        Middleware(Hosts, listens_on=server.host, allowed=server.allowed_host, count=count_refused),
+        Middleware(Origins, origins=server.cors_origin, count=count_refused),
+    ]
+    if keys is not None:
+        chain.append(Middleware(APIKeys, keys=keys, guard_all=server.guard_all, count=count_refused))
     return chain

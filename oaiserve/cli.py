@@ -26,16 +26,17 @@ from oaiserve import __version__, private
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
 from oaiserve.errors import StartupError
+from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
-ConfigSource = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
-FILE_FORMATS: dict[str, Callable[..., ConfigSource]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
+FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
@@ -84,7 +85,7 @@ def _command_line(serve_app: ServeApp) -> App:
         version=__version__,
         help_epilogue="To try it: oaiserve serve demo. To measure it: oaiserve bench --help",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
-        config=[_refuse_unknown_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
+        config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
     )
 
@@ -112,7 +113,7 @@ def _command_line(serve_app: ServeApp) -> App:
         config
             Read settings from this file (.toml, .yaml or .json).
         """
-        settings = Config(model, server, engine, telemetry)
+        settings = Config(model, server, engine, telemetry, file=config)
         if model != "demo":
             find_model(model)  # checked before torch is imported, which takes seconds
         _check_files(server, engine, telemetry)
@@ -130,14 +131,16 @@ def _flags(title: str, position: int) -> Parameter:
     return Parameter(name="*", group=Group(title, sort_key=position), show_default=shown)
 
 
-def _refuse_unknown_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise OptionError for an unknown OAISERVE_ variable, which would otherwise be ignored silently."""
+def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently."""
     known = {ENV_PREFIX + name.lstrip("-").upper().replace("-", "_") for arg in arguments for name in arg.names}
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
             close = difflib.get_close_matches(variable, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else " 'oaiserve serve --help' lists the settings."
             raise OptionError(f"The environment variable {variable} is not a setting of oaiserve.{hint}")
+        if variable in known and not os.environ[variable].strip():  # an empty key would be a server without a key
+            raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
 
 
 def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -149,7 +152,11 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     if path.suffix not in FILE_FORMATS:
         raise OptionError(f"--config is '{path}', but must end in {', '.join(FILE_FORMATS)}.")
     try:
-        FILE_FORMATS[path.suffix](path, must_exist=True, use_commands_as_keys=False)(app, commands, arguments)
+        source = FILE_FORMATS[path.suffix](path, must_exist=True, use_commands_as_keys=False)
+        source(app, commands, arguments)
+        for key, value in source.config.items():
+            if value == []:  # it would be ignored
+                raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     except OSError as error:
         raise OptionError(f"--config is '{path}', which cannot be read: {error.strerror}.") from error
     except CycloptsError as error:
@@ -169,6 +176,7 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
                 path.open("rb").close()
         except OSError as error:
             raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+    Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:
         with suppress(OSError):
@@ -217,17 +225,27 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 def _serve_app(config: Config, sock: socket.socket) -> int:
     from oaiserve.telemetry import logs
 
-    logs.configure(config.server.log_level, config.server.log_format)
-    logging.getLogger(__name__).info("Loading %s ...", config.model)
+    log_limit = logs.configure(config.server.log_level, config.server.log_format)
+    for path in _files_with_keys(config):
+        if (warning := exposure(path)) is not None:
+            logger.warning("%s", warning)
+    logger.info("Loading %s ...", config.model)
 
     from oaiserve.app import create_app
     from oaiserve.engine.engine import Engine
 
     engine = Engine.from_pretrained(config.model, config.engine)
     connections = allowed_connections(config.server)
-    app = create_app(config, engine, connections=connections)
+    app = create_app(config, engine, connections=connections, log_limit=log_limit)
     run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure)
     return 0 if engine.failure is None else 1
+
+
+def _files_with_keys(config: Config) -> list[Path]:
+    found = list(config.server.api_key_file)
+    if config.file is not None and {"api-key", "api_key"} & FILE_FORMATS[config.file.suffix](config.file).config.keys():
+        found.append(config.file)
+    return found
 
 
 def run_until_signal(
@@ -266,7 +284,7 @@ def _banner(config: Config, port: int) -> str:
         host = f"[{host}]"
     url = f"{scheme}://{host}:{port}"
     name = server.served_model_name or config.model
-    key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.api_key else ""
+    key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
     return f"""
 oaiserve {__version__} serves {name} at {url}/v1
 

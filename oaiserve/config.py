@@ -1,7 +1,7 @@
 """Every setting is defined once here. Flags, config file keys, environment variables and --help are generated from it.
 
-This module needs only the standard library. A constructor checks the values, opens no file, and raises OptionError for
-a wrong value.
+This module needs only the standard library and what it says of hosts. A constructor checks the values, opens no file,
+and raises OptionError for a wrong value.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, get_args
+
+from oaiserve.hosts import host_name, is_loopback
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -22,7 +24,7 @@ LogFormat = Literal["console", "json"]
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
-_ORIGIN = re.compile(r"https?://[^/\s]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
 
 class OptionError(ValueError):
@@ -53,6 +55,11 @@ def _check(holds: bool, flag: str, value: object, allowed: str) -> None:
         raise OptionError(f"{flag} is {value}, but must be {allowed}.")
 
 
+def is_header_value(text: str) -> bool:
+    """Return whether a header can carry the text as one word, as it must carry a key."""
+    return text.isascii() and text.isprintable() and text == "".join(text.split()) != ""
+
+
 def _check_choice(flag: str, value: str, choices: object) -> None:
     allowed = get_args(choices)
     _check(value in allowed, flag, f"'{value}'", f"one of {', '.join(allowed)}")
@@ -76,13 +83,24 @@ class ServerOptions:
 
     api_key: tuple[str, ...] = field(default=(), repr=False)  # a log line or traceback must not show it
     """Key that clients must send as "Authorization: Bearer KEY". Repeat the flag to accept several keys; without one,
-    the server accepts all clients. Set it in the environment, because other users of the machine can see flags."""
+    the server accepts all clients. Set it in the environment or in a file, because other users of the machine can see
+    flags."""
+
+    api_key_file: tuple[Path, ...] = ()
+    """File with keys, one on each line: NAME KEY, or only KEY. The names show in logs and traces whose a request was.
+    The server reads the file again when it changes. May be repeated."""
 
     guard_all: bool = False
-    """Require the key on /health, /ready, /version and /metrics, too."""
+    """Require a key on /health, /ready, /version and /metrics, too."""
 
     cors_origin: tuple[str, ...] = ()
-    """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated."""
+    """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated.
+    Pages of other origins get a 403."""
+
+    allowed_host: tuple[str, ...] = ()
+    """Name by which clients may call this server, such as llm.example.com. May be repeated. Without it, a server on a
+    loopback --host answers to loopback names only, and any other to all names. With it, the latter answers to these, to
+    loopback names and to IP addresses."""
 
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
@@ -128,10 +146,12 @@ class ServerOptions:
             missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
         for key in self.api_key:  # the message must not contain the value
-            is_header_value = key.isascii() and key.isprintable() and key == "".join(key.split()) != ""
-            _check(is_header_value, "--api-key", "not usable", "printable ASCII without spaces")
-        if self.guard_all and not self.api_key:
-            raise OptionError("--guard-all needs an --api-key.")
+            _check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
+        if self.guard_all and not self.needs_key:
+            raise OptionError("--guard-all needs an --api-key or an --api-key-file.")
+        for name in self.allowed_host:
+            is_host = host_name(name) is not None
+            _check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
@@ -151,6 +171,15 @@ class ServerOptions:
         _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
         _check_choice("--log-level", self.log_level, LogLevel)
         _check_choice("--log-format", self.log_format, LogFormat)
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_key or self.api_key_file)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only users of this machine, or those with a key, can ask this server."""
+        return self.needs_key or is_loopback(self.host.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +347,7 @@ class TelemetryOptions:
     """Settings of telemetry. OpenTelemetry's own OTEL_* variables set where traces and metrics are exported to."""
 
     recent_requests: int = 256
-    """Number of ended requests that /debug/requests shows (with an --api-key, or on a loopback --host)."""
+    """Number of ended requests that /debug/requests shows (with an API key, or on a loopback --host)."""
 
     trace_prompt_characters: int = 0
     """Most characters of a prompt to put into its trace, where users of the traces can read them. 0: none."""
@@ -349,3 +378,4 @@ class Config:
     server: ServerOptions = field(default_factory=ServerOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
+    file: Path | None = None  # where some of these settings came from

@@ -4,6 +4,7 @@
       InvalidRequest        400   the request is invalid or asks for something unsupported
         ContextLengthExceeded     the prompt, or prompt + max_tokens, is longer than the context
       Unauthorized          401   no API key, or a wrong one
+      Forbidden             403   the server does not answer to that host name, or to pages of that origin
       NotFound              404   no such route
         ModelNotFound             the server does not serve this model
       MethodNotAllowed      405   the route does not have this method
@@ -12,6 +13,7 @@
         WriteTimeout              the client stopped reading and was disconnected
       Conflict              409   another profile is being recorded
       BodyTooLarge          413   the body is larger than --body-limit
+      UnsupportedMedia      415   the body is compressed
       Overloaded            429   too many requests wait already, or the dashboard has too many viewers
       HeadersTooLarge       431   the headers are too many or too large
       InternalError         500   a fault of the server
@@ -56,11 +58,11 @@ class APIError(Exception):
         """Return `{"error": {...}}` with all keys; `code` is a string or None.
 
         OpenAI's errors have no ids. `request_id` and `trace_id` are in the body for users who keep the error but not
-        the headers.
+        the headers. A message may quote what was half of a surrogate pair, which JSON in UTF-8 cannot have.
         """
         return {
             "error": {
-                "message": self.message,
+                "message": self.message.encode(errors="replace").decode(),
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
@@ -116,6 +118,14 @@ class Unauthorized(APIError):
     type = "invalid_request_error"
     code = "invalid_api_key"
 
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class Forbidden(APIError):
+    status = 403
+    type = "invalid_request_error"
+
 
 class NotFound(APIError):
     status = 404
@@ -157,6 +167,11 @@ class Conflict(APIError):
 
 class BodyTooLarge(APIError):
     status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMedia(APIError):
+    status = 415
     type = "invalid_request_error"
 
 

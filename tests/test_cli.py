@@ -126,6 +126,53 @@ def test_the_environment_can_name_model_and_config_file(
     assert (served.config.model, served.config.server.served_model_name) == ("demo", "small")
 
 
+@pytest.mark.parametrize("value", ["", " "])
+@pytest.mark.parametrize(
+    "name", ["OAISERVE_API_KEY", "OAISERVE_API_KEY_FILE", "OAISERVE_ALLOWED_HOST", "OAISERVE_PORT"]
+)
+def test_an_empty_variable_does_not_count_as_unset(
+    name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert f"The environment variable {name} is set, but empty." in refusal(capsys, "serve", "demo", *FREE_PORT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.toml", "api-key = []"),
+        ("c.toml", 'api-key = ""'),
+        ("c.toml", 'api-key = [""]'),
+        ("c.toml", "api-key-file = []"),
+        ("c.yaml", "api-key:"),
+        ("c.yaml", "api_key: []"),
+        ("c.json", '{"api-key": null}'),
+        ("c.json", '{"api-key": ["good", ""]}'),
+    ],
+)
+def test_an_empty_key_in_a_config_file_starts_no_open_server(
+    name: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert "api" in refusal(capsys, "serve", "demo", *FREE_PORT, "--config", str(tmp_path / name))
+
+
+def test_an_empty_key_as_a_flag_starts_no_open_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--api-key is not usable" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key", "")
+
+
+def test_files_of_keys_are_checked_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, served: Served
+) -> None:
+    file = tmp_path / "keys"
+    assert "cannot be read: No such file" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key-file", str(file))
+    file.write_text("# none\n")
+    assert "has no keys" in refusal(capsys, "serve", "demo", *FREE_PORT, "--api-key-file", str(file))
+    file.write_text("alice s3cret\n")
+    server = serve(served, "--api-key-file", str(file), "--guard-all").server
+    assert (server.api_key_file, server.needs_key) == ((file,), True)
+
+
 def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OAISERVE_API_KEY", "a b")
     assert serve(served).server.api_key == ("a", "b")

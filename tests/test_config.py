@@ -51,9 +51,16 @@ def test_api_keys_stay_out_of_the_repr() -> None:
         ({"tls_certificate": Path("cert.pem")}, "--tls-key is missing."),
         ({"api_key": ("",)}, "--api-key is not usable"),
         ({"api_key": ("two words",)}, "--api-key is not usable"),
-        ({"guard_all": True}, "--guard-all needs an --api-key"),
+        ({"guard_all": True}, "--guard-all needs an --api-key or an --api-key-file"),
         ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
         ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
+        ({"allowed_host": ("",)}, "--allowed-host is ''"),
+        (
+            {"allowed_host": ("llm.example.com:8000",)},
+            "--allowed-host is 'llm.example.com:8000', but must be a host name",
+        ),
+        ({"allowed_host": ("a", "http://llm.example.com")}, "--allowed-host is 'http://llm.example.com'"),
+        ({"allowed_host": ("*",)}, "--allowed-host is '*'"),
         ({"body_limit": Bytes(0)}, "--body-limit is 0"),
         ({"served_model_name": ""}, "--served-model-name is empty"),
         ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),
@@ -111,6 +118,6 @@ def test_a_wrong_telemetry_option_is_named_with_its_value() -> None:
             TelemetryOptions(trace_step_share=share)
 
 
-@pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000"])
+@pytest.mark.parametrize("origin", ["*", "https://app.example.com", "http://localhost:3000", "app://obsidian.md"])
 def test_an_origin_is_a_star_or_scheme_and_host(origin: str) -> None:
     assert ServerOptions(cors_origin=(origin,)).cors_origin == (origin,)

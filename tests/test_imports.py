@@ -85,7 +85,9 @@ MODEL_ROWS = {
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
 MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve": {f"{ENGINE}.engine", f"{ENGINE}.request", "oaiserve.config"},  # lazily: the public names
-    "oaiserve.config": set(),
+    "oaiserve.hosts": set(),
+    "oaiserve.config": {"oaiserve.hosts"},
+    "oaiserve.keys": {"oaiserve.config", "oaiserve.errors"},
     "oaiserve.errors": set(),
     "oaiserve.trace": set(),
     "oaiserve.times": set(),
@@ -180,6 +182,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.routes": {
         "oaiserve.errors",
         "oaiserve.private",
+        "oaiserve.hosts",
+        "oaiserve.keys",
         "oaiserve.record",
         "oaiserve.times",
         "oaiserve.trace",

@@ -155,8 +155,9 @@ class ChatTemplate:
         """Try the template of a tokenizer. Raises StartupError if it does not compile."""
         self._tokenizer = tokenizer
         # Arguments of apply_chat_template that are not template variables, which no client may set.
+        # The first three are names of arguments further down.
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = {"messages", *arguments} - {"tools", "documents"}
+        self._reserved = {"self", "messages", "conversations", *arguments} - {"tools", "documents"}
 
         text, more = "A sample text.", "One more of them."
         as_string = self._sample([{"role": "user", "content": text}])
@@ -173,7 +174,7 @@ class ChatTemplate:
 
     def _sample(self, messages: list[Message]) -> str:
         try:
-            return self._apply(messages, add_generation_prompt=True)
+            return self._apply(messages, {"add_generation_prompt": True})
         except InvalidRequest as error:
             if isinstance(cause := error.__cause__, TemplateSyntaxError):
                 raise StartupError(
@@ -189,12 +190,14 @@ class ChatTemplate:
             )
         return self._apply(
             self._prepare(prompt.messages),
-            add_generation_prompt=prompt.add_generation_prompt,
-            continue_final_message=prompt.continue_final_message,
-            **prompt.template_kwargs,
+            {
+                "add_generation_prompt": prompt.add_generation_prompt,
+                "continue_final_message": prompt.continue_final_message,
+                **prompt.template_kwargs,
+            },
         )
 
-    def _apply(self, messages: list[Message], **arguments: Any) -> str:
+    def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
@@ -245,7 +248,10 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
-    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object."""
+    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object.
+
+    Raises InvalidRequest if they are nested too deeply.
+    """
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
@@ -253,6 +259,10 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
         arguments = json.loads(function["arguments"])
     except ValueError:
         return dict(call)
+    except RecursionError:
+        raise InvalidRequest(
+            "Invalid 'messages': the arguments of a tool call are nested too deeply.", param="messages"
+        ) from None
     if not isinstance(arguments, dict):
         return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}

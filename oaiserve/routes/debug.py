@@ -114,8 +114,8 @@ def _save(recording: Recording, path: Path) -> None:
 async def closed(request: Request) -> Response:
     """Raise NotFound with the reason why this server has neither these routes nor the live page."""
     raise NotFound(
-        f"{request.url.path} shows other people's requests, so it is there only with an --api-key, or where --host is "
-        "this machine alone, as in 127.0.0.1."
+        f"{request.scope['path']} shows other people's requests, so it is there only with an --api-key, or where "
+        "--host is this machine alone, as in 127.0.0.1."
     )
 
 

@@ -31,6 +31,7 @@ class Exchange:
     unique_id: str  # our own
     trace: TraceContext
     client: str  # with whom others share the server: the name of its API key, or else its address
+    key_name: str | None = None
     received_ns: int | None = None
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
@@ -108,7 +109,7 @@ class Accounting:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"])
+        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"], state["key_name"])
         state["exchange"] = exchange
 
         async def stamped_receive() -> Message:
@@ -158,6 +159,7 @@ class Accounting:
                 http_route=self._http_route,
                 http_status=exchange.http_status,
                 model=serving.model_name,
+                client=exchange.key_name,
                 http_scheme=scope["scheme"],
                 server_address=address,
                 server_port=port,

@@ -1,12 +1,11 @@
-"""ASGI middleware that every request passes, outermost first: headers, slashes, CORS (starlette's), errors, API keys.
+"""ASGI middleware that every request passes: ids and headers, slashes, and errors as OpenAI's error object.
 
-This file knows nothing of models or of the engine.
+This file knows nothing of models or of the engine. Who may ask is decided in `access.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 from random import getrandbits
@@ -24,7 +23,6 @@ from oaiserve.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    Unauthorized,
     Unavailable,
 )
 from oaiserve.times import monotonic_ns
@@ -39,8 +37,8 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key says more), and `send`, through which the chunks of a stream go straight to the
-    server: the layers between would only cost time.
+    `client` (its address, until a key says more), `key_name` (None, likewise), and `send`, through which the chunks of
+    a stream go straight to the server: the layers between would only cost time.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -58,7 +56,7 @@ class RequestHeaders:
         trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
         address, _ = scope.get("client") or ("", 0)
         scope.setdefault("state", {}).update(
-            unique_id=unique_id, request_id=request_id, trace=trace, client=address, send=send
+            unique_id=unique_id, request_id=request_id, trace=trace, client=address, key_name=None, send=send
         )
 
         async def send_with_headers(message: Message) -> None:
@@ -135,7 +133,7 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 async def render_http_exception(request: Request, error: Exception) -> Response:
     """Answer the exceptions of starlette, such as its 404 and 405, with OpenAI's error object instead of plain text."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    path = request.scope["path"][:200]
     api_error: APIError
     if error.status_code == 405:
         api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
@@ -148,38 +146,3 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     response = error_response(api_error, request.scope)
     response.headers.update(error.headers or {})
     return response
-
-
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser sends no key when it loads a page
-
-
-class APIKeys:
-    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
-
-    The page of the dashboard holds no data and is always open.
-    """
-
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], guard_all: bool) -> None:
-        self.app = app
-        self._keys = [key.encode() for key in keys]
-        self._open_paths = frozenset() if guard_all else _OPEN_PATHS
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_open(scope["method"], scope["path"]):
-            self._check(Headers(scope=scope).get("authorization", ""))
-        await self.app(scope, receive, send)
-
-    def _is_open(self, method: str, path: str) -> bool:
-        # A browser sends its preflight request, OPTIONS, without credentials.
-        return method == "OPTIONS" or path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
-
-    def _check(self, authorization: str) -> None:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
-            raise Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
-        key = given.strip().encode("latin-1")  # as it was on the wire
-        # All keys are compared, so that the time does not reveal which one matched.
-        matches = [hmac.compare_digest(key, known) for known in self._keys]
-        if not any(matches):
-            raise Unauthorized("The API key is not known to this server.")

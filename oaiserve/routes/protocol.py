@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
+from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 
@@ -149,17 +151,40 @@ IGNORED = frozenset(
 
 
 class UnknownNames:
-    """Logs each unknown parameter name once. The number of names is bounded, because clients choose them."""
+    """Logs the unknown parameter names that clients send: at most ten in a line, and at most one line in 15 seconds.
 
-    def __init__(self, limit: int = 256) -> None:
+    Clients choose the names, so only the last `limit` that were logged are remembered, and not logged again. Names that
+    come while no line may be written wait for the next line, up to `limit` of them.
+    """
+
+    _INTERVAL_NS = 15_000_000_000
+
+    def __init__(self, limit: int = 256, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self._limit = limit
-        self._seen: set[str] = set()
+        self._clock_ns = clock_ns
+        self._lock = Lock()  # bodies are checked on the event loop and in worker threads
+        self._logged: dict[str, None] = {}  # in the order in which they were logged
+        self._waiting: dict[str, None] = {}
+        self._next_ns: int | None = None
 
     def ignore(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._seen and len(self._seen) < self._limit:
-                self._seen.add(name)
-                logger.warning("A client sent the unknown parameter %r. It is ignored.", name[:80])
+        with self._lock:
+            for name in names:
+                if len(self._waiting) == self._limit:
+                    break
+                if (shown := name[:80]) not in self._logged:
+                    self._waiting[shown] = None
+            now_ns = self._clock_ns()
+            if not self._waiting or (self._next_ns is not None and now_ns < self._next_ns):
+                return
+            self._next_ns = now_ns + self._INTERVAL_NS
+            shown_now, num_more = list(self._waiting)[:10], max(0, len(self._waiting) - 10)
+            self._waiting.clear()
+            self._logged |= dict.fromkeys(shown_now)
+            while len(self._logged) > self._limit:
+                del self._logged[next(iter(self._logged))]
+        listed = ", ".join(map(repr, shown_now)) + (f" and {num_more} more" if num_more else "")
+        logger.warning("Clients sent unknown parameters, which are ignored: %s", listed)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -168,15 +193,13 @@ _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse(decoder: msgspec.json.Decoder[Body], body: bytes, unknown: UnknownNames) -> Body:
-    """Decode a JSON body and check its types. The route checks the ranges. Raises InvalidRequest."""
+    """Decode a JSON body and check its types. The route checks the ranges. Raises InvalidRequest and RecursionError."""
     try:
         parsed = decoder.decode(body)
         given = _names_decoder.decode(body)
         unsupported = {name: msgspec.json.decode(given[name]) for name in given.keys() & UNSUPPORTED.keys()}
     except msgspec.ValidationError as error:
         raise _invalid_type(str(error)) from None
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
     except UnicodeDecodeError:
         raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
     except msgspec.DecodeError as error:

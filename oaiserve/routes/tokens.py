@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
 from oaiserve.routes.serving import serving_of
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
+T = TypeVar("T")
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
@@ -26,9 +28,9 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    body = await _checked_body(request, _tokenize_decoder)
+    body, prompt = await _checked_body(request, _tokenize_decoder, _prompt)
     tokenizer = serving.engine.tokenizer
-    ids = await run_in_threadpool(tokenizer.encode, _prompt(body))
+    ids = await run_in_threadpool(tokenizer.encode, prompt)
     texts = None
     if body.return_token_strs:
         texts = await run_in_threadpool(lambda: [tokenizer.token_text(token_id) for token_id in ids])
@@ -38,8 +40,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    body = await _checked_body(request, _detokenize_decoder)
-    ids = protocol.token_ids("tokens", body.tokens)
+    _, ids = await _checked_body(request, _detokenize_decoder, lambda body: protocol.token_ids("tokens", body.tokens))
     size = serving.engine.vocab_size
     if ids and max(ids) >= size:
         raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(ids))}")
@@ -47,12 +48,19 @@ async def detokenize(request: Request) -> Response:
     return json_response({"prompt": text})
 
 
-async def _checked_body(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
+async def _checked_body(
+    request: Request, decoder: msgspec.json.Decoder[Body], take: Callable[[Body], T]
+) -> tuple[Body, T]:
+    """Return the body, and what `take` makes of it. Raises an APIError."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await off_loop_if_large(content, lambda: protocol.parse(decoder, content, serving.unknown_names))
-    serving.check_model(body.model)
-    return body
+
+    def check() -> tuple[Body, T]:
+        body = protocol.parse(decoder, content, serving.unknown_names)
+        serving.check_model(body.model)
+        return body, take(body)
+
+    return await off_loop_if_large(content, check)
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

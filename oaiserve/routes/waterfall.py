@@ -28,6 +28,8 @@ def _head(entry: Entry) -> Iterable[str]:
     yield f"{entry['operation']} {entry['model']}, {kind}: {' '.join(str(word) for word in ended if word)}"
     yield f"request     {entry['request_id']}"
     yield f"trace       {entry['trace_id']}"
+    if entry["client"] is not None:
+        yield f"client      {entry['client']}"
     received = datetime.fromtimestamp(entry["received_unix_ns"] / 1e9, UTC)
     yield f"received    {received:%Y-%m-%d %H:%M:%S}.{received.microsecond // 1000:03d} UTC"
     ttft_ns = entry["time_to_first_token_ns"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from oaiserve.errors import StartupError
 from oaiserve.record import RequestRecord, StepRecord
 from oaiserve.telemetry import logs, otlp_metrics, tracing
+from oaiserve.telemetry.logs import LogLimit
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.otel_environment import export_interval_seconds, resource
 from oaiserve.telemetry.otlp_metrics import MetricsExport
@@ -29,9 +30,10 @@ class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
     `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
-    oaiserve_model_info. `trace_step_share` is the share of steps that are traced if tracing is on. `environ` is for
-    tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_*
-    variable is invalid or asks for something that this server does not have.
+    oaiserve_model_info. `trace_step_share` is the share of steps that are traced if tracing is on. `log_limit` is the
+    limit on the log, whose summaries are written and whose numbers are on /metrics. `environ` is for tests: the
+    OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_* variable is
+    invalid or asks for something that this server does not have.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Telemetry:
         model_info: Mapping[str, str] | None = None,
         vllm_metrics: bool = True,
         trace_step_share: float = 0,
+        log_limit: LogLimit | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
@@ -62,7 +65,9 @@ class Telemetry:
             model_info=model_info or {},
             vllm=vllm_metrics,
             epoch_offset_ns=epoch_offset_ns,
+            log_messages=dict if log_limit is None else log_limit.counts,
         )
+        self._log_limit = log_limit
         self.live = self._metrics.live
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
@@ -93,7 +98,7 @@ class Telemetry:
                 version=version,
                 interval_seconds=interval_seconds,
             )
-        self._recorder = Recorder(consumers, self._metrics.count_error, self._metrics.update)
+        self._recorder = Recorder(consumers, self._metrics.count_error, self._tick)
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
@@ -106,6 +111,14 @@ class Telemetry:
             for step in steps:
                 self._tracing.record_step(step)
         return steps
+
+    def count_refused_access(self, reason: str) -> None:
+        self._metrics.count_refused_access(reason)
+
+    def _tick(self) -> None:
+        self._metrics.update()
+        if self._log_limit is not None:
+            self._log_limit.tell()
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         self._metrics.observe_event_loop_lag(seconds)
@@ -130,4 +143,6 @@ class Telemetry:
             self._metrics_export.stop()  # so that both last exports run at the same time
         spans_exported = self._tracing is None or self._tracing.close(remaining_seconds())
         metrics_exported = self._metrics_export is None or self._metrics_export.close(remaining_seconds())
+        if self._log_limit is not None:
+            self._log_limit.tell(at_once=True)
         return drained and spans_exported and metrics_exported

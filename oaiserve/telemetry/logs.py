@@ -1,32 +1,59 @@
 """Logging is set up here for the whole process, as text or as JSON, and each ended request gets one log line.
 
-This module uses only the standard library's logging. It never logs the text of a prompt or of an answer.
+This module uses only the standard library's logging. It never logs the text of a prompt or of an answer. What clients
+can make the server say again and again is limited by `LogLimit`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from threading import Lock
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 from oaiserve.record import Outcome, RequestRecord
 from oaiserve.telemetry.summary import steps_of, token_gaps
+from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger("oaiserve.request")
 
 # Attributes that every LogRecord has; any other one came from `extra`. uvicorn's `color_message` repeats the message.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+# What moves a terminal's cursor, ends a line, or changes the order in which a line is read.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def _escaped(text: str) -> str:
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class ConsoleFormatter(logging.Formatter):
-    """Formats lines for people, in local time: `2026-11-20 08:14:02.123 INFO     oaiserve.app  message`."""
+    """Formats lines for people, in local time: `2026-11-20 08:14:02.123 INFO     oaiserve.app  message`.
+
+    A message may quote what a client sent, so it is escaped and stays one line. The lines of a traceback, which may
+    quote it as well, begin with two spaces.
+    """
 
     default_msec_format = "%s.%03d"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-8s %(name)s  %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _escaped(record.message).replace("\n", "\\n")
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "  " + _escaped(super().formatException(ei)).replace("\n", "\n  ")
 
 
 class JSONFormatter(logging.Formatter):
@@ -45,10 +72,108 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(level: str = "INFO", form: Literal["console", "json"] = "console", stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process. Call it once, at the start; the default `stream` is standard error.
+@dataclass(slots=True)
+class _Window:
+    """The messages of one kind since `start_ns`."""
 
-    Start uvicorn with `log_config=None`, so that it does not replace this setup.
+    start_ns: int
+    first: logging.LogRecord
+    num_left_out: int = 0
+    num_written: int = 1
+
+
+class LogLimit:
+    """Lets a handler write the first messages of each kind in a minute, from the level warning on, and counts the rest.
+
+    Messages are of one kind if logger, level, text without arguments, and the place of the exception are the same.
+    `tell` writes how many were left out. The lines of requests are not limited, because each is an account of its own.
+    Any thread may call any method.
+    """
+
+    MOST = 5
+    WINDOW_NS = 60_000_000_000
+    MOST_KINDS = 500  # from then on, all messages of a logger and a level are of one kind
+
+    def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._handler = handler
+        self._clock_ns = clock_ns
+        self._lock = Lock()
+        self._windows: dict[Hashable, _Window] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        handler.addFilter(self._filter)
+
+    def counts(self) -> dict[tuple[str, ...], int]:
+        """Return the number of messages so far by level and by result, which is "written" or "left_out"."""
+        with self._lock:
+            return dict(self._counts)
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Write how many messages were left out in each minute that is over, or so far. Call it about once a second."""
+        with self._lock:
+            since_ns = self._clock_ns() - self.WINDOW_NS
+            over = [kind for kind, window in self._windows.items() if at_once or window.start_ns <= since_ns]
+            ended = [self._windows.pop(kind) for kind in over]
+            told = [window for window in ended if window.num_left_out]
+            for window in told:
+                self._counts[window.first.levelname.lower(), "written"] += 1
+        for window in told:
+            self._handler.acquire()
+            try:
+                self._handler.emit(_left_out(window))
+            finally:
+                self._handler.release()
+
+    def _filter(self, record: logging.LogRecord) -> bool:
+        self.tell()
+        with self._lock:
+            is_written = record.levelno < logging.WARNING or record.name == logger.name or self._is_early(record)
+            self._counts[record.levelname.lower(), "written" if is_written else "left_out"] += 1
+        return is_written
+
+    def _is_early(self, record: logging.LogRecord) -> bool:
+        """Return whether the message is among the first of its kind, and count it."""
+        kind: Hashable = (record.name, record.levelno, str(record.msg), _place(record))
+        if kind not in self._windows and len(self._windows) >= self.MOST_KINDS:
+            kind = (record.name, record.levelno)
+        window = self._windows.get(kind)
+        if window is None:
+            self._windows[kind] = _Window(self._clock_ns(), record)
+            return True
+        if window.num_written < self.MOST:
+            window.num_written += 1
+            return True
+        window.num_left_out += 1
+        return False
+
+
+def _place(record: logging.LogRecord) -> Hashable:
+    """Return the type of the record's exception, and where it was raised."""
+    if not record.exc_info or record.exc_info[0] is None:
+        return None
+    raised: TracebackType | None = record.exc_info[2]
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    return record.exc_info[0], raised and (raised.tb_frame.f_code.co_filename, raised.tb_lineno)
+
+
+def _left_out(window: _Window) -> logging.LogRecord:
+    first = window.first
+    record = logging.makeLogRecord({"name": first.name, "levelno": first.levelno, "levelname": first.levelname})
+    record.msg, record.args = (
+        "%d more messages like this one were left out: %s",
+        (window.num_left_out, first.getMessage()),
+    )
+    record.left_out = window.num_left_out
+    return record
+
+
+def configure(
+    level: str = "INFO", form: Literal["console", "json"] = "console", stream: TextIO | None = None
+) -> LogLimit:
+    """Set up logging for the whole process, and return the limit on its messages. Call it once, at the start.
+
+    The default `stream` is standard error. Start uvicorn with `log_config=None`, so that it does not replace this
+    setup.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else ConsoleFormatter())
@@ -61,6 +186,7 @@ def configure(level: str = "INFO", form: Literal["console", "json"] = "console",
     logging.getLogger("uvicorn.access").disabled = True
     # This logger would repeat what a client wrote in a malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
+    return LogLimit(handler)
 
 
 def log_request(record: RequestRecord) -> None:
@@ -79,6 +205,7 @@ def log_request(record: RequestRecord) -> None:
         "span_id": record.trace.span_id_hex,
         "operation": record.operation,
         "model": record.model,
+        "client": record.client,
         "outcome": record.outcome.value,
         "status": record.http_status,
         "error_type": record.error_type,
@@ -108,6 +235,8 @@ def log_request(record: RequestRecord) -> None:
     if gaps is not None:
         fields |= {"itl_p50_ms": _ms(gaps.p50_ns), "itl_p99_ms": _ms(gaps.p99_ns), "itl_max_ms": _ms(gaps.max_ns)}
         message += f"itl {_ms(gaps.p50_ns)} p50 {_ms(gaps.p99_ns)} p99, "
+    if record.client is not None:
+        message += f"client {record.client}, "
     message += f"request {record.request_id}, trace {record.trace.trace_id_hex}"
     logger.log(level, "%s", message, extra=fields)
 

@@ -42,7 +42,8 @@ class Metrics:
     Only the telemetry thread calls `observe` and `update`; any thread may call the other methods.
 
     `take_steps` returns the engine's steps since its last call. `model_info` has the known values for the labels of
-    oaiserve_model_info. `vllm` adds vLLM's metric names to the page.
+    oaiserve_model_info. `vllm` adds vLLM's metric names to the page. `log_messages` returns the numbers of
+    oaiserve_log_messages_total.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Metrics:
         model_info: Mapping[str, str],
         vllm: bool,
         epoch_offset_ns: int,
+        log_messages: Callable[[], Mapping[LabelValues, int]] = dict,
     ) -> None:
         self._snapshot = snapshot
         self._take_steps = take_steps
@@ -66,6 +68,7 @@ class Metrics:
         self._scrape = Distribution(shown_as=(names.SCRAPE_DURATION_SECONDS,), per_unit=NS_PER_SECOND)
         self._errors = Counter("consumer")
         self._spans = Counter("result")
+        self._refused_access = Counter("reason")
         self._families: list[Family] = [
             *_request_families(self._observed),
             *engine_families(self._page_snapshot),
@@ -74,11 +77,13 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
             *connection_families(connections),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
+            CounterFamily(names.REFUSED_ACCESS, self._refused_access),
             _info(names.BUILD_INFO, {"version": version, "python": platform.python_version(), "model": model}),
             _info(names.MODEL_INFO, {**model_info, "model": model}),
             HistogramFamily(names.SCRAPE_DURATION_SECONDS, self._scrape),
             CounterFamily(names.TELEMETRY_ERRORS, self._errors),
             CounterFamily(names.SPANS, self._spans),
+            CallbackFamily(names.LOG_MESSAGES, log_messages),
             *_gen_ai_families(self._observed),
         ]
         block_size = model_info.get("block_size", "")
@@ -115,6 +120,10 @@ class Metrics:
     def count_spans(self, result: str, number: int) -> None:
         """Count spans by `result`, which is "ended", "exported", "failed" or "dropped"."""
         self._pending.append((self._spans, (result,), number))
+
+    def count_refused_access(self, reason: str) -> None:
+        """Count a request that was refused before it reached a route. `reason` is a label value."""
+        self._pending.append((self._refused_access, (reason,), 1))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type.

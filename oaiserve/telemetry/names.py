@@ -258,6 +258,13 @@ EVENT_LOOP_LAG_SECONDS = Metric(
     "seconds",
     buckets=PHASE_BUCKETS,
 )
+REFUSED_ACCESS = Metric(
+    "oaiserve_refused_access_total",
+    "counter",
+    "Requests refused before they reached a route. reason: missing_key, unknown_key, host (a name that the server does "
+    "not answer to) or origin (a web page of another site).",
+    labels=("reason",),
+)
 BUILD_INFO = Metric(
     "oaiserve_build_info",
     "info",
@@ -287,6 +294,12 @@ SPANS = Metric(
     "dropped (the queue was full, or the time at shutdown too short).",
     labels=("result",),
 )
+LOG_MESSAGES = Metric(
+    "oaiserve_log_messages_total",
+    "counter",
+    "Messages of the log by level. result: written; left_out, because there were many of the same kind.",
+    labels=("level", "result"),
+)
 
 METRICS = (
     *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
@@ -297,8 +310,8 @@ METRICS = (
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
-    *(CONNECTIONS, CONNECTIONS_REFUSED),
-    *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS),
+    *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
+    *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS, LOG_MESSAGES),
 )  # fmt: skip
 
 # Standard metrics that the Prometheus client adds on Linux.
@@ -314,6 +327,7 @@ PROCESS_METRICS = (
 
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
+CLIENT = "oaiserve.client"  # the name of the API key; only if the server asks for keys
 NUM_PREEMPTIONS = "oaiserve.preemptions"  # only if the request was preempted
 STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record

@@ -89,6 +89,7 @@ class RecentRequests:
             "response_id": record.response_id,
             "operation": record.operation,
             "model": record.model,
+            "client": record.client,
             "stream": record.stream,
             "outcome": record.outcome.value,
             "status": record.http_status,

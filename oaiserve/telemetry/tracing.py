@@ -288,9 +288,7 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.HTTP_ROUTE: record.http_route,
         names.URL_PATH: record.http_route,  # equal, because routes that generate have no path parameters
         names.URL_SCHEME: record.http_scheme,
-        names.REQUEST_ID: record.request_id,
-        names.OUTCOME: record.outcome.value,
-        **_server_attributes(record),
+        **_common_attributes(record),
     }
     if record.http_status is not None:
         attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.http_status
@@ -299,8 +297,14 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _server_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {}
+def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    """Return the attributes that both the server span and the operation span have."""
+    attributes: dict[str, AttributeValue] = {
+        names.REQUEST_ID: record.request_id,
+        names.OUTCOME: record.outcome.value,
+    }
+    if record.client is not None:
+        attributes[names.CLIENT] = record.client
     if record.server_address is not None:
         attributes[names.SERVER_ADDRESS] = record.server_address
         if record.server_port is not None:
@@ -319,9 +323,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
         names.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
         names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
-        names.REQUEST_ID: record.request_id,
-        names.OUTCOME: record.outcome.value,
-        **_server_attributes(record),
+        **_common_attributes(record),
     }
     if record.response_id is not None:
         attributes[names.GEN_AI_RESPONSE_ID] = record.response_id

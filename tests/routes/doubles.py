@@ -247,6 +247,7 @@ class FakeTelemetry:
         self.recent = RecentRequests(8, epoch_offset_ns=0)
         self.live = Live(Observations("demo", epoch_offset_ns=0), epoch_offset_ns=0)
         self.closed = False
+        self.refused_access: list[str] = []  # the reasons
 
     def record(self, record: RequestRecord) -> None:
         self.recent.add(record)
@@ -257,6 +258,9 @@ class FakeTelemetry:
 
     def observe_event_loop_lag(self, seconds: float) -> None:
         pass
+
+    def count_refused_access(self, reason: str) -> None:
+        self.refused_access.append(reason)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         return f"# accept: {accept}\n".encode(), "text/plain; version=0.0.4"

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     for _ in range(3):
         parse(decoder, b'{"temprature": 1, "user": "me"}', unknown)
     assert [record.getMessage() for record in caplog.records] == [
-        "A client sent the unknown parameter 'temprature'. It is ignored."
+        "Clients sent unknown parameters, which are ignored: 'temprature'"
     ]
 
 

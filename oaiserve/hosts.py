@@ -1,0 +1,75 @@
+"""The names of hosts, as they stand in a Host header, in an Origin header and in settings. It needs only the standard
+library, and asks no resolver."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]{1,254}))(?::([0-9]{0,5}))?")
+_WEB_ORIGIN = re.compile(r"(https?)://([^/\s]+)")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Authority(NamedTuple):
+    """A host and its port. The name is in lower case, and an IP address is as short as it can be, without brackets."""
+
+    name: str
+    port: int | None
+
+
+def parse_authority(text: str) -> Authority | None:
+    """Return the host and the port of `name`, `name:port` or `[address]:port`, or None for any other text."""
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    in_brackets, name, port = match.groups()
+    if port and int(port) > 65535:
+        return None
+    if in_brackets is not None:
+        address = _address(in_brackets)
+        if not isinstance(address, IPv6Address):
+            return None
+        name = str(address)
+    return Authority(name.lower().removesuffix("."), int(port) if port else None)
+
+
+def host_name(text: str) -> str | None:
+    """Return the name of a host that was given without a port, as `Authority.name` has it, or None for other text."""
+    authority = parse_authority(f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text)
+    return None if authority is None or authority.port is not None or text.endswith(":") else authority.name
+
+
+def is_address(name: str) -> bool:
+    """Return whether the name is an IP address, which nobody has to look up."""
+    return _address(name) is not None
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether the name always means the machine itself: localhost, a name below it, or a loopback address."""
+    address = _address(name)
+    if address is None:
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_same_origin(origin: str, scheme: str, host: Authority) -> bool:
+    """Return whether a page of this origin came from the server that a request over `scheme` names by `host`.
+
+    A server behind a proxy that speaks HTTPS sees HTTP, so there the schemes may differ.
+    """
+    match = _WEB_ORIGIN.fullmatch(origin)
+    page = parse_authority(match[2]) if match else None
+    if match is None or page is None or (scheme == "https" and match[1] != "https"):
+        return False
+    default = _DEFAULT_PORTS[match[1]]
+    return (page.name, page.port or default) == (host.name, host.port or default)
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None

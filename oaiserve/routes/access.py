@@ -1,0 +1,191 @@
+"""ASGI middleware that decides who may ask: by which names of the server, from which web pages, with which API keys.
+
+A browser lends its user's place in the network to every page that it shows. A page can send requests to a server on the
+same machine, and if its own name is made to point to that machine, it can read the answers, too. So the server answers
+to its own names only, and to no page but its own and those that the operator allows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
+from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
+from oaiserve.keys import Keyring
+
+logger = logging.getLogger(__name__)
+
+CountRefusal = Callable[[str], None]  # takes a key of _REFUSED, and must not block
+
+# Each reason has a text of its own, because the log limits messages by their text.
+_REFUSED = {
+    "host": "Refused a request by a host name that is not allowed: %s",
+    "origin": "Refused a request of a web page of another origin: %s",
+    "missing_key": "Refused a request without an API key: %s",
+    "unknown_key": "Refused a request with an unknown API key: %s",
+}
+
+
+def _refuse(scope: Scope, reason: str, error: APIError, count: CountRefusal) -> NoReturn:
+    """Count the refusal, log it with the address of the client, which no other part of telemetry has, and raise."""
+    count(reason)
+    state = scope["state"]
+    request = f"{scope['method']} {scope['path'][:100]!r} from {state['client'] or 'an unknown address'}"
+    logger.warning(_REFUSED[reason], f"{request}, request {state['request_id']}")
+    raise error
+
+
+class Hosts:
+    """Accepts only requests that name this server by one of its names, and puts the name into `scope["state"]["host"]`.
+
+    A server for this machine only (`listens_on` is a loopback address) has the loopback names and addresses, and
+    `allowed`. Any other has all names; if some are `allowed`, only these, the loopback names, and all IP addresses: a
+    page whose name is made to point elsewhere has a name, while probes often use addresses. A request of HTTP/1.0 may
+    name no host, as no browser does.
+    """
+
+    def __init__(self, app: ASGIApp, *, listens_on: str, allowed: tuple[str, ...], count: CountRefusal) -> None:
+        self.app = app
+        self._is_local = is_loopback(listens_on.lower())
+        self._allowed = {host_name(name) for name in allowed}
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["state"]["host"] = self._checked(scope)
+        await self.app(scope, receive, send)
+
+    def _checked(self, scope: Scope) -> Authority | None:
+        """Return the host that the request names. Raises InvalidRequest and Forbidden."""
+        given = Headers(scope=scope).getlist("host")
+        if not given and scope["http_version"] == "1.0":
+            return None
+        host = parse_authority(given[0]) if len(given) == 1 else None
+        if host is None:
+            shown = ", ".join(given)[:80]
+            raise InvalidRequest(f"The header Host must be one name with or without a port, got {shown!r}.")
+        if not self._is_own(host.name):
+            message = (
+                f"This server does not answer to the name '{host.name}'. If that is a name of it, start it with "
+                f"--allowed-host {host.name}"
+            )
+            _refuse(scope, "host", Forbidden(message, code="host_not_allowed"), self._count)
+        return host
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._allowed or is_loopback(name):
+            return True
+        return not self._is_local and (not self._allowed or is_address(name))
+
+
+class CORSHeaders:
+    """Lets the web pages of the allowed origins read all answers, the errors that are made further inside included."""
+
+    def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], exposed: tuple[str, ...]) -> None:
+        self.app = app
+        self._origins = origins
+        self._exposed = ", ".join(exposed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
+        if origin is None or not _is_among(origin, self._origins):
+            return await self.app(scope, receive, send)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["access-control-allow-origin"] = origin
+                headers["access-control-expose-headers"] = self._exposed
+                headers.add_vary_header("origin")
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class Origins:
+    """Refuses the requests of web pages that are neither this server's own nor of an allowed origin. It answers the
+    preflight requests of allowed ones, which browsers send before they ask for more than a form could."""
+
+    def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], count: CountRefusal) -> None:
+        self.app = app
+        self._origins = origins
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            given = headers.getlist("origin")
+            if given:
+                self._check(scope, given)
+                if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                    return await _preflight(headers)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check(self, scope: Scope, given: list[str]) -> None:
+        host: Authority | None = scope["state"]["host"]
+        for origin in given:
+            if _is_among(origin, self._origins):
+                continue
+            if host is not None and is_same_origin(origin, scope["scheme"], host):
+                continue
+            message = (
+                f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
+                f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
+            )
+            _refuse(scope, "origin", Forbidden(message, code="origin_not_allowed"), self._count)
+
+
+def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
+    return "*" in origins or origin in origins
+
+
+def _preflight(asked: Mapping[str, str]) -> Response:
+    """Allow what the server has. A page that asks for another method is kept from it by its browser."""
+    headers = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
+    if (names := asked.get("access-control-request-headers")) is not None:
+        headers["access-control-allow-headers"] = names
+    return Response(status_code=204, headers=headers)
+
+
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser sends no key when it loads a page
+
+
+class APIKeys:
+    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
+
+    `scope["state"]` gets the name of the key as `key_name`, and as `client`. The page of the dashboard holds no data
+    and is always open.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal) -> None:
+        self.app = app
+        self._keys = keys
+        self._open_paths = frozenset() if guard_all else _OPEN_PATHS
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_open(scope["path"]):
+            name = self._checked(scope)
+            scope["state"].update(key_name=name, client=name)
+        await self.app(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
+
+    def _checked(self, scope: Scope) -> str:
+        """Return the name of the key. Raises Unauthorized."""
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
+            _refuse(scope, "missing_key", missing, self._count)
+        name = self._keys.name_of(given.strip().encode("latin-1"))  # as it was on the wire
+        if name is None:
+            _refuse(scope, "unknown_key", Unauthorized("The API key is not known to this server."), self._count)
+        return name

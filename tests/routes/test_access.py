@@ -1,0 +1,419 @@
+"""Tests who may ask: by which names of the server, from which web pages, and with which keys."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from oaiserve.app import routes
+from oaiserve.config import Config
+from tests.routes.conftest import Serve, Served
+
+OPERATORS = ("/health", "/ready", "/version", "/metrics")
+ALL_ROUTES = [
+    (method, route.path.replace("{request_id}", "x").replace("{name}", "app.js").replace("{model_id:path}", "x"))
+    for route in routes(Config("demo"))
+    for method in sorted(route.methods or ())
+]
+EVIL = "http://evil.example:8000"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def check_refused(response: httpx.Response, status: int, code: str | None, *words: str) -> None:
+    """Check status, code, and that the answer is OpenAI's error object and its message has the words."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    if response.request.method != "HEAD":
+        error = response.json()["error"]
+        assert error["code"] == code
+        assert [word for word in words if word not in error["message"]] == []
+
+
+def raw(served: Served, request: bytes) -> bytes:
+    """Send bytes and return the answer, which ends with the connection."""
+    port = httpx.URL(served.url).port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(request)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+# -- names of the server ----------------------------------------------------------------------------------------------
+
+
+def named(served: Served, host: str) -> httpx.Response:
+    return served.http.get("/v1/models", headers={"host": host})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:1",
+        "localhost.",
+        "a.b.localhost:8000",
+        "127.0.0.1",
+        "127.9.9.9:80",
+        "[::1]:8000",
+        "[::1]",
+    ],
+)
+def test_a_local_server_answers_to_every_loopback_name(served: Served, host: str) -> None:
+    assert named(served, host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "xlocalhost",
+        "0.0.0.0:8000",
+        "192.168.0.7",
+        "[2001:db8::1]:8000",
+        "2130706433",
+        "0x7f.1",
+    ],
+)
+def test_a_local_server_refuses_any_other_name_and_says_what_allows_it(served: Served, host: str) -> None:
+    name = host.removesuffix(":8000").strip("[]")
+    check_refused(named(served, host), 403, "host_not_allowed", f"'{name}'", f"--allowed-host {name}")
+
+
+@pytest.mark.parametrize(("method", "path"), ALL_ROUTES)
+def test_every_route_refuses_a_foreign_name(served: Served, method: str, path: str) -> None:
+    response = served.http.request(method, path, headers={"host": "evil.example"})
+    check_refused(response, 403, "host_not_allowed")
+
+
+def test_an_allowed_name_is_accepted_in_any_spelling(serve: Serve) -> None:
+    served = serve(allowed_host=("LLM.example.com", "10.0.0.7", "2001:db8:0::1"))
+    for host in ("llm.example.com:8000", "LLM.EXAMPLE.com.", "10.0.0.7", "[2001:DB8::1]:80", "localhost"):
+        assert named(served, host).status_code == 200
+    check_refused(named(served, "other.example.com"), 403, "host_not_allowed")
+    check_refused(named(served, "10.0.0.8"), 403, "host_not_allowed")
+
+
+def test_a_server_for_all_answers_to_all_names(serve: Serve) -> None:
+    served = serve(host="0.0.0.0")
+    for host in ("llm.example.com", "10.0.0.7:8000", "localhost"):
+        assert named(served, host).status_code == 200
+
+
+def test_with_allowed_names_a_server_for_all_answers_to_these_and_to_addresses(serve: Serve) -> None:
+    served = serve(host="0.0.0.0", allowed_host=("llm.example.com",))
+    for host in ("llm.example.com", "10.0.0.7:8000", "[fe80::1]", "localhost"):
+        assert named(served, host).status_code == 200
+    check_refused(named(served, "evil.example"), 403, "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "a b",
+        "a:b",
+        "a:99999",
+        "[::1",
+        "::1",
+        "[]",
+        "user@localhost",
+        "localhost/x",
+        "a" * 300,
+        "é",
+        "[fe80::1%25eth0]",
+    ],
+)
+def test_a_malformed_name_is_a_bad_request(served: Served, host: str) -> None:
+    response = served.http.get("/v1/models", headers={"host": host.encode("latin-1")})
+    check_refused(response, 400, None, "Host")
+
+
+def test_only_one_name_is_accepted(served: Served) -> None:
+    answer = raw(served, b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n")
+    assert b" 400 " in answer.splitlines()[0]
+    assert b"localhost, evil.example" in answer
+
+
+def test_a_name_may_be_missing_in_the_oldest_version_only(served: Served) -> None:
+    assert b" 200 " in raw(served, b"GET /health HTTP/1.0\r\n\r\n").splitlines()[0]
+    assert b" 400 " in raw(served, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").splitlines()[0]
+
+
+# -- web pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path"), ALL_ROUTES)
+@pytest.mark.parametrize("origin", [EVIL, "null"])
+def test_every_route_refuses_the_pages_of_others(served: Served, method: str, path: str, origin: str) -> None:
+    response = served.http.request(method, path, headers={"origin": origin})
+    check_refused(response, 403, "origin_not_allowed", origin, f"--cors-origin {origin}")
+    assert served.engine.submitted.empty()
+    assert served.engine.profiles.empty()
+
+
+def test_a_form_of_another_page_generates_nothing(served: Served) -> None:
+    body = b'{"prompt": "Hi", "x": "="}'
+    for content_type in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
+        headers = {"origin": EVIL, "content-type": content_type}
+        check_refused(served.http.post("/v1/completions", content=body, headers=headers), 403, "origin_not_allowed")
+    assert served.engine.submitted.empty()
+
+
+def test_a_page_whose_name_was_made_to_point_here_reads_nothing(served: Served) -> None:
+    headers = {"host": "evil.example:8000", "origin": EVIL}
+    for path in ("/debug/requests", "/dashboard/feed", "/v1/models"):
+        check_refused(served.http.get(path, headers=headers), 403, "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("localhost:8000", "https://localhost:8000"),  # behind a proxy that speaks HTTPS
+        ("localhost", "https://localhost"),
+        ("localhost:443", "https://localhost"),
+        ("localhost", "http://localhost:80"),
+        ("[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_the_servers_own_pages_may_ask(served: Served, host: str, origin: str) -> None:
+    response = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers={"host": host, "origin": origin})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:8001",
+        "http://127.0.0.1:8000",
+        "http://localhost",
+        "http://localhost:8000.evil.example",
+        "http://localhost:8000@evil.example",
+        "file://localhost:8000",
+        "",
+        "localhost:8000",
+    ],
+)
+def test_a_page_from_another_port_or_name_is_another_page(served: Served, origin: str) -> None:
+    headers = {"host": "localhost:8000", "origin": origin}
+    check_refused(served.http.get("/v1/models", headers=headers), 403, "origin_not_allowed")
+
+
+def test_one_foreign_origin_of_several_is_enough(served: Served) -> None:
+    headers = [("host", "localhost:1"), ("origin", "http://localhost:1"), ("origin", EVIL)]
+    check_refused(served.http.get("/v1/models", headers=headers), 403, "origin_not_allowed")
+
+
+def test_a_body_without_a_type_is_json_unless_a_page_sends_it(served: Served) -> None:
+    body = b'{"prompt": "Hi"}'
+    assert served.http.post("/v1/completions", content=body).status_code == 200
+    own = {"origin": served.url}
+    check_refused(served.http.post("/v1/completions", content=body, headers=own), 400, None, "application/json")
+    typed = {**own, "content-type": "application/json"}
+    assert served.http.post("/v1/completions", content=body, headers=typed).status_code == 200
+
+
+def preflight(client: httpx.Client, origin: str, method: str = "POST") -> httpx.Response:
+    headers = {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": "authorization,content-type",
+    }
+    return client.options("/v1/chat/completions", headers=headers)
+
+
+def test_a_web_page_of_an_allowed_origin_may_ask_and_read_errors(serve: Serve) -> None:
+    served = serve(api_key=("one",), cors_origin=("https://app.example.com",))
+    allowed = preflight(served.http, "https://app.example.com")
+    assert allowed.status_code == 204
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example.com"
+    assert allowed.headers["access-control-allow-methods"] == "GET, POST"
+    assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
+    refused = served.http.get("/v1/models", headers={"origin": "https://app.example.com"})
+    check_refused(refused, 401, "invalid_api_key")
+    assert refused.headers["access-control-allow-origin"] == "https://app.example.com"
+    assert refused.headers["vary"] == "origin"
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+
+
+def test_other_origins_are_refused_in_preflights_too(serve: Serve) -> None:
+    served = serve(cors_origin=("https://app.example.com",))
+    refused = preflight(served.http, "https://evil.example.com")
+    check_refused(refused, 403, "origin_not_allowed", "https://evil.example.com")
+    assert "access-control-allow-origin" not in refused.headers
+    check_refused(preflight(serve().http, "https://app.example.com"), 403, "origin_not_allowed")
+
+
+def test_a_preflight_for_another_method_is_told_the_methods(serve: Serve) -> None:
+    served = serve(cors_origin=("*",))
+    assert preflight(served.http, "null", "DELETE").headers["access-control-allow-methods"] == "GET, POST"
+
+
+def test_an_origin_may_be_that_of_an_app(serve: Serve) -> None:
+    served = serve(cors_origin=("app://obsidian.md",))
+    assert served.http.get("/v1/models", headers={"origin": "app://obsidian.md"}).status_code == 200
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_keys_accepts_any_key(served: Served) -> None:
+    assert served.http.get("/v1/models", headers=bearer("any")).status_code == 200
+
+
+def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
+    served = serve(api_key=("one", "two"))
+    for key in ("one", "two"):
+        assert served.http.get("/v1/models", headers=bearer(key)).status_code == 200
+    assert served.http.get("/v1/models", headers={"authorization": "bearer  two"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("on"),
+        bearer("onee"),
+        {"authorization": "Bearer"},
+        {"authorization": "one"},
+        {"authorization": "Basic one"},
+        {"x-api-key": "one"},
+    ],
+)
+def test_anything_else_is_unauthorized(serve: Serve, headers: dict[str, str]) -> None:
+    served = serve(api_key=("one",))
+    for path in ("/v1/models", "//v1//models", "/tokenize", "/v1/completions", "/nothing"):
+        response = served.http.get(served.url + path, headers=headers)
+        check_refused(response, 401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_that_is_not_utf_8_is_unauthorized(serve: Serve) -> None:
+    served = serve(api_key=("one",))
+    response = served.http.get("/v1/models", headers={"authorization": b"Bearer \xff\xfe"})
+    assert response.status_code == 401
+
+
+SPELLINGS = (
+    "{}",
+    "{}/",
+    "/{}",
+    "{}//",
+    "//{}//",
+    "{}?a=b",
+    "{}%2F",
+    "/%2F{}",
+    "{}/.",
+    "/.{}",
+    "{}/../x",
+    "{}%00",
+    "{};a",
+)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("guard_all", [False, True])
+def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
+    """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
+    served = serve(api_key=("one",), guard_all=guard_all)
+    is_open = {"/dashboard", "/dashboard/static/app.js", *(() if guard_all else OPERATORS)}
+    for method, path in ALL_ROUTES:
+        for encoded in (path, "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path)):
+            response = served.http.request(method, served.url + spelling.format(encoded))
+            if response.status_code != 401:
+                assert path in is_open or response.status_code == 404, (method, encoded, response.status_code)
+                assert "Hello" not in response.text
+    assert served.engine.submitted.empty()
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "TRACE", "PUT", "PROPFIND"])
+def test_no_method_passes_without_a_key(serve: Serve, method: str) -> None:
+    served = serve(api_key=("one",))
+    for path in ("/v1/models", "/v1/completions", "/debug/requests", "/debug/profile", "/dashboard/feed", "/nothing"):
+        check_refused(served.http.request(method, path), 401, "invalid_api_key")
+
+
+def test_the_operators_routes_are_open(serve: Serve) -> None:
+    served = serve(api_key=("one",))
+    assert [served.http.get(path).status_code for path in OPERATORS] == [200] * 4
+
+
+def test_guard_all_requires_a_key_on_the_operators_routes(serve: Serve) -> None:
+    served = serve(api_key=("one",), guard_all=True)
+    assert [served.http.get(path).status_code for path in OPERATORS] == [401] * 4
+    assert served.http.get("/health", headers=bearer("one")).status_code == 200
+
+
+def test_the_sdk_raises_its_authentication_error(serve: Serve) -> None:
+    served = serve(api_key=("one",))
+    with served.sdk() as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_the_name_of_the_key_is_whose_the_request_is(serve: Serve, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice s3cret-a\ns3cret-b\n")
+    served = serve(api_key=("zero", "s3cret-z"), api_key_file=(keys,))
+    for key, name in (("s3cret-z", "key-2"), ("s3cret-a", "alice"), ("s3cret-b", "keys:2")):
+        served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=bearer(key))
+        assert served.engine.submitted.get(timeout=5).client == name
+        assert served.telemetry.next_record().client == name
+    listed = served.http.get("/debug/requests", headers=bearer("zero"))
+    assert [entry["client"] for entry in listed.json()["requests"]][:3] == ["keys:2", "alice", "key-2"]
+    page = served.http.get(
+        f"/debug/requests/{listed.json()['requests'][1]['request_id']}?format=text", headers=bearer("zero")
+    )
+    assert "client      alice" in page.text
+    assert "s3cret" not in listed.text + page.text
+
+
+def test_without_keys_the_address_stays_out_of_the_record(served: Served) -> None:
+    served.complete()
+    assert served.engine.submitted.get(timeout=5).client == "127.0.0.1"
+    assert served.telemetry.next_record().client is None
+
+
+def test_a_file_of_keys_opens_the_page_on_any_address(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice s3cret\n")
+    served = serve(host="0.0.0.0", api_key_file=(tmp_path / "keys",))
+    assert served.http.get("/debug/requests", headers=bearer("s3cret")).status_code == 200
+    assert served.http.get("/debug/requests").status_code == 401
+
+
+def test_refusals_are_counted_and_logged_without_the_key(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = serve(api_key=("one", "s3cret"))
+    served.telemetry.refused_access.clear()
+    with caplog.at_level(logging.WARNING, "oaiserve.routes.access"):
+        served.http.get("/v1/models")
+        served.http.get("/v1/models", headers=bearer("s3cre"))
+        served.http.get("/v1/models", headers={"host": "evil.example"})
+        served.http.get("/v1/models", headers={"origin": EVIL})
+    assert served.telemetry.refused_access == ["missing_key", "unknown_key", "host", "origin"]
+    assert len({record.msg for record in caplog.records}) == 4, "messages of different kinds are limited one by one"
+    assert all("GET '/v1/models' from 127.0.0.1" in record.getMessage() for record in caplog.records)
+    assert "s3cre" not in caplog.text
+
+
+def test_a_rotated_key_is_valid_without_a_restart(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice old\n")
+    served = serve(api_key_file=(file,))
+    new = tmp_path / "new"
+    new.write_text("alice new\n")
+    os.replace(new, file)  # as a mounted secret is replaced
+    for _ in range(1000):
+        if served.http.get("/v1/models", headers=bearer("new")).status_code == 200:
+            break
+    assert served.http.get("/v1/models", headers=bearer("new")).status_code == 200
+    assert served.http.get("/v1/models", headers=bearer("old")).status_code == 401
