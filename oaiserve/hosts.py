@@ -37,7 +37,8 @@ def parse_authority(text: str) -> Authority | None:
 
 def host_name(text: str) -> str | None:
     """Return the name of a host that was given without a port, as `Authority.name` has it, or None for other text."""
-    authority = parse_authority(f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text)
+    text = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+    authority = parse_authority(text)
     return None if authority is None or authority.port is not None or text.endswith(":") else authority.name
 
 

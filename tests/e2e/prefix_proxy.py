@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-HOP_HEADERS = ("host", "connection", "transfer-encoding", "keep-alive")  # not passed on
+HOP_HEADERS = ("connection", "transfer-encoding", "keep-alive")  # not passed on
 
 
 @contextmanager

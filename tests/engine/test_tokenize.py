@@ -1,14 +1,20 @@
+import inspect
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, Tokenizer, TokenizeStage, TokenizeStarted
@@ -261,11 +267,70 @@ def test_template_variables_reach_the_template() -> None:
     assert render(template, HELLO, template_kwargs={"mood": "calm", "tools": [{"name": "f"}]}) == "hello calm f"
 
 
-@pytest.mark.parametrize("name", ["messages", "tokenize", "chat_template", "add_generation_prompt", "conversation"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tokenize", "chat_template", "add_generation_prompt", "conversation", "conversations", "self"]
+)
 def test_template_variables_cannot_stand_in_for_the_request(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"'{name}' cannot be set") as caught:
         render(CHATML, HELLO, template_kwargs={name: True})
     assert caught.value.param == "chat_template_kwargs"
+
+
+# Variables with the names of arguments, of what templates call, and of what Python and Jinja know themselves.
+NAMES = st.sampled_from(
+    [
+        *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,
+        *("messages", "arguments", "args", "tojson", "raise_exception", "namespace", "loop", "caller", "range", "dict"),
+        *("__class__", "strftime_now", "bos_token", "eos_token", "", "a b", "None", "context", "environment"),
+    ]
+)
+DEPTHS = st.sampled_from([1, 100, 300, 900, 990, 1000, 50_000])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+DEEP = DEPTHS.map(lambda depth: reduce(lambda inner, _: {"a": inner}, range(min(depth, 1000)), "end"))
+ARGUMENTS = st.one_of(
+    st.text(),
+    VALUES.map(json.dumps),
+    DEPTHS.map(lambda depth: '{"a":' * depth + "1" + "}" * depth),
+    st.sampled_from(['{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}", '{"a": NaN}', '{"a": 1e999}']),
+)
+CURIOUS = (  # it uses all that it is given, and quotes it when it refuses
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
+    "{% if call.function.arguments.a is string %}{{ raise_exception('no ' + call.function.arguments.a) }}{% endif %}"
+    "{% endfor %}{{ m.name }}{{ m.content }}{% endfor %}{{ tools | tojson }}{{ documents }}{{ mood | tojson }}"
+)
+TEMPLATES = [Tokenizer(wrap(byte_level(), template)) for template in (CHATML, CURIOUS, ALTERNATING, STRING_OR_PARTS)]
+
+
+@given(
+    st.sampled_from(TEMPLATES),
+    ARGUMENTS,
+    st.dictionaries(NAMES | st.just("mood"), VALUES | DEEP, max_size=2),
+    VALUES | DEEP,
+    st.booleans(),
+)
+def test_whatever_a_template_gets_is_encoded_or_refused(
+    tokenizer: Tokenizer, arguments: str, variables: dict[str, Any], odd: Any, ends_open: bool
+) -> None:
+    call = {"id": odd, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [HELLO, {"role": "assistant", "content": "", "name": "é\x00", "tool_calls": [call, {"function": odd}]}]
+    prompt = ChatPrompt(
+        messages, template_kwargs=variables, add_generation_prompt=not ends_open, continue_final_message=ends_open
+    )
+    try:
+        tokenizer.encode(prompt)
+    except InvalidRequest as refused:
+        body = refused.body(request_id="", trace_id="")
+    else:
+        return
+    assert 0 < len(json.dumps(body, ensure_ascii=False).encode()) < 2000
+
+
+def test_tool_arguments_that_are_nested_very_deeply_are_refused() -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 50_000 + "]" * 50_000}}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        render(CHATML, {"role": "assistant", "content": "", "tool_calls": [call]})
 
 
 # -- the stage

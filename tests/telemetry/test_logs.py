@@ -61,6 +61,37 @@ def test_console_is_a_line_with_level_and_logger(stream: io.StringIO) -> None:
     assert "WARNING  oaiserve.app  nearly full\n" in stream.getvalue()
 
 
+HOSTILE = "a\r\n2026-11-20 08:14:02.123 INFO     forged \x1b[2J\x9b31m\u202e\u2028\x00\x7f"
+
+
+def test_a_clients_text_can_neither_end_a_console_line_nor_reach_the_terminal(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    logging.getLogger("oaiserve").info("got %s", HOSTILE)
+    (line,) = stream.getvalue().splitlines()
+    assert "got a\\r\\n2026-11-20" in line
+    assert line.isprintable()
+
+
+def test_a_clients_text_in_a_traceback_looks_like_no_line_of_the_log(stream: io.StringIO) -> None:
+    logs.configure(stream=stream)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("oaiserve").exception("failed")
+    first, *others = stream.getvalue().splitlines()
+    assert first.endswith("ERROR    oaiserve  failed")
+    assert [line for line in others if not line.startswith("  ") or not line.isprintable()] == []
+    assert any("forged" in line for line in others)
+
+
+def test_a_clients_text_in_json_is_escaped(stream: io.StringIO) -> None:
+    logs.configure(form="json", stream=stream)
+    logging.getLogger("oaiserve").info("got %s", HOSTILE, extra={"x": HOSTILE})
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert json.loads(line)["x"] == HOSTILE
+
+
 def test_messages_below_the_level_are_not_logged(stream: io.StringIO) -> None:
     logs.configure("warning", stream=stream)
     logging.getLogger("oaiserve").info("chatter")
@@ -117,6 +148,15 @@ def test_a_failed_request_is_a_warning(outcome: Outcome, level: str, stream: io.
     logs.configure(form="json", stream=stream)
     logs.log_request(make_record(outcome=outcome))
     assert json.loads(stream.getvalue())["level"] == level
+
+
+def test_the_line_has_the_name_of_the_key(stream: io.StringIO, make_record) -> None:
+    logs.configure(stream=stream)
+    logs.log_request(make_record(client="alice"))
+    logs.log_request(make_record())
+    named, other = stream.getvalue().splitlines()
+    assert ", client alice, request req-1" in named
+    assert "client" not in other
 
 
 def test_a_line_has_the_wait_reasons_and_the_steps(stream, make_record, account) -> None:

@@ -1,0 +1,151 @@
+"""Tests the limit on messages that repeat: the first of a kind are written, the others counted."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from oaiserve.record import Outcome
+from oaiserve.telemetry import logs
+from oaiserve.telemetry.logs import LogLimit
+
+MINUTE_NS = 60 * 10**9
+
+
+class Log:
+    """A logger with a limited handler, and its clock."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.stream = io.StringIO()
+        handler = logging.StreamHandler(self.stream)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self.limit = LogLimit(handler, lambda: self.now_ns)
+        self.logger = logging.Logger("test")
+        self.logger.addHandler(handler)
+
+    def lines(self) -> list[str]:
+        """Return the lines since the last call."""
+        lines = self.stream.getvalue().splitlines()
+        self.stream.seek(0)
+        self.stream.truncate()
+        return lines
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_the_first_of_a_kind_are_written_and_the_others_are_told_after_a_minute(log: Log) -> None:
+    for number in range(1000):
+        log.logger.warning("client %d is odd", number)
+    assert log.lines() == [f"WARNING test client {number} is odd" for number in range(5)]
+    log.now_ns = MINUTE_NS - 1
+    log.limit.tell()
+    assert log.lines() == []
+    log.now_ns = MINUTE_NS
+    log.limit.tell()
+    log.limit.tell()
+    assert log.lines() == ["WARNING test 995 more messages like this one were left out: client 0 is odd"]
+    assert log.limit.counts() == {("warning", "written"): 6, ("warning", "left_out"): 995}
+
+
+def test_after_a_minute_a_kind_is_written_again_also_if_nobody_calls_tell(log: Log) -> None:
+    for _ in range(7):
+        log.logger.error("again")
+    log.now_ns = MINUTE_NS
+    log.logger.error("again")
+    assert log.lines()[5:] == ["ERROR test 2 more messages like this one were left out: again", "ERROR test again"]
+
+
+def test_a_flood_of_one_kind_hides_no_other(log: Log) -> None:
+    for _ in range(100):
+        log.logger.warning("flood")
+    log.logger.error("flood")
+    log.logger.warning("something else")
+    assert log.lines()[5:] == ["ERROR test flood", "WARNING test something else"]
+
+
+def test_exceptions_of_different_places_are_of_different_kinds(log: Log) -> None:
+    def first() -> None:
+        raise ValueError("a")
+
+    def second() -> None:
+        raise ValueError("b")
+
+    for function in (first, second):
+        for _ in range(10):
+            try:
+                function()
+            except ValueError:
+                log.logger.exception("failed")
+    lines = log.lines()
+    assert (lines.count("ValueError: a"), lines.count("ValueError: b")) == (5, 5)
+
+
+def test_messages_for_information_are_counted_but_not_limited(log: Log) -> None:
+    for _ in range(100):
+        log.logger.info("chatter")
+    assert len(log.lines()) == 100
+    assert log.limit.counts() == {("info", "written"): 100}
+
+
+def test_the_lines_of_failed_requests_are_not_limited(make_record) -> None:
+    stream, before = io.StringIO(), list(logs.logger.handlers)
+    handler = logging.StreamHandler(stream)
+    LogLimit(handler)
+    logs.logger.addHandler(handler)
+    try:
+        for _ in range(50):
+            logs.log_request(make_record(outcome=Outcome.FAILED))
+    finally:
+        logs.logger.handlers[:] = before
+    assert len(stream.getvalue().splitlines()) == 50
+
+
+def test_texts_that_are_made_up_fill_neither_the_memory_nor_the_log(log: Log) -> None:
+    for number in range(5000):
+        log.logger.warning(f"made up {number}")
+    assert len(log.lines()) == LogLimit.MOST_KINDS + LogLimit.MOST
+    log.limit.tell(at_once=True)
+    assert log.lines() == [
+        f"WARNING test {5000 - 505} more messages like this one were left out: made up {LogLimit.MOST_KINDS}"
+    ]
+
+
+def test_threads_lose_no_message(log: Log) -> None:
+    def write() -> None:
+        for _ in range(500):
+            log.logger.warning("at once")
+
+    threads = [Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert log.limit.counts() == {("warning", "written"): 5, ("warning", "left_out"): 1995}
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    for handler in before:  # so that `force` does not close handlers of pytest
+        root.removeHandler(handler)
+    yield root
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_the_log_of_the_server_is_limited(root_logger: logging.Logger) -> None:
+    stream = io.StringIO()
+    limit = logs.configure(stream=stream)
+    for _ in range(20):
+        logging.getLogger("oaiserve.routes.access").warning("Refused: %s", "x")
+    assert len(stream.getvalue().splitlines()) == 5
+    assert limit.counts()["warning", "left_out"] == 15
