@@ -41,6 +41,15 @@ class WaitReason(StrEnum):
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
 
 
+class AccessRefusal(StrEnum):
+    """The reasons for which a request is refused before it reaches a route. It makes no record."""
+
+    MISSING_KEY = "missing_key"
+    UNKNOWN_KEY = "unknown_key"
+    HOST = "host"  # it names the server by a name that is not allowed
+    ORIGIN = "origin"  # it comes from the web page of another site
+
+
 class EventKind(StrEnum):
     """The kinds of events of a request in the engine. The comments name the details of each kind."""
 

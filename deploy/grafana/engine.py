@@ -186,6 +186,7 @@ def _queue() -> list[Panel]:
 
 def _process() -> list[Panel]:
     lag = rate("oaiserve_event_loop_lag_seconds_bucket", ENGINE, "instance, le")
+    left_out = rate("oaiserve_log_messages_total", f'result="left_out", {ENGINE}')
     lost = rate("oaiserve_spans_total", f'result=~"failed|dropped", {ENGINE}')
     return [
         lines(
@@ -212,11 +213,13 @@ def _process() -> list[Panel]:
         lines(
             "Telemetry lost",
             "Per second: spans that did not reach the collector, and records that telemetry failed on. Both should be "
-            "zero: see OaiserveTelemetryDropping in the runbook.",
+            "zero: see OaiserveTelemetryDropping in the runbook. And messages left out of the log, of which there were "
+            "many of the same kind.",
             "short",
             [
                 Query(f"{lost} or vector(0)", "spans"),
                 Query(f"{rate('oaiserve_telemetry_errors_total', ENGINE)} or vector(0)", "errors"),
+                Query(f"{left_out} or vector(0)", "log messages"),
             ],
             span=4,
         ),

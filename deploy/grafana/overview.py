@@ -83,9 +83,13 @@ def _traffic() -> list[Panel]:
         lines(
             "Refusals by reason",
             "Refusals per second. `overloaded` and `unavailable`: more requests wait than the limits allow, or the "
-            "server is shutting down. `invalid_request` and `context_length_exceeded`: look at the client.",
+            "server is shutting down. `invalid_request` and `context_length_exceeded`: look at the client. "
+            "`missing_key`, `unknown_key`, `host` and `origin`: refused before it reached a route; the log says who.",
             "reqps",
-            [Query(rate("oaiserve_rejected_total", ENGINE, "reason"), "{{reason}}")],
+            [
+                Query(rate("oaiserve_rejected_total", ENGINE, "reason"), "{{reason}}"),
+                Query(rate("oaiserve_refused_access_total", ENGINE, "reason"), "{{reason}}"),
+            ],
             stacked=True,
             span=8,
         ),

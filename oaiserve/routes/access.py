@@ -18,21 +18,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
 from oaiserve.keys import Keyring
+from oaiserve.record import AccessRefusal
 
 logger = logging.getLogger(__name__)
 
-CountRefusal = Callable[[str], None]  # takes a key of _REFUSED, and must not block
+CountRefusal = Callable[[AccessRefusal], None]  # must not block
 
 # Each reason has a text of its own, because the log limits messages by their text.
 _REFUSED = {
-    "host": "Refused a request by a host name that is not allowed: %s",
-    "origin": "Refused a request of a web page of another origin: %s",
-    "missing_key": "Refused a request without an API key: %s",
-    "unknown_key": "Refused a request with an unknown API key: %s",
+    AccessRefusal.HOST: "Refused a request by a host name that is not allowed: %s",
+    AccessRefusal.ORIGIN: "Refused a request of a web page of another origin: %s",
+    AccessRefusal.MISSING_KEY: "Refused a request without an API key: %s",
+    AccessRefusal.UNKNOWN_KEY: "Refused a request with an unknown API key: %s",
 }
 
 
-def _refuse(scope: Scope, reason: str, error: APIError, count: CountRefusal) -> NoReturn:
+def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal) -> NoReturn:
     """Count the refusal, log it with the address of the client, which no other part of telemetry has, and raise."""
     count(reason)
     state = scope["state"]
@@ -75,7 +76,7 @@ class Hosts:
                 f"This server does not answer to the name '{host.name}'. If that is a name of it, start it with "
                 f"--allowed-host {host.name}"
             )
-            _refuse(scope, "host", Forbidden(message, code="host_not_allowed"), self._count)
+            _refuse(scope, AccessRefusal.HOST, Forbidden(message, code="host_not_allowed"), self._count)
         return host
 
     def _is_own(self, name: str) -> bool:
@@ -138,7 +139,7 @@ class Origins:
                 f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
                 f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
             )
-            _refuse(scope, "origin", Forbidden(message, code="origin_not_allowed"), self._count)
+            _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count)
 
 
 def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
@@ -184,8 +185,10 @@ class APIKeys:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given.strip():
             missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
-            _refuse(scope, "missing_key", missing, self._count)
+            _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
         name = self._keys.name_of(given.strip().encode("latin-1"))  # as it was on the wire
         if name is None:
-            _refuse(scope, "unknown_key", Unauthorized("The API key is not known to this server."), self._count)
+            _refuse(
+                scope, AccessRefusal.UNKNOWN_KEY, Unauthorized("The API key is not known to this server."), self._count
+            )
         return name

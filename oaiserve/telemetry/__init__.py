@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from oaiserve.errors import StartupError
-from oaiserve.record import RequestRecord, StepRecord
+from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.telemetry import logs, otlp_metrics, tracing
 from oaiserve.telemetry.logs import LogLimit
 from oaiserve.telemetry.metrics import Metrics
@@ -112,7 +112,7 @@ class Telemetry:
                 self._tracing.record_step(step)
         return steps
 
-    def count_refused_access(self, reason: str) -> None:
+    def count_refused_access(self, reason: AccessRefusal) -> None:
         self._metrics.count_refused_access(reason)
 
     def _tick(self) -> None:

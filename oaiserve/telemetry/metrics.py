@@ -15,7 +15,7 @@ from threading import Lock
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from oaiserve.record import Outcome, RequestRecord, StepRecord
+from oaiserve.record import AccessRefusal, Outcome, RequestRecord, StepRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
@@ -69,6 +69,8 @@ class Metrics:
         self._errors = Counter("consumer")
         self._spans = Counter("result")
         self._refused_access = Counter("reason")
+        for reason in AccessRefusal:
+            self._refused_access.add((reason,), 0)
         self._families: list[Family] = [
             *_request_families(self._observed),
             *engine_families(self._page_snapshot),
@@ -121,8 +123,7 @@ class Metrics:
         """Count spans by `result`, which is "ended", "exported", "failed" or "dropped"."""
         self._pending.append((self._spans, (result,), number))
 
-    def count_refused_access(self, reason: str) -> None:
-        """Count a request that was refused before it reached a route. `reason` is a label value."""
+    def count_refused_access(self, reason: AccessRefusal) -> None:
         self._pending.append((self._refused_access, (reason,), 1))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:

@@ -27,7 +27,7 @@ def send_request(
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     sock.settimeout(TIMEOUT_SECONDS)
     sock.connect((address.hostname, address.port))
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: {request_id}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: {request_id}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:body_bytes])
     return sock

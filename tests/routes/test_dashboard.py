@@ -159,7 +159,8 @@ class Viewer:
         self.answered, self.leaving = asyncio.Event(), asyncio.Event()
         self.start: Message = {}
         self.body = b""
-        scope = {"type": "http", "method": "GET", "path": "/dashboard/feed", "query_string": b"", "headers": []}
+        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/dashboard/feed", "query_string": b""}
+        scope["headers"] = [(b"host", b"localhost")]
         self.task = asyncio.create_task(app(scope, self.receive, self.send))
 
     async def receive(self) -> Message:

@@ -66,7 +66,8 @@ def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready() -> None:
     """The app answers without a server, which would shut down when it notices the failure."""
     engine = FakeEngine()
     engine.failure = RuntimeError("out of memory at 0x123")
-    with TestClient(create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry())) as http:
+    app = create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry())
+    with TestClient(app, base_url="http://localhost") as http:
         responses = [http.get(path) for path in ("/health", "/ready")]
     for response in responses:
         assert response.status_code == 503

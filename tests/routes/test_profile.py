@@ -150,7 +150,7 @@ def test_a_malformed_query_is_refused(profiled: Profiled, query: str, param: str
 def test_a_client_that_leaves_ends_its_profile(profiled: Profiled, tmp_path: Path) -> None:
     port = int(profiled.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"POST /debug/profile HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        client.sendall(b"POST /debug/profile HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
         _, _, asked = profiled.asked()
     assert profiled.engine.ended_profiles.get(timeout=WAIT_SECONDS) is asked
     saved = threading.Event()

@@ -36,7 +36,14 @@ def events_of(response: httpx.Response) -> list[str]:
 def send_raw(served: Served, body: bytes, *headers: bytes) -> socket.socket:
     url = urlsplit(served.url)
     sock = socket.create_connection((url.hostname, url.port), timeout=10)
-    lines = [b"POST /v1/completions HTTP/1.1", b"host: x", b"content-type: application/json", *headers, b"", body]
+    lines = [
+        b"POST /v1/completions HTTP/1.1",
+        b"host: localhost",
+        b"content-type: application/json",
+        *headers,
+        b"",
+        body,
+    ]
     sock.sendall(b"\r\n".join(lines))
     return sock
 

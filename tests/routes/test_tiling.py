@@ -140,11 +140,12 @@ async def serve(schedule: Schedule, patch: pytest.MonkeyPatch) -> tuple[Stages, 
     app = create_app(Config("demo"), stages, telemetry)  # type: ignore[arg-type]
     scope = {
         "type": "http",
+        "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
         "path": ROUTE,
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
     async with app.router.lifespan_context(app):
         try:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.record import EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
+from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.times import PHASES
@@ -201,13 +201,15 @@ def use_everything(metrics: Metrics, record: RequestRecord) -> None:
     metrics.observe(record)
     metrics.count_error("log")
     metrics.count_spans("ended", 9)
+    metrics.count_refused_access(AccessRefusal.UNKNOWN_KEY)
     metrics.observe_event_loop_lag(0.001)
 
 
 @pytest.fixture
 def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1)]
-    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps)
+    messages = {("warning", "left_out"): 3}
+    metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps, log_messages=lambda: messages)
     account = EngineAccount(num_preemptions=1, stalled_ns=5)
     account.inter_token_ns.append(5)
     use_everything(metrics, make_record(account=account))
@@ -267,6 +269,15 @@ def test_counters_with_known_labels_begin_at_0() -> None:
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == 0
     assert page[key(names.QUEUE_WAIT_SECONDS.name, reason="no_blocks")] == 0
     assert page[key(names.VLLM_REQUEST_SUCCESS.name, **VLLM, finished_reason="abort")] == 0
+    assert page[key(names.REFUSED_ACCESS.name, reason="unknown_key")] == 0
+
+
+def test_refused_access_and_log_messages_are_counted() -> None:
+    metrics = metrics_of(log_messages=lambda: {("warning", "left_out"): 3})
+    metrics.count_refused_access(AccessRefusal.HOST)
+    page = samples(metrics)
+    assert page[key(names.REFUSED_ACCESS.name, reason="host")] == 1
+    assert page[key(names.LOG_MESSAGES.name, level="warning", result="left_out")] == 3
 
 
 def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:

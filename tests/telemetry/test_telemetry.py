@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import math
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.errors import StartupError
 from oaiserve.record import EngineAccount, StepKind, StepRecord
 from oaiserve.telemetry import Telemetry, names
+from oaiserve.telemetry.logs import LogLimit
 from oaiserve.times import PHASES
 from tests.telemetry.collector import Collector, running_collector
 
@@ -153,3 +156,17 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     assert b'device="cpu"' in page
     assert b"vllm" not in page
     assert telemetry.close(5)
+
+
+def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    limit = LogLimit(handler)
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    telemetry = Telemetry(snapshot=lambda: snapshot, model="demo", version="1", recent_requests=4, log_limit=limit)
+    for _ in range(9):
+        logger.warning("odd")
+    assert b'oaiserve_log_messages_total{level="warning",result="left_out"} 4.0' in telemetry.render(None)[0]
+    assert telemetry.close(5)
+    assert stream.getvalue().splitlines()[5:] == ["4 more messages like this one were left out: odd"]

@@ -299,6 +299,12 @@ def test_an_aborted_request_keeps_its_events_in_the_phase_it_was_in(export: Expo
     assert [len(span.events) for span in phases] == [0, 0, 0, 7]
 
 
+def test_both_outer_spans_name_the_key_if_there_was_one(export: Export, make_record) -> None:
+    server, inner, *_ = export(make_record(client="alice"))
+    assert server.attributes[names.CLIENT] == inner.attributes[names.CLIENT] == "alice"
+    assert names.CLIENT not in export(make_record())[0].attributes
+
+
 def test_the_limits_of_the_sdk_are_applied(
     export: Export, make_record, account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
