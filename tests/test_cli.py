@@ -173,6 +173,18 @@ def test_files_of_keys_are_checked_before_the_model_loads(
     assert (server.api_key_file, server.needs_key) == ((file,), True)
 
 
+def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them(
+    served: Served, tmp_path: Path
+) -> None:
+    keys, settings, harmless = tmp_path / "keys", tmp_path / "c.toml", tmp_path / "d.yaml"
+    keys.write_text("s3cret")
+    settings.write_text('api_key = ["s3cret"]')
+    harmless.write_text("max-running: 4")
+    config = serve(served, "--config", str(settings), "--api-key-file", str(keys))
+    assert cli._files_with_keys(config) == [keys, settings]
+    assert cli._files_with_keys(serve(served, "--config", str(harmless))) == []
+
+
 def test_the_environment_splits_lists_at_blanks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OAISERVE_API_KEY", "a b")
     assert serve(served).server.api_key == ("a", "b")

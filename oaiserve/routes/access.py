@@ -33,12 +33,16 @@ _REFUSED = {
 }
 
 
-def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal) -> NoReturn:
-    """Count the refusal, log it with the address of the client, which no other part of telemetry has, and raise."""
+def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal, given: str = "") -> NoReturn:
+    """Count the refusal, log it with the address of the client, which no other part of telemetry has, and raise.
+
+    `given` is the name or the origin, and never a key.
+    """
     count(reason)
     state = scope["state"]
     request = f"{scope['method']} {scope['path'][:100]!r} from {state['client'] or 'an unknown address'}"
-    logger.warning(_REFUSED[reason], f"{request}, request {state['request_id']}")
+    shown = f"{given[:200]!r}, " if given else ""
+    logger.warning(_REFUSED[reason], f"{shown}{request}, request {state['request_id']}")
     raise error
 
 
@@ -76,7 +80,7 @@ class Hosts:
                 f"This server does not answer to the name '{host.name}'. If that is a name of it, start it with "
                 f"--allowed-host {host.name}"
             )
-            _refuse(scope, AccessRefusal.HOST, Forbidden(message, code="host_not_allowed"), self._count)
+            _refuse(scope, AccessRefusal.HOST, Forbidden(message, code="host_not_allowed"), self._count, host.name)
         return host
 
     def _is_own(self, name: str) -> bool:
@@ -139,7 +143,7 @@ class Origins:
                 f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
                 f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
             )
-            _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count)
+            _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)
 
 
 def _is_among(origin: str, origins: tuple[str, ...]) -> bool:

@@ -284,5 +284,5 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseEx
 async def ask_app(harness: Harness, path: str) -> httpx.Response:
     """Call the app without its HTTP server, which stops soon after the engine."""
     transport = httpx.ASGITransport(harness.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         return await (http.post(path, json={"prompt": "Hi"}) if path == COMPLETIONS else http.get(path))

@@ -402,6 +402,8 @@ def test_refusals_are_counted_and_logged_without_the_key(serve: Serve, caplog: p
         served.http.get("/v1/models", headers={"origin": EVIL})
     assert served.telemetry.refused_access == ["missing_key", "unknown_key", "host", "origin"]
     assert len({record.msg for record in caplog.records}) == 4, "messages of different kinds are limited one by one"
+    assert "'evil.example', GET" in caplog.text
+    assert repr(EVIL) in caplog.text
     assert all("GET '/v1/models' from 127.0.0.1" in record.getMessage() for record in caplog.records)
     assert "s3cre" not in caplog.text
 
