@@ -87,7 +87,7 @@ class Clients:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         with sock:
             await loop.sock_connect(sock, self._address)
-            head = f"POST {action.path} HTTP/1.1\r\nhost: soak\r\ncontent-length: {len(action.body)}\r\n"
+            head = f"POST {action.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(action.body)}\r\n"
             head += "content-type: application/json\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
             await loop.sock_sendall(sock, head.encode())
             received = b""
