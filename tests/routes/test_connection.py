@@ -32,7 +32,7 @@ WEBSOCKET = (
     *("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
 )
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SHORT_SECONDS = 0.2
 
 
@@ -40,12 +40,12 @@ def post(*headers: str, body: bytes = BODY, path: str = PATH) -> bytes:
     """Return a POST. Without a header that frames its body, it gets a content-length."""
     if CHUNKED[0] not in headers and not any(header.lower().startswith("content-length") for header in headers):
         headers = (*headers, f"content-length: {len(body)}")
-    lines = (f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *headers, "", "")
+    lines = (f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers, "", "")
     return "\r\n".join(lines).encode() + body
 
 
 def get(path: str = "/version", *headers: str) -> bytes:
-    return "\r\n".join((f"GET {path} HTTP/1.1", "host: x", *headers, "", "")).encode()
+    return "\r\n".join((f"GET {path} HTTP/1.1", "host: localhost", *headers, "", "")).encode()
 
 
 LAST = get("/version", "connection: close")
@@ -176,7 +176,7 @@ def test_curl_with_http2_gets_an_answer(served: Served) -> None:
 
 
 def test_connect_is_refused(served: Served) -> None:
-    assert exchange(served, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n" + SMUGGLED) == [405]
+    assert exchange(served, b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED) == [405]
 
 
 # -- broken HTTP ------------------------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ BROKEN = {
     "two transfer encodings": post(*CHUNKED, "transfer-encoding: identity", body=b"0\r\n\r\n" + SMUGGLED),
     "a folded header": get("/version", "a: b\r\n transfer-encoding: chunked") + SMUGGLED,
     "a folded transfer encoding": post("transfer-encoding:\r\n chunked", body=b"0\r\n\r\n" + SMUGGLED),
-    "line feeds only": b"GET /version HTTP/1.1\nhost: x\n\n" + SMUGGLED,
-    "a bare line feed": b"GET /version HTTP/1.1\r\nhost: x\n\r\n" + SMUGGLED,
-    "a bare carriage return": b"GET /version HTTP/1.1\r\nhost: x\ra: b\r\n\r\n" + SMUGGLED,
+    "line feeds only": b"GET /version HTTP/1.1\nhost: localhost\n\n" + SMUGGLED,
+    "a bare line feed": b"GET /version HTTP/1.1\r\nhost: localhost\n\r\n" + SMUGGLED,
+    "a bare carriage return": b"GET /version HTTP/1.1\r\nhost: localhost\ra: b\r\n\r\n" + SMUGGLED,
     "a space before the colon": post("content-length : 30", body=SMUGGLED),
     "a null byte": get("/version", "a: b\0c") + SMUGGLED,
     "a chunk size that overflows": post(*CHUNKED, body=b"10000000000000003\r\n{}\r\n0\r\n\r\n" + SMUGGLED),
@@ -245,7 +245,7 @@ def test_a_pipelining_client_that_leaves_has_its_running_request_aborted(served:
 
 def of_bytes(number: int) -> bytes:
     """Return a request whose URL and headers have this number of bytes."""
-    own = len("/version") + len("hostx") + len("connectionclose") + len("a")
+    own = len("/version") + len("hostlocalhost") + len("connectionclose") + len("a")
     return get("/version", "connection: close", "a: " + "b" * (number - own))
 
 

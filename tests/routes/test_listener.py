@@ -47,7 +47,7 @@ def ask(address: tuple[str, int]) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(address, TIMEOUT_SECONDS) as sock, context.wrap_socket(sock) as tls:
-        tls.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        tls.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         return tls.recv(12)
 
 
