@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from oaiserve.connections import Refusal
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
-from oaiserve.routes.respond import WRITE_TIMED_OUT
+from oaiserve.routes.respond import CONNECTION, WRITE_TIMED_OUT
 
 MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # trailers included
@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
         self._timeouts = timeouts
         self._count = count
         self._on_lost = on_lost
-        self._extensions: dict[str, dict[object, object]] = {}
+        self._extensions: dict[str, dict[object, object]] = {CONNECTION: {"cut": self._cut}}
         self._write_timer: asyncio.TimerHandle | None = None
         self._wait: Wait | None = None
         self._wait_timer: asyncio.TimerHandle | None = None

@@ -109,12 +109,18 @@ class TokenTable:
         return token.encode()
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """Return the text of a token on its own (U+FFFD for part of a character) and its true bytes, for logprobs."""
+        """Return the text of a token on its own (U+FFFD for part of a character) and its true bytes."""
+        data = self.bytes_alone(token_id)
+        return data.decode(errors="replace"), data
+
+    def bytes_alone(self, token_id: int) -> bytes:
+        """Return the true bytes of a token on its own, for logprobs: each time the same object."""
         if self.has_bytes:
-            data = self.bytes_of(token_id)
-            return data.decode(errors="replace"), data
-        text = self.backend.decode([token_id], skip_special_tokens=False)
-        return text, text.encode()
+            return self.bytes_of(token_id)
+        data = self._cache.get(token_id)
+        if data is None:
+            data = self._cache[token_id] = self.backend.decode([token_id], skip_special_tokens=False).encode()
+        return data
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode a whole text at once, with its special tokens."""

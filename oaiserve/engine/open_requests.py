@@ -14,7 +14,8 @@ from random import getrandbits
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.output import ChoiceOutput, first_token_logprob, token_logprob
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -25,7 +26,6 @@ from oaiserve.engine.request import (
     Request,
     Terminal,
     TextPrompt,
-    TokenLogprob,
     Usage,
 )
 from oaiserve.engine.scheduler import Scheduler, is_void
@@ -55,7 +55,7 @@ class _Prompt:
     """The data of a prompt, until it has been sent."""
 
     token_ids: list[int]
-    logprobs: list[TokenLogprob] | None
+    logprobs: TokenLogprobs | None
     sent: bool = False
 
 
@@ -158,7 +158,7 @@ class OpenRequests:
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
             limit = self._bounds.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
-            logprobs = None if params.prompt_logprobs is None else [first_token_logprob(self._table, token_ids[0])]
+            logprobs = None if params.prompt_logprobs is None else prompt_logprobs(self._table, token_ids[0])
             opened.prompts.append(_Prompt(token_ids, logprobs))
             leader: Sequence | None = None  # the first choice computes the prompt for the others
             for choice in range(params.n):
@@ -279,7 +279,9 @@ class OpenRequests:
         prompt = opened.prompts[sequence.index // opened.request.params.n]
         if result.prompt_logprobs is not None and prompt.logprobs is not None:
             # A prompt that was preempted half-way is computed again from its start.
-            prompt.logprobs[chunk.start + 1 :] = [token_logprob(self._table, row) for row in result.prompt_logprobs]
+            prompt.logprobs.truncate(chunk.start + 1)
+            for row in result.prompt_logprobs:
+                add_logprobs(prompt.logprobs, self._table, row)
         if chunk.num_tokens > 1:
             notes.computed(chunk, now_ns, batch)
         if result.error is not None:

@@ -4,7 +4,8 @@ torch."""
 from __future__ import annotations
 
 from oaiserve.engine.detokenize import StopStrings, TokenTable
-from oaiserve.engine.request import FinishReason, TokenChunk, TokenLogprob, TopLogprob
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Logprobs
 
@@ -32,7 +33,7 @@ class ChoiceOutput:
         self._stops = stops.matcher()
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -47,7 +48,7 @@ class ChoiceOutput:
         self._num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
-            self._logprobs.append(token_logprob(self._table, logprobs))
+            add_logprobs(self._logprobs, self._table, logprobs)
         if token_id in self._eos_token_ids:
             self._finish(FinishReason.STOP)
         elif token_id in params.stop_token_ids:
@@ -79,7 +80,9 @@ class ChoiceOutput:
             self.finish_reason,
             self.stop_reason,
         )
-        self._text, self._token_ids, self._logprobs = [], [], []
+        self._text, self._token_ids = [], []
+        if self._logprobs:
+            self._logprobs = TokenLogprobs()
         self._chunk_tokens = self._stream_interval
         return chunk
 
@@ -100,15 +103,14 @@ class ChoiceOutput:
             self.finish_reason, self.stop_reason = reason, stop_reason
 
 
-def token_logprob(table: TokenTable, logprobs: Logprobs) -> TokenLogprob:
-    """Return log-probabilities as a client gets them, with the texts of their tokens."""
-    top = [
-        TopLogprob(token_id, *table.token_text(token_id), logprob)
-        for token_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
-    ]
-    return TokenLogprob(logprobs.token_id, *table.token_text(logprobs.token_id), logprobs.logprob, top)
+def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> None:
+    """Add the log-probabilities at one position, with the texts of their tokens."""
+    ids = [logprobs.token_id, *logprobs.top_ids]
+    rows.add(ids, map(table.bytes_alone, ids), [logprobs.logprob, *logprobs.top_logprobs])
 
 
-def first_token_logprob(table: TokenTable, token_id: int) -> TokenLogprob:
-    """Return the entry of the first token of a prompt, which has no probability because it follows nothing."""
-    return TokenLogprob(token_id, *table.token_text(token_id), float("nan"))
+def prompt_logprobs(table: TokenTable, first_token_id: int) -> TokenLogprobs:
+    """Return what a prompt has at its beginning: its first token has no probability, because it follows nothing."""
+    rows = TokenLogprobs()
+    rows.add([first_token_id], [table.bytes_alone(first_token_id)], [float("nan")])
+    return rows

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
@@ -98,27 +99,6 @@ class FinishReason(StrEnum):
 
 
 @dataclass(slots=True)
-class TopLogprob:
-    """A token with its log-probability. `token` is its text on its own, `bytes` are its true UTF-8 bytes, which may be
-    part of a character."""
-
-    token_id: int
-    token: str
-    bytes: bytes
-    logprob: float
-
-
-@dataclass(slots=True)
-class TokenLogprob(TopLogprob):
-    """A token that was sampled, or is in the prompt, and the best alternatives at its position, best first.
-
-    The first token of a prompt has no log-probability: it is NaN, and there are no alternatives.
-    """
-
-    top: list[TopLogprob] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class PromptDone:
     """The data of a prompt. This event comes once per prompt, before the first chunk of its choices."""
 
@@ -126,7 +106,7 @@ class PromptDone:
     prompt_index: int
     token_ids: Sequence[int]
     text: str | None  # only with Request.echo
-    logprobs: list[TokenLogprob] | None  # only with SamplingParams.prompt_logprobs
+    logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
 
 
@@ -141,7 +121,7 @@ class TokenChunk:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob] | None
+    logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
 

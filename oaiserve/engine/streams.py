@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Request, Terminal, TokenChunk
-from oaiserve.times import RequestTimes
+from oaiserve.engine.request import TERMINAL, Deliver, Event, PromptDone, Request, Terminal, TokenChunk
+from oaiserve.times import RequestTimes, monotonic_ns
 
-# Both limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one.
+# These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
+# token takes 20 to 60 bytes.
 MAX_CHUNK_TOKENS = 256  # of chunks that are joined: about what is rendered within half a millisecond
-MAX_UNREAD_TOKENS = 2**18  # 10 to 40 MB
+MAX_UNREAD_TOKENS = 2**18  # of one stream
+MAX_HELD_TOKENS = 2**23  # of all answers together, until they are written: 170 to 500 MB
+STALLED_NS = 1_000_000_000  # a client that takes nothing for so long does not keep up
 
 
 class RequestEngine(Protocol):
@@ -32,16 +35,28 @@ class LoopStream:
     `max_unread_tokens` gather, the stream is `too_slow`: the request is aborted, and what has gathered can be read.
     """
 
-    def __init__(self, request: Request, engine: RequestEngine, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
+    def __init__(
+        self,
+        request: Request,
+        engine: RequestEngine,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        held: HeldTokens | None = None,
+    ) -> None:
         self.request = request
         self.too_slow = False
         self._engine = engine
         self._max_unread_tokens = max_unread_tokens
+        self._held = HeldTokens() if held is None else held
         self._events: list[Event] = []
         self._last_chunks: dict[int, TokenChunk] = {}  # of those in _events, by choice
-        self._num_unread_tokens = 0
+        self._num_unread_tokens = 0  # of the chunks in _events
+        self._num_gathered_tokens = 0  # of all _events, prompts included
+        self.num_held_tokens = 0  # these, and those that the reader has taken and not written
+        self._has_reader = True
+        self._busy_since_ns = 0  # when the reader took events, or wrote a part of them
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
+        self.on_cut: Callable[[], None] = lambda: None
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
         self.terminal: Terminal | None = None
 
@@ -49,11 +64,14 @@ class LoopStream:
     def ended(self) -> bool:
         return self.terminal is not None
 
-    async def next(self) -> list[Event]:
+    async def next(self, *, keeps: bool = False) -> list[Event]:
         """Wait for at least one event, and return all that are ready, in order for each choice.
 
-        The last event is the terminal one. Do not call this after it.
+        A reader asks for more when it has written what it took, unless it `keeps` that. The last event is the terminal
+        one. Do not call this after it.
         """
+        if not keeps:
+            self._hold(self._num_gathered_tokens - self.num_held_tokens)
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -62,13 +80,40 @@ class LoopStream:
                 self._waiter = None
         events, self._events = self._events, []
         self._last_chunks.clear()
-        self._num_unread_tokens = 0
+        self._num_unread_tokens = self._num_gathered_tokens = 0
+        self._busy_since_ns = monotonic_ns()
         return events
+
+    def progressed(self) -> None:
+        """Note that the client has taken a part of what the reader writes."""
+        self._busy_since_ns = monotonic_ns()
+
+    def close(self) -> None:
+        """Abort the request unless it has ended, and hold nothing any more: the reader has left."""
+        self.abort()
+        self._let_go()
+        self._held.streams.discard(self)
 
     def abort(self) -> None:
         """Abort the request, unless it has ended. What it holds is free within a step."""
         if not self.ended:
             self._engine.abort(self.request.request_id)
+
+    def cut(self) -> None:
+        """End the stream because all answers together hold too much. Its reader gets the terminal event alone."""
+        self.too_slow = True
+        self.abort()
+        self._let_go()
+        self.on_cut()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the reader waits for events: it is not behind."""
+        return self._waiter is not None
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """Return for how long the client has not taken any of what the reader writes."""
+        return 0 if self.is_waiting else now_ns - self._busy_since_ns
 
     def on_end(self, callback: Callable[[Terminal], None]) -> None:
         """Call `callback` with the terminal event, at once if it has arrived already."""
@@ -79,10 +124,16 @@ class LoopStream:
 
     def _push(self, event: Event) -> None:
         if isinstance(event, TokenChunk):
+            if not self._has_reader:
+                return
             self._push_chunk(event)
         else:
-            self._events.append(event)
             self.times = event.times
+            if isinstance(event, PromptDone):
+                if not self._has_reader:
+                    return
+                self._gather(num_tokens(event))
+            self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if isinstance(event, TERMINAL):
@@ -91,19 +142,62 @@ class LoopStream:
                 self._on_end(event)
 
     def _push_chunk(self, chunk: TokenChunk) -> None:
-        num_tokens = _num_tokens(chunk)
+        num_more = num_tokens(chunk)
         last = self._last_chunks.get(chunk.index)
         # Choices are independent, so a chunk may overtake chunks of others. It stays behind the event of its prompt.
-        if last is not None and _num_tokens(last) + num_tokens <= MAX_CHUNK_TOKENS:
+        if last is not None and num_tokens(last) + num_more <= MAX_CHUNK_TOKENS:
             append(last, chunk)
         else:
             self._events.append(chunk)
             self._last_chunks[chunk.index] = chunk
-        self._num_unread_tokens += num_tokens
+        self._num_unread_tokens += num_more
+        self._gather(num_more)
         # A reader that waits is not too slow, however much one step brings.
         if self._waiter is None and self._num_unread_tokens > self._max_unread_tokens and not self.too_slow:
             self.too_slow = True
             self.abort()
+
+    def _let_go(self) -> None:
+        """Keep nothing but a terminal event, now and from now on."""
+        self._has_reader = False
+        self._events = [event for event in self._events if isinstance(event, TERMINAL)]
+        self._last_chunks.clear()
+        self._num_unread_tokens = self._num_gathered_tokens = 0
+        self._hold(-self.num_held_tokens)
+
+    def _gather(self, num_more: int) -> None:
+        self._num_gathered_tokens += num_more
+        self._hold(num_more)
+
+    def _hold(self, num_more: int) -> None:
+        self.num_held_tokens += num_more
+        self._held.number += num_more
+
+
+class HeldTokens:
+    """The tokens of all answers that have not been written yet, and the rule which stream is cut if they are too many.
+
+    First those are cut whose clients have taken nothing for a second: the one that holds the most for the longest. If
+    there is none, most of what is held belongs to answers that are sent whole when they are complete, and the largest
+    of them is cut. A reader that keeps up comes last.
+    """
+
+    def __init__(self, limit: int = MAX_HELD_TOKENS) -> None:
+        self.limit = limit
+        self.number = 0
+        self.streams: set[LoopStream] = set()
+
+    def check(self) -> None:
+        while self.number > self.limit:
+            now_ns = monotonic_ns()
+            max(self.streams, key=lambda stream: _cost(stream, now_ns)).cut()
+
+
+def _cost(stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
+    """Return what a stream costs all others, for comparison."""
+    stalled_ns = stream.stalled_ns(now_ns)
+    held = stream.num_held_tokens
+    return held * stalled_ns if stalled_ns >= STALLED_NS else 0, stream.is_waiting and held > 0, held
 
 
 def append(chunk: TokenChunk, more: TokenChunk) -> None:
@@ -111,26 +205,30 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
     chunk.text += more.text
     chunk.token_ids += more.token_ids
     if chunk.logprobs is not None and more.logprobs is not None:
-        chunk.logprobs += more.logprobs
+        chunk.logprobs.extend(more.logprobs)
     chunk.finish_reason = more.finish_reason
     chunk.stop_reason = more.stop_reason
 
 
-def _num_tokens(chunk: TokenChunk) -> int:
-    if chunk.logprobs:
-        return len(chunk.token_ids) + sum(len(token.top) for token in chunk.logprobs)
-    return len(chunk.token_ids)
+def num_tokens(event: TokenChunk | PromptDone) -> int:
+    """Return the number of tokens of an event, each with its alternatives."""
+    return len(event.token_ids) if event.logprobs is None else max(len(event.token_ids), event.logprobs.num_entries)
 
 
 class LoopStreams:
     """The open streams of one event loop. A stream stays registered until its terminal event, even without a reader."""
 
     def __init__(
-        self, engine: RequestEngine, loop: asyncio.AbstractEventLoop, max_unread_tokens: int = MAX_UNREAD_TOKENS
+        self,
+        engine: RequestEngine,
+        loop: asyncio.AbstractEventLoop,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        max_held_tokens: int = MAX_HELD_TOKENS,
     ) -> None:
         self._engine = engine
         self._loop = loop
         self._max_unread_tokens = max_unread_tokens
+        self.held = HeldTokens(max_held_tokens)
         self._streams: dict[str, LoopStream] = {}
 
     def __len__(self) -> int:
@@ -138,14 +236,16 @@ class LoopStreams:
         return len(self._streams)
 
     def submit(self, request: Request) -> LoopStream:
-        """Submit a request, and return its stream. Raises what the engine raises; then no event will come."""
-        stream = LoopStream(request, self._engine, self._max_unread_tokens)
+        """Submit a request, and return its stream, which its reader closes. Raises what the engine raises; then no
+        event will come."""
+        stream = LoopStream(request, self._engine, self._max_unread_tokens, self.held)
         self._streams[request.request_id] = stream
         try:
             self._engine.submit(request, self._deliver)
         except BaseException:
             del self._streams[request.request_id]
             raise
+        self.held.streams.add(stream)
         return stream
 
     def _deliver(self, events: list[Event]) -> None:
@@ -158,3 +258,4 @@ class LoopStreams:
             if isinstance(event, TERMINAL):
                 del self._streams[event.request_id]
             stream._push(event)
+        self.held.check()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, TokenLogprob, Usage
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.logprobs import chat_logprobs, chat_logprobs_in_parts, prompt_logprobs_in_parts
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, integer, invalid
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import ChoicesShape, chat_logprobs, prompt_logprobs_object
+from oaiserve.routes.shapes import HOLE, ChoicesShape, encode, filled
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -118,7 +120,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage | UnsetType = UNSET
     delta: ChatMessage | UnsetType = UNSET
-    logprobs: dict[str, Any] | None = None
+    logprobs: dict[str, Any] | msgspec.Raw | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
@@ -127,44 +129,45 @@ class ChatChoice(msgspec.Struct):
 class ChatShape(ChoicesShape):
     """Renders the answers of /v1/chat/completions."""
 
-    def prompt(self, event: PromptDone) -> bytes:
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice, once and in the order of the choices, because the SDK concatenates what it
         gets."""
         self._usage.prompt_tokens += len(event.token_ids)
         choices = [ChatChoice(index, delta=ChatMessage("assistant", "")) for index in range(self._wanted.n)]
-        if not self._wanted.with_token_ids:
-            return b"".join(map(self._event, choices))
-        first = self._chunk_event(choices[:1], prompt_token_ids=list(event.token_ids))
-        return first + b"".join(map(self._event, choices[1:]))
+        if self._wanted.with_token_ids:
+            first, *choices = choices
+            yield self._chunk_event((first,), prompt_token_ids=list(event.token_ids))
+        yield from map(self._event, choices)
 
-    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> bytes:
+    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         (prompt,), wanted = prompts, self._wanted
         more: dict[str, Any] = {}
+        after: list[Iterable[bytes]] = []
         if wanted.num_prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs_object(prompt.logprobs or [], wanted.num_prompt_logprobs)
+            more["prompt_logprobs"] = HOLE
+            after.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
         if wanted.with_token_ids:
             more["prompt_token_ids"] = list(prompt.token_ids)
-        return self._encode_whole([self._whole_choice(chunk) for chunk in choices], usage, **more)
+        return self._whole(map(self._whole_choice, choices), usage, *after, **more)
 
-    def _whole_choice(self, chunk: TokenChunk) -> ChatChoice:
-        message, logprobs = ChatMessage("assistant", chunk.text, None), self._logprobs(chunk.logprobs or [])
-        choice = ChatChoice(chunk.index, message, UNSET, logprobs, chunk.finish_reason, chunk.stop_reason)
-        if self._wanted.with_token_ids:
+    def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
+        message, wanted = ChatMessage("assistant", chunk.text, None), self._wanted
+        choice = ChatChoice(chunk.index, message, UNSET, None, chunk.finish_reason, chunk.stop_reason)
+        if wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
-        return choice
+        if wanted.num_logprobs is None:
+            return filled(encode(choice))
+        choice.logprobs = HOLE
+        logprobs = chunk.logprobs or TokenLogprobs()
+        return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs, wanted.as_token_ids))
 
     def _text_choice(self, chunk: TokenChunk) -> ChatChoice:
         choice = ChatChoice(chunk.index, UNSET, ChatMessage(UNSET, chunk.text))
-        if chunk.logprobs:
-            choice.logprobs = self._logprobs(chunk.logprobs)
+        if chunk.logprobs and self._wanted.num_logprobs is not None:
+            choice.logprobs = chat_logprobs(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
 
     def _end_choice(self, chunk: TokenChunk) -> ChatChoice:
         return ChatChoice(chunk.index, UNSET, ChatMessage(), None, chunk.finish_reason, chunk.stop_reason)
-
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if self._wanted.num_logprobs is None:
-            return None
-        return chat_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids)

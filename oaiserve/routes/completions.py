@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,20 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenLogprob, TokenPrompt, Usage
+from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.logprobs import (
+    completion_logprobs,
+    completion_logprobs_in_parts,
+    num_characters,
+    prompt_logprobs_in_parts,
+)
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.shapes import ChoicesShape, Head, completion_logprobs, prompt_logprobs_object
+from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, encode, filled
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -95,10 +102,10 @@ class CompletionChoice(msgspec.Struct):
 
     index: int
     text: str
-    logprobs: dict[str, Any] | None = None
+    logprobs: dict[str, Any] | msgspec.Raw | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: Sequence[Any] | UnsetType = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
@@ -111,40 +118,54 @@ class CompletionShape(ChoicesShape):
         self._echo = echo
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens whose logprobs were sent
 
-    def prompt(self, event: PromptDone) -> bytes:
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the first chunk of each choice, if the client wants to see the prompt."""
         self._usage.prompt_tokens += len(event.token_ids)
         if not (self._echo or self._wanted.with_token_ids):
-            return b""
-        events = []
+            return
         for index in range(event.prompt_index * self._wanted.n, (event.prompt_index + 1) * self._wanted.n):
             choice = CompletionChoice(index, (event.text or "") if self._echo else "")
-            if self._echo:
-                choice.logprobs = self._next_logprobs(index, event.logprobs)
+            logprobs: list[Iterable[bytes]] = []
+            if self._echo and event.logprobs is not None and self._wanted.num_logprobs is not None:
+                choice.logprobs = HOLE
+                logprobs.append(self._logprobs_in_parts(event.logprobs, self._wanted.num_logprobs))
+                self._offsets[index] = num_characters(event.logprobs)
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
-            events.append(self._event(choice))
-        return b"".join(events)
+            yield from filled(self._event(choice), *logprobs)
 
-    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> bytes:
+    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         """Render the whole answer. With best_of there are more candidates in `choices` than the client gets."""
         best_of, n = len(choices) // len(prompts), self._wanted.n
         if best_of > n:
             choices = best_choices(choices, best_of, n)
-        return self._encode_whole([self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices], usage)
+        return self._whole((self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices), usage)
 
-    def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> CompletionChoice:
-        echoed, logprobs, wanted = "", chunk.logprobs or [], self._wanted
-        if self._echo:
-            echoed, logprobs = prompt.text or "", [*(prompt.logprobs or []), *logprobs]
+    def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> Iterator[bytes]:
+        wanted, echoed = self._wanted, (prompt.text or "") if self._echo else ""
         choice = CompletionChoice(chunk.index, echoed + chunk.text, None, chunk.finish_reason, chunk.stop_reason)
+        parts: list[Iterable[bytes]] = []
         if wanted.num_logprobs is not None:
-            choice.logprobs = completion_logprobs(logprobs, wanted.num_logprobs, wanted.as_token_ids)
+            choice.logprobs = HOLE
+            parts.append(self._logprobs_in_parts(self._shown_logprobs(prompt, chunk), wanted.num_logprobs))
         if wanted.num_prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs_object(prompt.logprobs or [], wanted.num_prompt_logprobs)
+            choice.prompt_logprobs = HOLE
+            parts.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
         if wanted.with_token_ids:
             choice.prompt_token_ids, choice.token_ids = list(prompt.token_ids), chunk.token_ids
-        return choice
+        return filled(encode(choice), *parts)
+
+    def _shown_logprobs(self, prompt: PromptDone, chunk: TokenChunk) -> TokenLogprobs:
+        of_answer = chunk.logprobs or TokenLogprobs()
+        if not self._echo or prompt.logprobs is None:
+            return of_answer
+        shown = TokenLogprobs()
+        shown.extend(prompt.logprobs)
+        shown.extend(of_answer)
+        return shown
+
+    def _logprobs_in_parts(self, tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
+        return completion_logprobs_in_parts(tokens, num_top, self._wanted.as_token_ids)
 
     def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:
         choice = CompletionChoice(chunk.index, chunk.text)
@@ -157,12 +178,12 @@ class CompletionShape(ChoicesShape):
     def _end_choice(self, chunk: TokenChunk) -> CompletionChoice:
         return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
 
-    def _next_logprobs(self, index: int, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    def _next_logprobs(self, index: int, tokens: TokenLogprobs) -> dict[str, Any] | None:
         """Return the log-probabilities of the next tokens of a choice, with text offsets that continue those before."""
-        if tokens is None or self._wanted.num_logprobs is None:
+        if self._wanted.num_logprobs is None:
             return None
         offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + sum(len(token.token) for token in tokens)
+        self._offsets[index] = offset + num_characters(tokens)
         return completion_logprobs(tokens, self._wanted.num_logprobs, self._wanted.as_token_ids, offset)
 
 
@@ -179,5 +200,5 @@ def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list
 
 
 def _mean_logprob(chunk: TokenChunk) -> float:
-    logprobs = [token.logprob for token in chunk.logprobs or []]
+    logprobs = [logprob for _, _, logprob in (chunk.logprobs or TokenLogprobs()).tokens()]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0  # with max_tokens 0 there are none

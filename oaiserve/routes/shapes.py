@@ -1,23 +1,27 @@
-"""Renders what the answers of chat and completions have in common: chunks, usage, log-probabilities."""
+"""Renders what the answers of chat and completions have in common: chunks, whole answers, usage.
+
+What may be large is rendered part by part, while it is written: an answer in JSON takes five times the memory of the
+events that it is made of.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import TokenChunk, TokenLogprob, TopLogprob, Usage
+from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.routes import sse
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
 
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
+HOLE = msgspec.Raw(b"\0")  # in the place of a value that is rendered in parts; JSON itself never has this byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,9 @@ class Chunk(_Object):
 class Whole(_Object):
     """The JSON of an answer that is not streamed. A field that is UNSET is left out."""
 
-    choices: Sequence[msgspec.Struct]
+    choices: msgspec.Raw
     usage: Mapping[str, Any]
-    prompt_logprobs: Sequence[Any] | UnsetType = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -112,8 +116,11 @@ class ChoicesShape(ABC):
             more.setdefault("usage", usage_object(self._usage) if self._wanted.continuous_usage else None)
         return sse.event(encode(Chunk(*self._first_values, choices=choices, **more)))
 
-    def _encode_whole(self, choices: Sequence[msgspec.Struct], usage: Usage, **more: Any) -> bytes:
-        return encode(Whole(*self._first_values, choices, usage_object(usage), **more))
+    def _whole(
+        self, choices: Iterable[Iterable[bytes]], usage: Usage, *after: Iterable[bytes], **more: Any
+    ) -> Iterator[bytes]:
+        """Render a whole answer. `choices` are rendered one by one, and `after` are the parts of holes in `more`."""
+        return filled(encode(Whole(*self._first_values, HOLE, usage_object(usage), **more)), joined(choices), *after)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -125,71 +132,20 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprob_value(logprob: float) -> float | None:
-    """Return the log-probability as JSON can hold it: -9999 for minus infinity, as OpenAI writes it, and None for the
-    NaN of a prompt's first token."""
-    return None if math.isnan(logprob) else max(logprob, -9999.0)
+def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield JSON in parts, with each filling in the place of a hole."""
+    before, *others = frame.split(b"\0")
+    yield before
+    for filling, after in zip(fillings, others, strict=True):
+        yield from filling
+        yield after
 
 
-def token_text(token: TopLogprob, as_token_ids: bool) -> str:
-    return f"token_id:{token.token_id}" if as_token_ids else token.token
-
-
-def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int, as_token_ids: bool) -> dict[str, Any]:
-    def entry(token: TopLogprob) -> dict[str, Any]:
-        return {
-            "token": token_text(token, as_token_ids),
-            "logprob": logprob_value(token.logprob),
-            "bytes": list(token.bytes) or None,
-        }
-
-    content = [entry(token) | {"top_logprobs": [entry(top) for top in token.top[:num_top]]} for token in tokens]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    tokens: Iterable[TokenLogprob], num_top: int, as_token_ids: bool, text_offset: int = 0
-) -> dict[str, Any]:
-    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters in the tokens of the choice
-    that come before these."""
-    texts: list[str] = []
-    logprobs: list[float | None] = []
-    offsets: list[int] = []
-    tops: list[dict[str, float | None] | None] = []
-    for token in tokens:
-        text = token_text(token, as_token_ids)
-        texts.append(text)
-        logprobs.append(logprob_value(token.logprob))
-        offsets.append(text_offset)
-        text_offset += len(token.token)
-        if math.isnan(token.logprob):
-            tops.append(None)
-            continue
-        best: dict[str, float | None] = {}
-        for top in [*token.top[:num_top], token]:  # the token itself may be one more than num_top
-            # Of tokens with equal texts the likeliest is kept.
-            best.setdefault(token_text(top, as_token_ids), logprob_value(top.logprob))
-        tops.append(best)
-    return {"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": tops}
-
-
-def prompt_logprobs_object(tokens: Iterable[TokenLogprob], num_top: int) -> list[dict[str, Any] | None]:
-    """Return the log-probabilities in vLLM's form, by token id. `rank` counts from 1, and is null for a token that is
-    not among the best."""
-    entries: list[dict[str, Any] | None] = []
-    for token in tokens:
-        if math.isnan(token.logprob):
-            entries.append(None)
-            continue
-        ranks = {top.token_id: rank for rank, top in enumerate(token.top, start=1)}
-        entries.append(
-            {
-                str(top.token_id): {
-                    "logprob": logprob_value(top.logprob),
-                    "rank": ranks.get(top.token_id),
-                    "decoded_token": top.token,
-                }
-                for top in [*token.top[:num_top], token]
-            }
-        )
-    return entries
+def joined(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield a JSON list whose items come in parts."""
+    separator = b"["
+    for item in items:
+        yield separator
+        yield from item
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"

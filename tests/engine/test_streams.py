@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -15,8 +16,6 @@ from oaiserve.engine.request import (
     PromptDone,
     Request,
     TokenChunk,
-    TokenLogprob,
-    TopLogprob,
     Usage,
 )
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream
@@ -43,7 +42,7 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
     logprobs = None
     if num_top is not None:
         top = [TopLogprob(0, "t", b"t", -1.0)] * num_top
-        logprobs = [TokenLogprob(ord(letter), letter, letter.encode(), -1.0, top) for letter in text]
+        logprobs = TokenLogprobs(TokenLogprob(ord(letter), letter, letter.encode(), -1.0, top) for letter in text)
     return TokenChunk("r", index, text, [ord(letter) for letter in text], logprobs, **fields)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
+from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -23,8 +24,6 @@ from oaiserve.engine.request import (
     Request,
     TextPrompt,
     TokenChunk,
-    TokenLogprob,
-    TopLogprob,
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
@@ -176,7 +175,7 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
                     index,
                     text,
                     [position + 10],
-                    [logprob(text, position + 10)] if params.logprobs is not None else None,
+                    TokenLogprobs([logprob(text, position + 10)]) if params.logprobs is not None else None,
                     finish if is_last else None,
                     stop_reason if is_last else None,
                 )
@@ -195,8 +194,9 @@ def candidates(*logprobs: list[float]) -> Script:
         rid, best = request.request_id, [TopLogprob(8, "x", b"x", -0.1)] * (request.params.logprobs or 0)
         yield list(prompts_done(request))
         for index in range(len(request.prompts) * len(logprobs)):
-            tokens = [TokenLogprob(7, f"{index}", b"", value, best) for value in logprobs[index % len(logprobs)]]
-            text, token_ids = f"{index}" * len(tokens), [7] * len(tokens)
+            name, values = f"{index}", logprobs[index % len(logprobs)]
+            tokens = TokenLogprobs(TokenLogprob(7, name, name.encode(), value, best) for value in values)
+            text, token_ids = name * len(tokens), [7] * len(tokens)
             yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH)]
         num_tokens = len(request.prompts) * sum(map(len, logprobs))
         yield [finished(rid, Usage(3 * len(request.prompts), 2, num_tokens))]
@@ -208,7 +208,7 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
     for index in range(len(request.prompts)):
         tokens = None
         if request.params.prompt_logprobs is not None:
-            tokens = [TokenLogprob(1, "In", b"In", math.nan), logprob(" a", 2)]
+            tokens = TokenLogprobs([TokenLogprob(1, "In", b"In", math.nan), logprob(" a", 2)])
         yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens, RequestTimes())
 
 

@@ -40,8 +40,8 @@ class SpeechShape:
     def __init__(self, answer_id: str) -> None:
         self._id = answer_id
 
-    def prompt(self, event: PromptDone) -> bytes:
-        return sse.event(encode({"id": self._id, "input_tokens": len(event.token_ids)}), "speech.created")
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
+        yield sse.event(encode({"id": self._id, "input_tokens": len(event.token_ids)}), "speech.created")
 
     def delta(self, chunk: TokenChunk) -> bytes:
         return sse.event(encode(chunk.text), "speech.delta")
@@ -52,8 +52,8 @@ class SpeechShape:
     def failed(self, error: Mapping[str, Any]) -> bytes:
         return sse.event(encode(error["error"]["message"]), "speech.failed")
 
-    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> bytes:
-        return encode({"id": self._id, "text": choices[0].text})
+    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
+        yield encode({"id": self._id, "text": choices[0].text})
 
 
 async def speech(http: HTTPRequest) -> Answer:

@@ -1,0 +1,160 @@
+"""Renders log-probabilities in the forms of chat, of completions, and of vLLM's `prompt_logprobs`.
+
+Each form has an object, for the few tokens of a chunk, and the same in parts, for a whole answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+
+from oaiserve.engine.logprobs import Entry, TokenLogprobs, text_of
+from oaiserve.engine.streams import MAX_CHUNK_TOKENS
+
+encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
+
+
+def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> dict[str, Any]:
+    return {"content": _chat_entries(tokens.entries(), num_top, as_token_ids), "refusal": None}
+
+
+def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
+    yield b'{"content":'
+    yield from _list(_chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+    yield b',"refusal":null}'
+
+
+def completion_logprobs(
+    tokens: TokenLogprobs, num_top: int, as_token_ids: bool, text_offset: int = 0
+) -> dict[str, Any]:
+    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters in the tokens of the choice
+    that come before these."""
+    rows = list(tokens.entries())
+    alone = [row[0] for row in rows]
+    return {
+        "tokens": _texts(alone, as_token_ids),
+        "token_logprobs": _values(alone),
+        "text_offset": _offsets(alone, text_offset),
+        "top_logprobs": _best(rows, num_top, as_token_ids),
+    }
+
+
+def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
+    def column(values: Callable[[list[Entry]], list[Any]]) -> Iterator[bytes]:
+        return _list(map(values, _batches(tokens.tokens(), 1)))
+
+    def offsets() -> Iterator[list[int]]:
+        text_offset = 0
+        for batch in _batches(tokens.tokens(), 1):
+            yield _offsets(batch, text_offset)
+            text_offset += _num_characters(batch)
+
+    yield b'{"tokens":'
+    yield from column(partial(_texts, as_token_ids=as_token_ids))
+    yield b',"token_logprobs":'
+    yield from column(_values)
+    yield b',"text_offset":'
+    yield from _list(offsets())
+    yield b',"top_logprobs":'
+    yield from _list(_best(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+    yield b"}"
+
+
+def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
+    """Yield the log-probabilities in vLLM's form, by token id. `rank` counts from 1, and is null for a token that is
+    not among the best."""
+    return _list(_by_token_id(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
+
+
+def num_characters(tokens: TokenLogprobs) -> int:
+    return _num_characters(tokens.tokens())
+
+
+def _batches(tokens: Iterable[T], num_entries: int) -> Iterator[list[T]]:
+    """Yield the tokens in batches that are rendered within half a millisecond. Each has so many entries."""
+    rest = iter(tokens)
+    while batch := list(islice(rest, max(1, MAX_CHUNK_TOKENS // num_entries))):
+        yield batch
+
+
+def _list(batches: Iterable[list[Any]]) -> Iterator[bytes]:
+    """Yield a JSON list in parts, one for each batch of its items."""
+    separator = b"["
+    for batch in batches:
+        yield separator + encode(batch)[1:-1]
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
+
+
+def _value(logprob: float) -> float | None:
+    """Return the log-probability as JSON can hold it: -9999 for minus infinity, as OpenAI writes it, and None for the
+    NaN of a prompt's first token."""
+    return logprob if logprob > -9999.0 else None if math.isnan(logprob) else -9999.0
+
+
+def _text(token_id: int, data: bytes, as_token_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_token_ids else text_of(data)
+
+
+def _chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, Any]]:
+    def entry(token_id: int, data: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": _text(token_id, data, as_token_ids), "logprob": _value(logprob), "bytes": list(data) or None}
+
+    return [{**entry(*token), "top_logprobs": [entry(*one) for one in top[:num_top]]} for token, *top in rows]
+
+
+def _texts(tokens: Iterable[Entry], as_token_ids: bool) -> list[str]:
+    return [_text(token_id, data, as_token_ids) for token_id, data, _ in tokens]
+
+
+def _values(tokens: Iterable[Entry]) -> list[float | None]:
+    return [_value(logprob) for _, _, logprob in tokens]
+
+
+def _offsets(tokens: Iterable[Entry], text_offset: int) -> list[int]:
+    offsets = []
+    for _, data, _ in tokens:
+        offsets.append(text_offset)
+        text_offset += len(text_of(data))
+    return offsets
+
+
+def _num_characters(tokens: Iterable[Entry]) -> int:
+    return sum(len(text_of(data)) for _, data, _ in tokens)
+
+
+def _best(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, float | None] | None]:
+    found: list[dict[str, float | None] | None] = []
+    for token, *top in rows:
+        if math.isnan(token[2]):
+            found.append(None)
+            continue
+        best: dict[str, float | None] = {}
+        for token_id, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
+            # Of tokens with equal texts the likeliest is kept.
+            best.setdefault(_text(token_id, data, as_token_ids), _value(logprob))
+        found.append(best)
+    return found
+
+
+def _by_token_id(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, Any] | None]:
+    found: list[dict[str, Any] | None] = []
+    for token, *top in rows:
+        if math.isnan(token[2]):
+            found.append(None)
+            continue
+        ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(top, start=1)}
+        found.append(
+            {
+                str(token_id): {"logprob": _value(logprob), "rank": ranks.get(token_id), "decoded_token": text_of(data)}
+                for token_id, data, logprob in [*top[:num_top], token]
+            }
+        )
+    return found
