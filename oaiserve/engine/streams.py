@@ -44,6 +44,7 @@ class LoopStream:
     ) -> None:
         self.request = request
         self.too_slow = False
+        self.is_cut = False
         self._engine = engine
         self._max_unread_tokens = max_unread_tokens
         self._held = HeldTokens() if held is None else held
@@ -101,7 +102,7 @@ class LoopStream:
 
     def cut(self) -> None:
         """End the stream because all answers together hold too much. Its reader gets the terminal event alone."""
-        self.too_slow = True
+        self.too_slow = self.is_cut = True
         self.abort()
         self._let_go()
         self.on_cut()
@@ -182,22 +183,21 @@ class HeldTokens:
     of them is cut. A reader that keeps up comes last.
     """
 
-    def __init__(self, limit: int = MAX_HELD_TOKENS) -> None:
+    def __init__(self, limit: int = MAX_HELD_TOKENS, stalled_ns: int = STALLED_NS) -> None:
         self.limit = limit
+        self.stalled_ns = stalled_ns
         self.number = 0
         self.streams: set[LoopStream] = set()
 
     def check(self) -> None:
         while self.number > self.limit:
             now_ns = monotonic_ns()
-            max(self.streams, key=lambda stream: _cost(stream, now_ns)).cut()
+            max(self.streams, key=lambda stream: self._cost(stream, now_ns)).cut()
 
-
-def _cost(stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
-    """Return what a stream costs all others, for comparison."""
-    stalled_ns = stream.stalled_ns(now_ns)
-    held = stream.num_held_tokens
-    return held * stalled_ns if stalled_ns >= STALLED_NS else 0, stream.is_waiting and held > 0, held
+    def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
+        """Return what a stream costs all others, for comparison."""
+        held, stalled_ns = stream.num_held_tokens, stream.stalled_ns(now_ns)
+        return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
 
 
 def append(chunk: TokenChunk, more: TokenChunk) -> None:

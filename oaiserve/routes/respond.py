@@ -119,7 +119,7 @@ class Answer:
                     prompts.append(event)
                 elif self._exchange.client_left:
                     return None
-                elif isinstance(event, Finished):
+                elif isinstance(event, Finished) and not stream.is_cut:
                     prompts.sort(key=lambda prompt: prompt.prompt_index)
                     in_order = [choices[index] for index in sorted(choices)]
                     return await self._write_whole(send, stream, self._shape.whole(prompts, in_order, event.usage))
@@ -165,7 +165,7 @@ class Answer:
     async def _first_events(self, stream: LoopStream) -> list[Event]:
         events: list[Event] = []
         while not is_over(events) and not any(isinstance(event, TokenChunk) for event in events):
-            events += await stream.next()
+            events += await stream.next(keeps=True)
         return events
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
@@ -194,10 +194,10 @@ class Answer:
                 yield self._shape.delta(event)
             elif isinstance(event, PromptDone):
                 yield from self._shape.prompt(event)
-            elif isinstance(event, Finished):
-                yield self._shape.finished(event.usage, self._exchange.timings)
             elif (error := self._error_to_report(event)) is not None:
                 yield self._failed(error)
+            elif isinstance(event, Finished):
+                yield self._shape.finished(event.usage, self._exchange.timings)
 
     def _failed(self, error: APIError) -> bytes:
         self._exchange.error = error
@@ -209,12 +209,17 @@ class Answer:
 
     def _error_to_report(self, event: Event) -> APIError | None:
         """Return the error that this event reports, or None. An abort reports none if the client has left."""
+        stream = self._exchange.stream
         if isinstance(event, Failed):
             return event.error
-        if self._exchange.client_left or not isinstance(event, Aborted):
+        if self._exchange.client_left or stream is None:
             return None
-        if self._exchange.stream is not None and self._exchange.stream.too_slow:
-            return _fallen_behind() if self._is_streaming else _too_large()
+        if isinstance(event, TERMINAL) and stream.is_cut and self._exchange.http_status is None:
+            return _too_large()
+        if not isinstance(event, Aborted):
+            return None
+        if stream.too_slow:
+            return _fallen_behind()
         return Unavailable("The server is shutting down. Please try again.")
 
 

@@ -157,6 +157,39 @@ def test_a_client_that_falls_too_far_behind_gets_an_error() -> None:
         assert 100 < record.completion_tokens < NUM_TOKENS
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(stream: bool) -> None:
+    with serve(write_timeout_seconds=0) as served, served.send(stream=stream) as client:
+        held = served.app.state.serving.streams.held
+        served.wait_until_the_engine_is_done()
+        served.wait_until_writing_pauses()
+        assert held.number > 0
+        held.limit, held.stalled_ns = held.number, 0
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 5}, timeout=30)
+        assert answer.json()["choices"][0]["text"] == "abcde"
+        records = [served.telemetry.next_record() for _ in range(2)]
+        assert {(record.outcome, record.error_type) for record in records} == {
+            (Outcome.FINISHED, None),
+            (Outcome.CANCELLED, "SlowReader"),
+        }
+        assert held.number == 0
+        with pytest.raises(CUT):
+            body_of(client)
+
+
+def test_an_answer_that_is_too_large_to_wait_for_its_end_is_refused() -> None:
+    with serve(write_timeout_seconds=0) as served:
+        held = served.app.state.serving.streams.held
+        held.limit = 100
+        body = {"prompt": "Hi", "max_tokens": 200, "n": 2, "logprobs": 1}
+        answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=TIMEOUT_SECONDS)
+        assert answer.status_code == 429
+        assert "take too much memory" in answer.json()["error"]["message"]
+        record = served.telemetry.next_record()
+        assert (record.outcome, record.error_type) == (Outcome.REJECTED, "Overloaded")
+        assert held.number == 0
+
+
 def test_a_client_that_leaves_the_end_unread_is_disconnected() -> None:
     """The request has ended for the routes, but its last bytes wait in the connection."""
     with serve(write_timeout_seconds=WRITE_TIMEOUT_SECONDS) as served, served.send(max_tokens=2000) as client:

@@ -57,7 +57,7 @@ def run(num_sent: int = 0, problems: tuple[str, ...] = (), rss_per_minute: int =
         ("2 spans are neither exported nor counted as lost", {"spans": 7}),
         ("oaiserve_telemetry_errors_total grew by 1", {"errors": 1}),
         ("values that they had not had before: [('error_type', 'A new one')]", {"error_type": "A new one"}),
-        ("memory grew by 3.0 MiB a minute", {"rss_per_minute": 3 * 2**20}),
+        ("memory grew by 3.00 MiB a minute; 2.00 is the limit", {"rss_per_minute": 3 * 2**20}),
     ],
 )
 def test_each_check_can_fail(message: str, wrong: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     Usage,
 )
-from oaiserve.engine.streams import MAX_CHUNK_TOKENS, LoopStream
+from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
 
@@ -142,3 +142,85 @@ def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> Non
 
     events, too_slow = asyncio.run(read())
     assert (len(events), too_slow) == (5, False)
+
+
+# -- what all streams hold together -----------------------------------------------------------------------------------
+
+
+async def reader_that_stopped(held: HeldTokens, engine: FakeEngine, name: str, text: str) -> LoopStream:
+    """Return a stream whose reader took this text, and has been writing it since."""
+    stream = LoopStream(Request(name, ()), engine, held=held)
+    held.streams.add(stream)
+    stream._push(chunk(text))
+    await stream.next()
+    return stream
+
+
+def stalled(stream: LoopStream) -> LoopStream:
+    """Make it two seconds since the client took anything."""
+    stream._busy_since_ns -= 2 * STALLED_NS
+    return stream
+
+
+def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
+    async def run() -> None:
+        held, engine = HeldTokens(limit=10), FakeEngine()
+        quick = await reader_that_stopped(held, engine, "quick", "abcdef")
+        stalled(small := await reader_that_stopped(held, engine, "small", "ab"))
+        stalled(large := await reader_that_stopped(held, engine, "large", "abcd"))
+        cut: list[str] = []
+        large.on_cut = lambda: cut.append("large")
+        held.check()
+        assert (engine.aborted, cut, held.number) == (["large"], ["large"], 8)
+        assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
+    async def run() -> None:
+        held, engine = HeldTokens(limit=5), FakeEngine()
+        stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
+        stalled(await reader_that_stopped(held, engine, "stopped", "ab"))
+        reads.progressed()
+        held.check()
+        assert engine.aborted == ["stopped"]
+
+    asyncio.run(run())
+
+
+def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
+    async def run() -> None:
+        held, engine = HeldTokens(limit=12), FakeEngine()
+        writes = await reader_that_stopped(held, engine, "writes", "abcdef")
+        kept = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
+        waits = [asyncio.create_task(stream.next(keeps=True)) for stream in kept]
+        await asyncio.sleep(0)
+        held.check()
+        assert (engine.aborted, writes.too_slow, held.number) == (["three"], False, 10)
+        kept[1]._push(chunk("more"))
+        kept[1]._push(Aborted("three", USAGE, TIMES, ACCOUNT))
+        assert await waits[1] == [Aborted("three", USAGE, TIMES, ACCOUNT)]
+        assert held.number == 10
+        waits[0].cancel()
+
+    asyncio.run(run())
+
+
+def test_what_was_written_or_left_is_not_held() -> None:
+    async def run() -> None:
+        held, engine = HeldTokens(), FakeEngine()
+        stream = await reader_that_stopped(held, engine, "r", "abc")
+        stream._push(PromptDone("r", 0, [1, 2], None, None, TIMES))
+        stream._push(chunk("de"))
+        assert held.number == 7
+        await stream.next()
+        assert held.number == 4
+        stream._push(chunk("f"))
+        await stream.next(keeps=True)
+        assert held.number == 5
+        stream.close()
+        stream._push(chunk("gh"))
+        assert (held.number, held.streams, engine.aborted) == (0, set(), ["r"])
+
+    asyncio.run(run())

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--url", help="of a server without other clients; it is not stopped")
     parser.add_argument("--faults", action="store_true", help="bring faults upon the server, too")
+    parser.add_argument("--eager", action="store_true", help="serve in transformers' code, without the native step")
     arguments = parser.parse_args(argv)
+    flags = ("--no-compile",) if arguments.eager else ()
     if arguments.url and arguments.faults:
         parser.error("--faults needs a server that this tool has started, so leave out --url")
     with ExitStack() as running:
@@ -71,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.url:
             server = SoakServer(arguments.url)
         elif arguments.faults:
-            server, faults = running.enter_context(started_with_faults())
+            server, faults = running.enter_context(started_with_faults(*flags))
         else:
-            server = running.enter_context(started_server())
+            server = running.enter_context(started_server(*flags))
         run = asyncio.run(soak(server, arguments.seed, 60 * arguments.minutes, arguments.clients, faults))
         print(report(run))
         failed = failures(run) + server.stop()

@@ -129,7 +129,7 @@ def faults_of(pid: int, collector: Collector, clock_file: Path | None) -> Faults
 
 
 @contextmanager
-def started_with_faults() -> Iterator[tuple[SoakServer, Faults]]:
+def started_with_faults(*more_flags: str) -> Iterator[tuple[SoakServer, Faults]]:
     """Start a server that exports its spans, and return it with its faults."""
     collector = Collector()
     with TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def started_with_faults() -> Iterator[tuple[SoakServer, Faults]]:
         if (fake_clock := faketime_environment(clock_file)) is None:
             clock_file = None
         try:
-            with started_server(variables | (fake_clock or {})) as server:
+            with started_server(*more_flags, variables=variables | (fake_clock or {})) as server:
                 assert server.process is not None
                 yield server, faults_of(server.process.process.pid, collector, clock_file)
         finally:

@@ -15,10 +15,9 @@ from loadtest.metrics_page import Labels, Metrics, parse_metrics
 from oaiserve.telemetry import names
 from tools.server_process import ServerProcess, running_oaiserve
 
-# The KV cache is soon full, so that its pages are touched early, and clients do reach the limits. float32, because in
-# bfloat16 oneDNN keeps code for each number of tokens that a step ever had: half a GiB, which takes minutes to fill.
+# The KV cache is soon full, so that its pages are touched early, and clients do reach the limits.
 FLAGS = (
-    *("--dtype", "float32", "--kv-cache-memory", "48MiB", "--max-running", "24", "--max-waiting", "16"),
+    *("--dtype", "bfloat16", "--kv-cache-memory", "48MiB", "--max-running", "24", "--max-waiting", "16"),
     *("--write-timeout-seconds", "1", "--log-format", "json", "--log-level", "warning"),
 )
 ANSWER_SECONDS = 300
@@ -91,8 +90,10 @@ class SoakServer:
 
 
 @contextmanager
-def started_server(variables: Mapping[str, str] | None = None) -> Iterator[SoakServer]:
-    """Start a server, with these environment variables besides those of this process."""
+def started_server(*more_flags: str, variables: Mapping[str, str] | None = None) -> Iterator[SoakServer]:
+    """Start a server, with more flags, and these environment variables besides those of this process."""
     # The clients need cores, too, and threads of one operation that wait for each other would take them.
-    with running_oaiserve(*FLAGS, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})) as process:
+    with running_oaiserve(
+        *FLAGS, *more_flags, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
+    ) as process:
         yield SoakServer(process.url, process)

@@ -37,6 +37,10 @@ from oaiserve.source import find_model
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
+# the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
+_CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_MOST_SHAPES = 128
 _PROBE = "oaiserve_probe"
 _PROBE_TOKENS = 8
 
@@ -73,6 +77,7 @@ def load_model(
     if is_gguf:
         arguments["gguf_file"] = source.gguf_file
     target = select_device(device)
+    limit_compiled_shapes()
     if member is not None:
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
@@ -115,6 +120,13 @@ def load_model(
     with reported(f"'{model}' cannot be served"):
         prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
+
+
+def limit_compiled_shapes() -> None:
+    """Limit the code that is kept for a CPU, unless the user has set a limit. Both libraries read theirs when they
+    first compute in bfloat16."""
+    for variable in _CODE_LIMITS:
+        os.environ.setdefault(variable, str(_MOST_SHAPES))
 
 
 def move(model: PreTrainedModel, device: torch.device, name: str) -> None:

@@ -1,0 +1,58 @@
+"""Log-probabilities that are rendered in parts are the same bytes as those that are rendered at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs
+from oaiserve.engine.streams import MAX_CHUNK_TOKENS
+from oaiserve.routes.logprobs import (
+    chat_logprobs,
+    chat_logprobs_in_parts,
+    completion_logprobs,
+    completion_logprobs_in_parts,
+    prompt_logprobs_in_parts,
+)
+from oaiserve.routes.shapes import HOLE, filled, joined
+from tests.routes.doubles import logprob
+
+
+def tokens_of(number: int) -> TokenLogprobs:
+    first = TokenLogprob(1, '"\0é', '"\0é'.encode(), math.nan)
+    return TokenLogprobs([first, *(logprob(f"{i}", i) for i in range(number - 1))][:number])
+
+
+@pytest.mark.parametrize("as_token_ids", [False, True])
+@pytest.mark.parametrize("number", [0, 1, MAX_CHUNK_TOKENS, 2 * MAX_CHUNK_TOKENS + 1])
+def test_parts_are_the_bytes_of_the_whole(number: int, as_token_ids: bool) -> None:
+    tokens = tokens_of(number)
+    for parts, whole in (
+        (chat_logprobs_in_parts(tokens, 3, as_token_ids), chat_logprobs(tokens, 3, as_token_ids)),
+        (completion_logprobs_in_parts(tokens, 3, as_token_ids), completion_logprobs(tokens, 3, as_token_ids)),
+    ):
+        assert b"".join(parts) == msgspec.json.encode(whole)
+
+
+def test_no_part_is_large() -> None:
+    tokens = tokens_of(20_000)
+    for parts in (
+        chat_logprobs_in_parts(tokens, 3, False),
+        completion_logprobs_in_parts(tokens, 3, False),
+        prompt_logprobs_in_parts(tokens, 3),
+    ):
+        assert max(map(len, parts)) < 100 * MAX_CHUNK_TOKENS
+
+
+def test_each_hole_is_filled_in_its_order_whatever_the_text_holds() -> None:
+    frame = msgspec.json.encode({"text": '\0\\u0000"', "first": HOLE, "second": HOLE})
+    whole = b"".join(filled(frame, [b"[", b"]"], [b"null"]))
+    assert msgspec.json.decode(whole) == {"text": '\0\\u0000"', "first": [], "second": None}
+
+
+@pytest.mark.parametrize("items", [[], [[b"1"]], [[b"[", b"]"], [b"2"]]])
+def test_items_in_parts_are_joined_to_a_list(items: Iterable[Iterable[bytes]]) -> None:
+    assert msgspec.json.decode(b"".join(joined(items))) == [msgspec.json.decode(b"".join(item)) for item in items]
