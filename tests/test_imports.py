@@ -115,7 +115,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waiting", "waits")),
         "oaiserve.record",
     },
-    f"{ENGINE}.tokenize": {*LEAVES, "oaiserve.model_files", f"{ENGINE}.detokenize", f"{ENGINE}.request"},
+    f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.request"},
+    f"{ENGINE}.tokenizer": {
+        "oaiserve.errors",
+        "oaiserve.model_files",
+        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "request")),
+    },
+    f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.request"},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "logprobs", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},
@@ -223,7 +229,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
-    "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenize", "oaiserve.demo"},
+    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("chat_template", "tokenizer")), "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
         *(f"{ENGINE}.model.{m}" for m in ("triton_sampling", "triton_sampling_kernels")),

@@ -17,7 +17,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.step import ChunkResult, Step, StepResult
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import HostPart, StepKind
 from oaiserve.times import monotonic_ns
 from tools.random_models import byte_tokenizer

@@ -25,7 +25,7 @@ from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tools.random_models import SMALL, byte_tokenizer, generate, random_model
 

@@ -44,7 +44,8 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.tokenize import Tokenizer, TokenizeStage
+from oaiserve.engine.tokenize import TokenizeStage
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord

@@ -32,7 +32,7 @@ from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt,
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import Outcome, RequestRecord
 from oaiserve.telemetry.recorder import Recorder
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES

@@ -17,7 +17,7 @@ from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 

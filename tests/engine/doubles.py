@@ -28,7 +28,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Step, StepResult
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
 

@@ -31,7 +31,7 @@ from oaiserve.engine.model.sampler import Sampling
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import StepKind
 from tools.bench import ceilings, floor, machine, step_table
 from tools.engine_load import complete, greedy

@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from tools.gpu.target import Target
 from tools.random_models import byte_tokenizer, random_model, real_shape
 

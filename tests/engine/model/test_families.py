@@ -24,7 +24,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner

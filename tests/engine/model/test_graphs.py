@@ -35,7 +35,7 @@ from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model

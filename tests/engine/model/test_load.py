@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine import tokenize
+from oaiserve.engine import tokenizer
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
@@ -143,7 +143,7 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
 
 
 def test_a_chat_template_that_does_not_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize, "LOAD_SECONDS", 0.1)
+    monkeypatch.setattr(tokenizer, "LOAD_SECONDS", 0.1)
     # It ends after some seconds, so that the thread does not outlive the tests by much.
     loop = "{% for a in range(99999) %}{% for b in range(100) %}{% endfor %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(loop)

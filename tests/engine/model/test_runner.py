@@ -20,7 +20,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 

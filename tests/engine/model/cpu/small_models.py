@@ -16,7 +16,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.tokenize import Tokenizer
+from oaiserve.engine.tokenizer import Tokenizer
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
 BLOCK_SIZE = 16

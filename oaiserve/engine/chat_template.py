@@ -1,0 +1,142 @@
+"""The chat template of the model, and what prepares messages for it.
+
+It must not know token ids, HTTP, torch or the scheduler.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateSyntaxError
+
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.errors import InvalidRequest, StartupError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """The chat template of the model. What it accepts is found out once, by rendering a few small samples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Try the template of a tokenizer. Raises StartupError if it does not compile."""
+        self._tokenizer = tokenizer
+        # Arguments of apply_chat_template that are not template variables, which no client may set.
+        # The first three are names of arguments further down.
+        arguments = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = {"self", "messages", "conversations", *arguments} - {"tools", "documents"}
+
+        text, more = "A sample text.", "One more of them."
+        as_string = self._sample([{"role": "user", "content": text}])
+        as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
+        takes_strings = text in as_string
+        self._needs_parts = not takes_strings and text in as_parts
+        self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
+        systems = [{"role": "system", "content": self._content(content)} for content in (text, more)]
+        two_systems = self._sample([*systems, {"role": "user", "content": self._content("Hello.")}])
+        self._takes_systems = text in two_systems and more in two_systems
+        source = tokenizer.chat_template
+        sources = source.values() if isinstance(source, dict) else [source]
+        self._knows_developer = any(re.search(r"""['"]developer['"]""", source) for source in sources)
+
+    def _sample(self, messages: list[Message]) -> str:
+        try:
+            return self._apply(messages, {"add_generation_prompt": True})
+        except InvalidRequest as error:
+            if isinstance(cause := error.__cause__, TemplateSyntaxError):
+                raise StartupError(
+                    f"The chat template is not valid Jinja: {cause.message} (line {cause.lineno})."
+                ) from cause
+            return ""  # the template rejects this sample
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """Return the text of the messages of a prompt. Raises InvalidRequest if the template rejects them."""
+        if reserved := sorted(self._reserved & prompt.template_kwargs.keys()):
+            raise InvalidRequest(
+                f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
+            )
+        return self._apply(
+            self._prepare(prompt.messages),
+            {
+                "add_generation_prompt": prompt.add_generation_prompt,
+                "continue_final_message": prompt.continue_final_message,
+                **prompt.template_kwargs,
+            },
+        )
+
+    def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
+            raise InvalidRequest(
+                f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
+            ) from error
+
+    def _prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        prepared = [self._prepare_message(message) for message in messages]
+        if not self._takes_systems and any(message.get("role") == "system" for message in prepared[1:]):
+            systems = [message for message in prepared if message.get("role") == "system"]
+            text = "\n\n".join(_text(message.get("content") or "") for message in systems)
+            others = [message for message in prepared if message.get("role") != "system"]
+            prepared = [{"role": "system", "content": self._content(text)}, *others]
+        return prepared
+
+    def _prepare_message(self, message: Mapping[str, Any]) -> Message:
+        prepared = dict(message)
+        if prepared.get("role") == "developer" and not self._knows_developer:
+            prepared["role"] = "system"
+        content = prepared.pop("content", None)
+        if content is not None:  # a template prints None as "None", but prints nothing for a missing key
+            prepared["content"] = self._content(content)
+        if prepared.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
+        return prepared
+
+    def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
+        """Return the content as parts for a template that iterates over parts, else as a string: other templates would
+        print a list as Python does."""
+        text = _text(content)
+        if isinstance(content, str):
+            return [{"type": "text", "text": text}] if self._needs_parts else text
+        return [dict(part) for part in content] if self._takes_parts else text
+
+
+def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(
+                f"Invalid 'messages': a content part of type '{part.get('type')}'. This model takes parts of type "
+                "'text' only.",
+                param="messages",
+            )
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
+    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object.
+
+    Raises InvalidRequest if they are nested too deeply.
+    """
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return dict(call)
+    except RecursionError:
+        raise InvalidRequest(
+            "Invalid 'messages': the arguments of a tool call are nested too deeply.", param="messages"
+        ) from None
+    if not isinstance(arguments, dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}

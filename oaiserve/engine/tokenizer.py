@@ -1,0 +1,134 @@
+"""The tokenizer of the model: text and messages become token ids, and ids become text.
+
+It must not know HTTP, torch, the scheduler, or how long a prompt may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oaiserve.engine.chat_template import ChatTemplate
+from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.model_files import reported, within
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
+
+
+class Tokenizer:
+    """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str | None = None) -> None:
+        """Wrap a tokenizer of transformers. `chat_template` is Jinja source that replaces the model's own.
+
+        Raises StartupError if the tokenizer has no Rust form, or if the template is not valid.
+        """
+        if not getattr(tokenizer, "is_fast", False):
+            raise StartupError(
+                f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
+            )
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        self.backend = tokenizer.backend_tokenizer
+        # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.backend.encode_special_tokens = tokenizer.split_special_tokens
+        self.vocab_size = len(tokenizer)
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self._table = TokenTable(self.backend)
+        self.special_ids = self._table.special_ids
+        self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+
+    @classmethod
+    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False) -> Tokenizer:
+        """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
+
+        Raises StartupError if there is none, or if it cannot be used.
+        """
+        from transformers import AutoTokenizer  # takes seconds to import
+
+        source, gguf_file = str(path), None
+        if source.startswith(("/", ".", "~")) and not Path(path).exists():
+            raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
+        if source.endswith(".gguf"):
+            source, gguf_file = str(Path(path).parent), Path(path).name
+        failure = f"Could not load a tokenizer from '{path}'"
+        with reported(failure):
+            try:
+                tokenizer: Any = AutoTokenizer.from_pretrained(
+                    source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+                )
+            except OSError as error:
+                if offline:
+                    raise StartupError(
+                        f"The Hugging Face hub does not answer, and '{path}' is not in its cache."
+                    ) from error
+                raise
+            return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
+        match prompt:
+            case TokenPrompt():
+                param, token_ids = "prompt", list(prompt.token_ids)
+            case TextPrompt():
+                param, token_ids = "prompt", self._encode(prompt.text, prompt.add_special_tokens, "prompt")
+            case ChatPrompt():
+                if self.chat_template is None:
+                    raise InvalidRequest(
+                        "This model has no chat template. Use /v1/completions, or start the server with a template.",
+                        param="messages",
+                    )
+                text = self.chat_template.render(prompt)
+                param, token_ids = "messages", self._encode(text, prompt.add_special_tokens, "messages")
+        if not token_ids:
+            raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
+        return token_ids
+
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each word, both at the start of a text and after another word.
+
+        Raises InvalidRequest for a word that cannot be encoded, or that has no tokens.
+        """
+        encoded: list[list[int]] = []
+        for word in words:
+            bare = word.lstrip(" ")
+            alone = self._encode(bare, False, "bad_words")
+            if not alone:
+                raise InvalidRequest(
+                    f"Invalid 'bad_words': {word[:40]!r} has no tokens of its own, so it cannot be kept out.",
+                    param="bad_words",
+                )
+            encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
+        return encoded
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        try:
+            text.encode()
+            # Only the backend's methods for batches release the GIL. This one also skips offsets.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+                "which is no character. Send valid Unicode text.",
+                param=param,
+            ) from error
+        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+            raise InvalidRequest(
+                f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
+        return self._table.token_text(token_id)[0]
