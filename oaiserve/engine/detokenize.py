@@ -34,6 +34,7 @@ def _byte_level_table() -> dict[int, str]:
 
 
 _BYTE_LEVEL = _byte_level_table()
+BYTE_LEVEL_CHARACTERS = {ord(byte): chr(character) for character, byte in _BYTE_LEVEL.items() if byte != "\uffff"}
 
 
 class TokenTable:
@@ -50,7 +51,7 @@ class TokenTable:
         self.has_bytes = True
         self.strip_start = 0  # leading spaces that decoding removes at the start of a text
         self.drop_first_spaces = False  # Metaspace: the first token of a text has no spaces at all
-        self._byte_level = False
+        self.is_byte_level = False  # the bytes of tokens, put together, are those of the text, from the first one on
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._cache: dict[int, bytes] = {}
@@ -67,7 +68,7 @@ class TokenTable:
             steps = steps[1:]
         match [step["type"] for step in steps]:
             case ["ByteLevel"] if not self._replace and not self._byte_fallback:
-                self._byte_level = True
+                self.is_byte_level = True
             case ["Metaspace"] if not self._replace and not self._byte_fallback:
                 self._replace = [(steps[0]["replacement"], " ")]
                 self.drop_first_spaces = steps[0]["prepend_scheme"] != "never"
@@ -96,7 +97,7 @@ class TokenTable:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
-        if self._byte_level:
+        if self.is_byte_level:
             # The decoder takes a token with any other character, mostly an added one, as it is.
             try:
                 return token.translate(_BYTE_LEVEL).encode("latin-1")

@@ -5,13 +5,14 @@ It must not know HTTP, torch, the scheduler, or how long a prompt may be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_files import reported, within
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
+
+
+DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
+Result = TypeVar("Result")
+
+
+class TooManyTokens(Exception):
+    """A prompt has more tokens than allowed: `num_tokens`, or at least that many, if not all of it was encoded."""
+
+    def __init__(self, num_tokens: int, *, is_exact: bool) -> None:
+        super().__init__(num_tokens, is_exact)
+        self.num_tokens = num_tokens
+        self.is_exact = is_exact
 
 
 class Tokenizer:
@@ -46,6 +60,8 @@ class Tokenizer:
         self._table = TokenTable(self.backend)
         self.special_ids = self._table.special_ids
         self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+        self._rules = EncodingRules(self.backend)
+        self._affixes = self._find_affixes()
 
     @classmethod
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False) -> Tokenizer:
@@ -76,19 +92,32 @@ class Tokenizer:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
+        return _run(self.encode_in_pieces(prompt))
+
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt. The generator stops after each piece of a long text, and after the template.
+
+        Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as it is
+        certain that there are more than `most_tokens`.
+        """
         match prompt:
             case TokenPrompt():
+                if most_tokens is not None and len(prompt.token_ids) > most_tokens:
+                    raise TooManyTokens(len(prompt.token_ids), is_exact=True)
                 param, token_ids = "prompt", list(prompt.token_ids)
             case TextPrompt():
-                param, token_ids = "prompt", self._encode(prompt.text, prompt.add_special_tokens, "prompt")
+                param = "prompt"
+                token_ids = yield from self._encode_text(prompt.text, prompt.add_special_tokens, param, most_tokens)
             case ChatPrompt():
                 if self.chat_template is None:
                     raise InvalidRequest(
                         "This model has no chat template. Use /v1/completions, or start the server with a template.",
                         param="messages",
                     )
-                text = self.chat_template.render(prompt)
-                param, token_ids = "messages", self._encode(text, prompt.add_special_tokens, "messages")
+                param, text = "messages", self.chat_template.render(prompt)
+                if len(text) > PIECE_CHARACTERS:
+                    yield
+                token_ids = yield from self._encode_text(text, prompt.add_special_tokens, param, most_tokens)
         if not token_ids:
             raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
         return token_ids
@@ -110,17 +139,48 @@ class Tokenizer:
             encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
         return encoded
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def _encode_text(
+        self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
+    ) -> Generator[None, None, list[int]]:
+        if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
+            pieces, (before, after) = iter(()), ([], [])
+            token_ids = self._encode(text, add_special_tokens, param)
+        else:
+            least = self._rules.least_tokens(text)
+            if most_tokens is not None and least > most_tokens:
+                raise TooManyTokens(least, is_exact=False)
+            _check_characters(text, param)  # all of it, as a cut may be next to any of them
+            before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
+            pieces = self._rules.pieces(text)
+            token_ids = before + self._encode(next(pieces), False, param)
+        # A piece has been encoded here, so the next one is wanted only if the prompt can still fit.
+        for piece in pieces:
+            if most_tokens is not None and len(token_ids) > most_tokens:
+                raise TooManyTokens(len(token_ids), is_exact=False)
+            yield
+            token_ids += self._encode(piece, False, param)
+        token_ids += after
+        if most_tokens is not None and len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=True)
+        return token_ids
+
+    def _find_affixes(self) -> tuple[list[int], list[int]] | None:
+        """Return the special tokens that are put before and after a text; None if they are put anywhere else."""
         try:
-            text.encode()
+            bare, whole = (self._encode("a b", is_whole, "") for is_whole in (False, True))
+        except InvalidRequest:
+            return None
+        for num_before in range(len(whole) - len(bare) + 1):
+            num_both = num_before + len(bare)
+            if whole[num_before:num_both] == bare:
+                return whole[:num_before], whole[num_both:]
+        return None
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        _check_characters(text, param)
+        try:
             # Only the backend's methods for batches release the GIL. This one also skips offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
-                "which is no character. Send valid Unicode text.",
-                param=param,
-            ) from error
         except Exception as error:  # the Rust encoder raises Exception itself for all its errors
             raise InvalidRequest(
                 f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
@@ -129,6 +189,51 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def decode_in_pieces(self, token_ids: Sequence[int]) -> Generator[None, None, str]:
+        """Return the text of token ids, with its special tokens. The generator stops after each piece of a long list.
+
+        A byte-level tokenizer has pieces. Others decode the whole list at once, as their first tokens are different.
+        """
+        texts, start = [], 0
+        while len(token_ids) - start > DECODE_TOKENS and (end := self._end_of_decoding(token_ids, start)) is not None:
+            texts.append(self._decode(token_ids[start:end]))
+            start = end
+            yield
+        texts.append(self._decode(token_ids[start:]))
+        return "".join(texts)
+
+    def _end_of_decoding(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Return the end of the next piece to decode: after a token that ends in ASCII, so that no character is cut."""
+        if not self._table.is_byte_level:
+            return None
+        for end in range(start + DECODE_TOKENS, len(token_ids)):
+            if (data := self._table.bytes_of(token_ids[end - 1])) and data[-1] < 0x80:
+                return end
+        return None
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.backend.decode_batch([token_ids], skip_special_tokens=False)[0]  # releases the GIL
+
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
         return self._table.token_text(token_id)[0]
+
+
+def _run(pieces: Generator[None, None, Result]) -> Result:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+
+def _check_characters(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+            "which is no character. Send valid Unicode text.",
+            param=param,
+        ) from error
