@@ -281,7 +281,8 @@ class EngineOptions:
     """Keep computed KV blocks for later requests that begin with the same tokens."""
 
     max_waiting: int = 1024
-    """Most waiting requests. Further ones are answered with 429 and Retry-After."""
+    """Most waiting sequences: a request has n for each of its prompts. Further requests are answered with 429 and
+    Retry-After, unless nothing waits."""
 
     max_waiting_tokens: int | None = None
     """Most prompt tokens of all waiting requests together. Further requests are answered with 429 and Retry-After.

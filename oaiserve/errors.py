@@ -96,15 +96,21 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, limit_tokens: int, prompt_tokens: int, max_tokens: int | None, *, chat: bool) -> None:
+    def __init__(
+        self, limit_tokens: int, prompt_tokens: int, max_tokens: int | None, *, chat: bool, is_exact: bool = True
+    ) -> None:
+        """Say how long the prompt is; without `is_exact`, it has at least this many tokens."""
         what = "messages" if chat else "prompt"
+        least = "" if is_exact else "at least "
         asked = prompt_tokens + (max_tokens or 0)
         if max_tokens is None:
-            asked_for = f"However, your {what} resulted in {prompt_tokens} tokens, which leaves no room for an answer."
+            asked_for = (
+                f"However, your {what} resulted in {least}{prompt_tokens} tokens, which leaves no room for an answer."
+            )
         else:
             asked_for = (
-                f"However, you requested {asked} tokens "
-                f"({prompt_tokens} in the {what}, {max_tokens} in the completion)."
+                f"However, you requested {least}{asked} tokens "
+                f"({least}{prompt_tokens} in the {what}, {max_tokens} in the completion)."
             )
         super().__init__(
             f"This model's maximum context length is {limit_tokens} tokens. {asked_for} "

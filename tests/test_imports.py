@@ -119,9 +119,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
         "oaiserve.model_files",
-        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "request")),
+        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request")),
     },
-    f"{ENGINE}.tokenize": {*LEAVES, f"{ENGINE}.request"},
+    f"{ENGINE}.encoding_rules": {f"{ENGINE}.detokenize"},
+    f"{ENGINE}.turns": set(),
+    f"{ENGINE}.tokenize": {*LEAVES, *(f"{ENGINE}.{m}" for m in ("request", "turns"))},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "logprobs", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},

@@ -15,7 +15,7 @@ MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 
 class DrainRate:
-    """The number of requests that leave the queue in a second, measured while requests wait."""
+    """The number of sequences that leave the queue in a second, measured while some wait."""
 
     def __init__(self) -> None:
         self.per_second = 0.0
@@ -23,7 +23,7 @@ class DrainRate:
         self._num_left = 0
 
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
-        """Take the next measurement. `num_left` counts the requests that have left so far. An empty queue measures
+        """Take the next measurement. `num_left` counts the sequences that have left so far. An empty queue measures
         nothing."""
         if num_waiting == 0 or self._since_ns is None:
             self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left
@@ -35,7 +35,7 @@ class DrainRate:
         self._since_ns, self._num_left = now_ns, num_left
 
     def retry_after_seconds(self, num_waiting: int) -> int:
-        """Return the time until the requests that wait now have left; one second if the rate is not known yet."""
+        """Return the time until the sequences that wait now have left; one second if the rate is not known yet."""
         if self.per_second <= 0:
             return 1
         return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))

@@ -12,8 +12,8 @@ Two families are known:
 - BPE over a whole text with "▁" for spaces (Llama 2, Gemma, Mistral). No pattern splits the text, but BPE makes only
   tokens of its vocabulary. Between a letter and a space is a cut if no token has that letter before a "▁".
 
-In both, a token that was added to the vocabulary is found in the text before anything else, and may take the white space
-around it. So none may touch a cut.
+In both, a token that was added to the vocabulary is found in the text before anything else, and may take the white
+space around it. So none may touch a cut.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPACE = "▁"
 
 # Letters and digits to any version of Unicode that a tokenizer may know. Many more are, but these are enough.
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
-_SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、，])")
+_SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
 _SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -71,7 +71,7 @@ _ALTERNATIVES = {
         for upper, lower in (("*", "+"), ("+", "*"))
         for contraction in ("", f"{_CONTRACTION}?")
     ),
-    r"[一-龥぀-ゟ゠-ヿ]+",
+    "[一-龥\u3040-ゟ\u30a0-ヿ]+",
 }
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from oaiserve.engine.model.spec import LoadedModel
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -122,8 +125,8 @@ class Engine:
         }
         self._max_waiting = options.max_waiting
         self._clock_ns = clock_ns
-        self._num_submitted = itertools.count()  # next() is atomic
-        self._last_submitted = 0
+        self._submitting = threading.Lock()  # what is checked must still be so when it is counted
+        self._num_submitted = 0
         self._is_draining = False
         self._processes = processes
         self._loop = EngineLoop(
@@ -149,6 +152,7 @@ class Engine:
             ),
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
+            stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             overlap=options.overlap and runner.is_asynchronous,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
@@ -262,8 +266,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """The number of requests that have not entered a step yet."""
-        return self._last_submitted - self._loop.requests.num_left_waiting
+        """The number of sequences that have not entered a step yet, those in the tokenize stage included."""
+        return self._num_submitted - self._loop.requests.num_left_waiting
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's numbers after the last step. This costs the engine thread nothing."""
@@ -291,20 +295,50 @@ class Engine:
         """Accept a request. `deliver` gets its events on the engine thread; the last event is a terminal one.
 
         This neither encodes nor blocks, unless there are no tokenize workers. Raises Unavailable before `start`, while
-        the engine drains and after its end, and Overloaded if too many requests wait.
+        the engine drains and after its end, and Overloaded if too much waits. If nothing waits, a request of any size
+        is taken.
         """
+        self._check_open()
+        with self._submitting:
+            num_waiting = self.num_waiting
+            if num_waiting and num_waiting + request.num_choices > self._max_waiting:
+                raise self._overloaded(
+                    f"{num_waiting} sequences are waiting already, this request has {request.num_choices}, and the "
+                    f"limit is {self._max_waiting}"
+                )
+            self._check_bytes(request.num_bytes)
+            self._num_submitted += request.num_choices
+        self._loop.post(Submitted(request, deliver, self._clock_ns()))
+        self._tokenize.submit(request)
+
+    def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
+        """Run work with the tokenizer among that of requests, in turns by client: each `yield` of it ends a turn.
+
+        Cancelling the future ends it. `num_bytes` is the size of the body that it comes from. Raises Unavailable and
+        Overloaded, as `submit` does.
+        """
+        self._check_open()
+        with self._submitting:
+            num_waiting = self._tokenize.num_waiting
+            if num_waiting and num_waiting >= self._max_waiting:
+                raise self._overloaded(f"{num_waiting} requests wait for the tokenizer already, which is the limit")
+            self._check_bytes(num_bytes)
+        return self._tokenize.run(work, client=client, num_bytes=num_bytes)
+
+    def _check_open(self) -> None:
         if self._is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         if not self.is_ready:
             raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
-        if self.num_waiting >= self._max_waiting:
-            raise Overloaded(
-                f"{self._max_waiting} requests are waiting already, which is the limit; try again later.",
-                retry_after_seconds=self._loop.requests.drain_rate.retry_after_seconds(self.num_waiting),
-            )
-        self._last_submitted = next(self._num_submitted) + 1
-        self._loop.post(Submitted(request, deliver, self._clock_ns()))
-        self._tokenize.submit(request)
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        if not self._tokenize.has_room(num_bytes):
+            raise self._overloaded("too many bytes of prompts are being tokenized already")
+
+    def _overloaded(self, reason: str) -> Overloaded:
+        retry_after_seconds = self._loop.requests.drain_rate.retry_after_seconds(self.num_waiting)
+        message = f"The server is overloaded: {reason}; try again later."
+        return Overloaded(message, retry_after_seconds=retry_after_seconds)
 
     def abort(self, request_id: str) -> None:
         """End a request early, in any phase. This does nothing if it has ended."""

@@ -124,6 +124,7 @@ class EngineLoop:
         *,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
+        stop_tokenizing: Callable[[str], None],
         overlap: bool = False,
         itl_target_seconds: float | None = None,
         ranges: Ranges | None = None,
@@ -148,7 +149,13 @@ class EngineLoop:
             self._pacing = PrefillBudget(itl_target_seconds, scheduler.limits.max_step_tokens)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
-            scheduler, table, self._account.totals, bounds, eos_token_ids=eos_token_ids, clock_ns=clock_ns
+            scheduler,
+            table,
+            self._account.totals,
+            bounds,
+            eos_token_ids=eos_token_ids,
+            clock_ns=clock_ns,
+            stop_tokenizing=stop_tokenizing,
         )
         self.failure: BaseException | None = None
         self.is_stopped = False

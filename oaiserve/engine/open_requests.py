@@ -71,6 +71,7 @@ class OpenRequest:
     outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
+    num_waiting: int = 0  # choices that have not entered a step
     notes: RequestNotes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,20 +90,23 @@ class OpenRequests:
         *,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
+        stop_tokenizing: Callable[[str], None],
     ) -> None:
+        """Begin without requests. `stop_tokenizing` takes the id of one that has ended before it was tokenized."""
         self._scheduler = scheduler
         self._table = table
         self._totals = totals
         self._bounds = bounds
         self._eos_token_ids = eos_token_ids
         self._clock_ns = clock_ns
+        self._stop_tokenizing = stop_tokenizing
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
-        self._num_submitted = 0
+        self._num_submitted = 0  # choices
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
         # read by any thread
-        self.num_left_waiting = 0  # requests that entered a step, or ended before
+        self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.num_waiting_tokens = 0  # of the prompts of the other ones
         self.drain_rate = DrainRate()
 
@@ -122,11 +126,11 @@ class OpenRequests:
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
-        self._num_submitted += 1
+        self._num_submitted += request.num_choices
         received_ns = submitted_ns if request.received_ns is None else request.received_ns
         times = RequestTimes(received=received_ns, submitted=submitted_ns)
-        account = EngineAccount(num_choices=len(request.prompts) * request.params.n)
-        self._open[request.request_id] = OpenRequest(request, deliver, times, account)
+        account = EngineAccount(num_choices=request.num_choices)
+        self._open[request.request_id] = OpenRequest(request, deliver, times, account, num_waiting=request.num_choices)
         self._queue_deadlines.begin(request.request_id, submitted_ns)
         self._request_deadlines.begin(request.request_id, submitted_ns)
 
@@ -220,9 +224,10 @@ class OpenRequests:
         newcomers = []
         for sequence in step.admitted:
             opened = self._open[sequence.request_id]
+            if not sequence.num_preemptions:
+                self._stop_waiting(opened, 1)
             if opened.notes.admitted(sequence, now_ns):
                 newcomers.append(opened)
-                self._stop_waiting(opened)
         return newcomers
 
     def computed(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
@@ -264,11 +269,13 @@ class OpenRequests:
         return most is not None and self.num_waiting_tokens > 0 and self.num_waiting_tokens + num_tokens > most
 
     def _retry_after_seconds(self) -> int:
-        """Return when to try again. This counts requests, as the drain rate does; a request may have many sequences."""
+        """Return when to try again."""
         return self.drain_rate.retry_after_seconds(self._num_submitted - self.num_left_waiting)
 
-    def _stop_waiting(self, opened: OpenRequest) -> None:
-        self.num_left_waiting += 1
+    def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
+        """Note that choices of a request wait no longer. Its tokens wait until the first of them enters a step."""
+        opened.num_waiting -= num_choices
+        self.num_left_waiting += num_choices
         self.num_waiting_tokens -= opened.waiting_tokens
         opened.waiting_tokens = 0
 
@@ -353,8 +360,9 @@ class OpenRequests:
         self._close_account(opened)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
-        if opened.times.scheduled is None:
-            self._stop_waiting(opened)
+        self._stop_waiting(opened, opened.num_waiting)
+        if opened.times.tokenized is None:
+            self._stop_tokenizing(opened.request.request_id)
         self._emit(opened, terminal)
 
     def _close_account(self, opened: OpenRequest) -> None:

@@ -47,6 +47,15 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+class TooManyTokens(Exception):
+    """A prompt has more tokens than allowed: `num_tokens`, or at least that many, if not all of it was encoded."""
+
+    def __init__(self, num_tokens: int, *, is_exact: bool) -> None:
+        super().__init__(num_tokens, is_exact)
+        self.num_tokens = num_tokens
+        self.is_exact = is_exact
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later, against the
@@ -88,7 +97,12 @@ class Request:
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
     client: str = ""  # whose request it is, so that clients can take turns
+    num_bytes: int = 0  # of the body that it came in, by which what waits is bounded
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
 
 
 class FinishReason(StrEnum):

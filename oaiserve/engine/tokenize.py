@@ -1,23 +1,29 @@
 """The tokenize stage: worker threads turn the prompts of a request into token ids, once, and check lengths and ids.
 
-It knows the length of the context and the model's ids. It must not know HTTP, torch, the scheduler, or how a tokenizer
-works. The engine submits and aborts requests, and passes a callable for the results.
+Clients take turns, and a turn is one piece of work, so a long prompt keeps others waiting for milliseconds. It knows
+the length of the context and the model's ids. It must not know HTTP, torch, the scheduler, or how a tokenizer works.
+The engine submits and aborts requests, and passes a callable for the results.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from oaiserve.engine.request import ChatPrompt, Prompt, Request
+from oaiserve.engine.request import ChatPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.turns import Turns
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
+
+# Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
+MAX_BYTES = 64 * 2**20
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class TokenizeStarted:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The token ids of each prompt, in order. There are no lists if the request was aborted before a worker took it."""
+    """The token ids of each prompt, in order. There are no lists if the request was aborted before all were known."""
 
     request: Request
     token_ids: list[list[int]]
@@ -53,7 +59,11 @@ class TokenizeFailed:
 class Encoder(Protocol):
     """The methods of a tokenizer that the stage calls."""
 
-    def encode(self, prompt: Prompt) -> list[int]: ...
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, /) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt, and stop after each piece.
+
+        May raise an APIError, and TooManyTokens if there are more than `most_tokens`.
+        """
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
@@ -61,8 +71,23 @@ class Encoder(Protocol):
 Post = Callable[[TokenizeStarted | Tokenized | TokenizeFailed], None]
 
 
+@dataclass(slots=True, eq=False)
+class _Task:
+    """Work that is done in turns, with exactly one of three ends."""
+
+    client: str
+    num_bytes: int
+    work: Generator[None, None, Any]  # stops after each turn
+    done: Callable[[Any], None]  # takes what the work has returned
+    failed: Callable[[APIError], None]
+    dropped: Callable[[], None]  # nobody wants it any more
+    request_id: str | None = None
+    is_begun: bool = False
+    is_aborted: bool = False
+
+
 class TokenizeStage:
-    """The worker threads that encode prompts, over one queue.
+    """The worker threads that encode prompts, in turns by client.
 
     For each request that is submitted, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is
     aborted or the stage stops, and `TokenizeStarted` before that if a worker has begun with it.
@@ -85,10 +110,13 @@ class TokenizeStage:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._clock = clock
-        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        # The requests in the queue that are not aborted. What pops one decides on it: a worker, `abort` or `stop`.
-        self._waiting: dict[str, Request] = {}
-        self._stopped = False
+        # Guards all that follows. Nothing else is called while it is held.
+        self._changed = threading.Condition()
+        self._turns: Turns[_Task] = Turns()
+        self._requests: dict[str, _Task] = {}  # by request id, while they are in the stage
+        self._num_bytes = 0
+        self._num_waiting = 0
+        self._is_stopped = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tokenize-{i}", daemon=True) for i in range(num_workers)
         ]
@@ -97,66 +125,162 @@ class TokenizeStage:
 
     @property
     def num_waiting(self) -> int:
-        """The number of requests that no worker has taken yet."""
-        return len(self._waiting)
+        """The number of requests, and of other work, that no worker has begun yet."""
+        return self._num_waiting
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether work on a body of this size may be added. If there is none, a body of any size may."""
+        return self._num_bytes == 0 or self._num_bytes + num_bytes <= MAX_BYTES
 
     def submit(self, request: Request) -> None:
-        """Add a request to the queue, without blocking. Its id must be unique among the requests in the stage."""
-        if not self._threads:
-            self._post(self._tokenize(request))
-            return
-        self._waiting[request.request_id] = request
-        self._queue.put(request)
-        if self._stopped:
-            self._fail_waiting()
+        """Add a request, without blocking. Its id must be unique among the open requests."""
+        task = _Task(
+            request.client,
+            request.num_bytes,
+            self._tokenize(request),
+            done=self._post,
+            failed=lambda error: self._post(TokenizeFailed(request, error)),
+            dropped=lambda: self._post(Tokenized(request, [])),
+            request_id=request.request_id,
+        )
+        with self._changed:
+            self._requests[request.request_id] = task
+        self._add(task)
+
+    def run(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
+        """Run other work of a client between the requests: a turn goes on to its next `yield`.
+
+        It ends early if the future is cancelled. An error that is no APIError becomes an InternalError.
+        """
+        future: Future[Result] = Future()
+
+        def settle(settle: Callable[[Any], None], value: object) -> None:
+            if future.set_running_or_notify_cancel():
+                settle(value)
+
+        def on_done(future: Future[Result]) -> None:
+            task.is_aborted = future.cancelled()
+
+        task = _Task(
+            client,
+            num_bytes,
+            work,
+            done=lambda result: settle(future.set_result, result),
+            failed=lambda error: settle(future.set_exception, error),
+            dropped=lambda: None,
+        )
+        future.add_done_callback(on_done)
+        self._add(task)
+        return future
 
     def abort(self, request_id: str) -> None:
-        """Abort a request, so that it is not encoded if no worker has taken it. It is posted in its turn anyway."""
-        self._waiting.pop(request_id, None)
+        """Abort a request: it is not encoded any further than the piece under way. It is posted in its turn anyway."""
+        with self._changed:
+            task = self._requests.get(request_id)
+            if task is not None:
+                task.is_aborted = True
 
     def stop(self) -> None:
-        """Fail the requests that wait, finish those that are being encoded, and join the threads."""
-        self._fail_waiting()
-        self._queue.put(None)
+        """Fail all that waits, and what is under way unless its piece is the last one, and join the threads."""
+        with self._changed:
+            self._is_stopped = True
+            waiting = self._turns.take_all()
+            self._changed.notify_all()
+        for task in waiting:
+            self._refuse(task)
         for thread in self._threads:
             thread.join()
-        # The order matters: a submit that is too late for the call below sees the flag, and fails what waits by itself.
-        self._stopped = True
-        self._fail_waiting()
 
-    def _fail_waiting(self) -> None:
-        while True:
-            try:
-                request = self._queue.get_nowait()
-            except queue.Empty:
+    def _add(self, task: _Task) -> None:
+        with self._changed:
+            self._num_bytes += task.num_bytes
+            self._num_waiting += 1
+            is_stopped = self._is_stopped
+            if self._threads and not is_stopped:
+                self._turns.add(task.client, task)
+                self._changed.notify()
                 return
-            if request is not None:
-                self._waiting.pop(request.request_id, None)
-                self._post(TokenizeFailed(request, Unavailable("The server is shutting down.")))
+        if is_stopped:
+            self._refuse(task)
+            return
+        while not self._run_piece(task):
+            pass
 
     def _work(self) -> None:
-        while (request := self._queue.get()) is not None:
-            if self._waiting.pop(request.request_id, None) is None:
-                self._post(Tokenized(request, []))
-            else:
-                self._post(self._tokenize(request))
-        self._queue.put(None)  # for the next worker
+        while (task := self._take()) is not None:
+            if self._run_piece(task):
+                continue
+            with self._changed:
+                is_stopped = self._is_stopped
+                if not is_stopped:
+                    self._turns.put_back(task.client, task)
+                    self._changed.notify()
+            if is_stopped:
+                self._refuse(task)
 
-    def _tokenize(self, request: Request) -> Tokenized | TokenizeFailed:
-        self._post(TokenizeStarted(request, self._clock()))
+    def _take(self) -> _Task | None:
+        """Wait for the next turn. Return None once the stage has stopped."""
+        with self._changed:
+            while not self._turns:
+                if self._is_stopped:
+                    return None
+                self._changed.wait()
+            return self._turns.take()
+
+    def _run_piece(self, task: _Task) -> bool:
+        """Run the work of a task up to its next stop. Return whether it has ended."""
+        if task.is_aborted:
+            self._end(task, task.dropped)
+            return True
+        self._begin(task)
         try:
-            self._check_ids(request.params.logit_bias, "logit_bias")
-            self._check_ids(request.params.stop_token_ids, "stop_token_ids")
-            self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
-            bad_words = self._encode_bad_words(request.params.bad_words)
-            token_ids = [self._encode(prompt, request.params.max_tokens) for prompt in request.prompts]
+            next(task.work)
+        except StopIteration as stop:
+            result = stop.value
+            self._end(task, lambda: task.done(result))
         except APIError as error:
-            return TokenizeFailed(request, error)
+            failure = error
+            self._end(task, lambda: task.failed(failure))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a panic of the Rust encoder is no Exception, and must not end the worker
-            logger.exception("Request %s could not be tokenized.", request.request_id)
-            return TokenizeFailed(request, InternalError("The server failed while it tokenized this request."))
+            logger.exception("The work of %s failed.", task.request_id or "the tokenizer's routes")
+            failed = InternalError("The server failed while it tokenized this request.")
+            self._end(task, lambda: task.failed(failed))
+        else:
+            return False
+        return True
+
+    def _begin(self, task: _Task) -> None:
+        if not task.is_begun:
+            task.is_begun = True
+            with self._changed:
+                self._num_waiting -= 1
+
+    def _refuse(self, task: _Task) -> None:
+        self._end(task, lambda: task.failed(Unavailable("The server is shutting down.")))
+
+    def _end(self, task: _Task, end: Callable[[], None]) -> None:
+        """End a task. What it holds is counted until then, and no longer."""
+        task.work.close()
+        self._begin(task)
+        with self._changed:
+            self._num_bytes -= task.num_bytes
+            if task.request_id is not None and self._requests.get(task.request_id) is task:
+                del self._requests[task.request_id]
+        end()
+
+    def _tokenize(self, request: Request) -> Generator[None, None, Tokenized]:
+        self._post(TokenizeStarted(request, self._clock()))
+        self._check_ids(request.params.logit_bias, "logit_bias")
+        self._check_ids(request.params.stop_token_ids, "stop_token_ids")
+        self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
+        bad_words = self._encode_bad_words(request.params.bad_words)
+        token_ids: list[list[int]] = []
+        for prompt in request.prompts:
+            if token_ids:
+                yield
+            token_ids.append((yield from self._encode(prompt, request.params.max_tokens)))
         return Tokenized(request, token_ids, bad_words, self._clock())
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
@@ -164,13 +288,16 @@ class TokenizeStage:
         # A tokenizer may know more ids than its model, which cannot generate those anyway.
         return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
-    def _encode(self, prompt: Prompt, max_tokens: int | None) -> list[int]:
+    def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, list[int]]:
         is_chat = isinstance(prompt, ChatPrompt)
-        token_ids = self._tokenizer.encode(prompt)
+        most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
+        try:
+            token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
+        except TooManyTokens as error:
+            raise ContextLengthExceeded(
+                self._max_model_len, error.num_tokens, max_tokens, chat=is_chat, is_exact=error.is_exact
+            ) from error
         self._check_ids(token_ids, "messages" if is_chat else "prompt")
-        room_for = 1 if max_tokens is None else max_tokens
-        if len(token_ids) + room_for > self._max_model_len:
-            raise ContextLengthExceeded(self._max_model_len, len(token_ids), max_tokens, chat=is_chat)
         return token_ids
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
-from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_files import reported, within
 
@@ -25,15 +25,6 @@ LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its ch
 
 DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 Result = TypeVar("Result")
-
-
-class TooManyTokens(Exception):
-    """A prompt has more tokens than allowed: `num_tokens`, or at least that many, if not all of it was encoded."""
-
-    def __init__(self, num_tokens: int, *, is_exact: bool) -> None:
-        super().__init__(num_tokens, is_exact)
-        self.num_tokens = num_tokens
-        self.is_exact = is_exact
 
 
 class Tokenizer:
@@ -95,7 +86,7 @@ class Tokenizer:
         return _run(self.encode_in_pieces(prompt))
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
-        """Return the token ids of a prompt. The generator stops after each piece of a long text, and after the template.
+        """Return the token ids of a prompt. It stops after each piece of a long text, and after the template.
 
         Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as it is
         certain that there are more than `most_tokens`.

@@ -93,6 +93,7 @@ async def prepare(
             cache_salt=protocol.cache_salt(body),
             stream_interval=protocol.stream_interval(body, serving.stream_interval),
             client=exchange.client,
+            num_bytes=len(content),
             received_ns=exchange.received_ns,
         )
         return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)

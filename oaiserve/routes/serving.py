@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -20,13 +20,15 @@ from oaiserve.record import Profile, RequestRecord
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 
+Result = TypeVar("Result")
+
 
 class ServedTokenizer(Protocol):
-    """The model's tokenizer. It may block, so routes call it in a worker thread."""
+    """The model's tokenizer. It blocks, so routes use it only in `ServedEngine.run_in_turns`."""
 
-    def encode(self, prompt: Prompt, /) -> list[int]: ...
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, /) -> Generator[None, None, list[int]]: ...
 
-    def decode(self, token_ids: list[int], /) -> str: ...
+    def decode_in_pieces(self, token_ids: Sequence[int], /) -> Generator[None, None, str]: ...
 
     def token_text(self, token_id: int, /) -> str: ...
 
@@ -51,6 +53,10 @@ class ServedEngine(Protocol):
 
     @property
     def is_ready(self) -> bool: ...
+
+    def run_in_turns(
+        self, work: Generator[None, None, Result], /, *, client: str, num_bytes: int
+    ) -> Future[Result]: ...
 
     def profile(self, num_steps: int, timeout_seconds: float, /) -> Future[Profile]: ...
 

@@ -1,26 +1,32 @@
-"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM."""
+"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
+
+Their work is done in the tokenize stage, in turns with that of all other requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from oaiserve.engine.request import Prompt, TextPrompt
+from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.body import off_loop_if_large, read_body
 from oaiserve.routes.chat import build_prompt
-from oaiserve.routes.middleware import json_response
 from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import Serving, serving_of
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
-T = TypeVar("T")
+
+# Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
+# this is twice the longest usual context, the length of some books. The answer has two megabytes then.
+MOST_TOKENS = 2**18
+PIECE_TOKENS = 2**13  # rendered in one turn
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
@@ -28,39 +34,88 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
-    body, prompt = await _checked_body(request, _tokenize_decoder, _prompt)
-    tokenizer = serving.engine.tokenizer
-    ids = await run_in_threadpool(tokenizer.encode, prompt)
-    texts = None
-    if body.return_token_strs:
-        texts = await run_in_threadpool(lambda: [tokenizer.token_text(token_id) for token_id in ids])
-    max_model_len = serving.engine.max_model_len
-    return json_response({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts})
+    content = await read_body(request, serving)
+    body = await _checked(serving, content, _tokenize_decoder)
+    return await _in_turns(request, serving, _tokenize(serving, body), len(content))
 
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
-    _, ids = await _checked_body(request, _detokenize_decoder, lambda body: protocol.token_ids("tokens", body.tokens))
-    size = serving.engine.vocab_size
-    if ids and max(ids) >= size:
-        raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(ids))}")
-    text = await run_in_threadpool(serving.engine.tokenizer.decode, list(ids))
-    return json_response({"prompt": text})
-
-
-async def _checked_body(
-    request: Request, decoder: msgspec.json.Decoder[Body], take: Callable[[Body], T]
-) -> tuple[Body, T]:
-    """Return the body, and what `take` makes of it. Raises an APIError."""
-    serving = serving_of(request)
     content = await read_body(request, serving)
+    body = await _checked(serving, content, _detokenize_decoder)
+    return await _in_turns(request, serving, _detokenize(serving, body.tokens), len(content))
 
-    def check() -> tuple[Body, T]:
-        body = protocol.parse(decoder, content, serving.unknown_names)
-        serving.check_model(body.model)
-        return body, take(body)
 
-    return await off_loop_if_large(content, check)
+async def _checked(serving: Serving, content: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    body = await off_loop_if_large(content, lambda: protocol.parse(decoder, content, serving.unknown_names))
+    serving.check_model(body.model)
+    return body
+
+
+async def _in_turns(request: Request, serving: Serving, work: Generator[None, None, bytes], num_bytes: int) -> Response:
+    """Answer with what the work returns. The work ends early if the client leaves."""
+    answer = asyncio.wrap_future(serving.engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
+    left = asyncio.create_task(_client_left(request))
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return Response(answer.result(), media_type="application/json")
+    finally:
+        left.cancel()
+        answer.cancel()
+
+
+async def _client_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:
+    prompt = _prompt(body)
+    tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
+    most = max(MOST_TOKENS, max_model_len)
+    try:
+        ids = yield from tokenizer.encode_in_pieces(prompt, most)
+    except TooManyTokens as error:
+        param = "prompt" if isinstance(prompt, TextPrompt) else "messages"
+        least = "" if error.is_exact else "at least "
+        raise InvalidRequest(
+            f"Invalid '{param}': it has {least}{error.num_tokens} tokens, but this route takes at most {most}. "
+            "Send it in parts.",
+            param=param,
+        ) from error
+    rendered = yield from _rendered(ids, lambda part: part)
+    texts = b"null"
+    if body.return_token_strs:
+        texts = yield from _rendered(ids, lambda part: [tokenizer.token_text(token_id) for token_id in part])
+    return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
+
+
+def _detokenize(serving: Serving, tokens: Sequence[object]) -> Generator[None, None, bytes]:
+    most = max(MOST_TOKENS, serving.engine.max_model_len)
+    if len(tokens) > most:
+        raise protocol.invalid("tokens", f"must have at most {most} ids, got {len(tokens)}. Send them in parts")
+    size, ids = serving.engine.vocab_size, []
+    for start in range(0, len(tokens), PIECE_TOKENS):
+        if start:
+            yield
+        part = protocol.token_ids("tokens", tokens[start : start + PIECE_TOKENS])
+        if max(part) >= size:
+            raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(part))}")
+        ids += part
+    text = yield from serving.engine.tokenizer.decode_in_pieces(ids)
+    return msgspec.json.encode({"prompt": text})
+
+
+def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Generator[None, None, bytes]:
+    """Return the values of ids as one JSON list."""
+    parts = []
+    for start in range(0, len(ids), PIECE_TOKENS):
+        if start:
+            yield
+        parts.append(msgspec.json.encode(values(ids[start : start + PIECE_TOKENS]))[1:-1])
+    return b"[" + b",".join(parts) + b"]"
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

@@ -171,7 +171,9 @@ DRAIN_RATE = Metric(
     "Requests that leave the queue per second, as last measured while requests were waiting.",
 )
 TOKENIZE_QUEUE_DEPTH = Metric(
-    "oaiserve_tokenize_queue_depth", "gauge", "Requests that no tokenize worker has taken yet."
+    "oaiserve_tokenize_queue_depth",
+    "gauge",
+    "Requests, also to /tokenize and /detokenize, that no tokenize worker has begun yet.",
 )
 KV_CACHE_USAGE = Metric(
     "oaiserve_kv_cache_usage_ratio", "gauge", "Share of the KV cache's blocks in use, 0 to 1.", "ratio"

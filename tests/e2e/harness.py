@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class FaultyTokenizer(Tokenizer):
         super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
         self.entered, self.release = threading.Event(), threading.Event()
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
         match prompt:
             case TextPrompt("tokenizer raises"):
                 raise RuntimeError("a bug in the tokenizer")
@@ -81,7 +81,7 @@ class FaultyTokenizer(Tokenizer):
             case TextPrompt(text) if text.endswith("blocks"):
                 self.entered.set()
                 assert self.release.wait(TIMEOUT_SECONDS)
-        return super().encode(prompt)
+        return super().encode_in_pieces(prompt, most_tokens)
 
 
 class FaultyRunner(ScriptedRunner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event as Gate
@@ -25,6 +25,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenChunk,
     TokenPrompt,
+    TooManyTokens,
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Step, StepResult
@@ -150,6 +151,13 @@ class BlockedTokenizer:
             self.entered.set()
             assert self.release.wait(TIMEOUT_SECONDS)
         return TOKENIZER.encode(prompt)
+
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+        yield from ()
+        token_ids = self.encode(prompt)
+        if len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=True)
+        return token_ids
 
 
 class Clock:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from oaiserve.engine import tokenize
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import Stop, Submitted
 from oaiserve.engine.request import (
@@ -348,12 +349,59 @@ def test_too_many_waiting_requests_are_refused_at_once() -> None:
         runner.started.get(timeout=TIMEOUT_SECONDS)
         engine.submit(request("waits"), inbox)
         engine.submit(request("waits too"), inbox)
-        with pytest.raises(Overloaded, match="2 requests are waiting already"):
+        with pytest.raises(Overloaded, match="2 sequences are waiting already"):
             engine.submit(request("one more"), inbox)
         runner.permit(100)
         inbox.wait_terminal("runs", "waits", "waits too")
         engine.submit(request("later"), inbox)
         inbox.wait_terminal("later")
+
+
+def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=3) as engine:
+        engine.submit(request("many", n=5), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        assert engine.num_waiting == 4
+        with pytest.raises(Overloaded, match="4 sequences are waiting already, this request has 1, and the limit is 3"):
+            engine.submit(request("one more"), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("many")
+        assert engine.num_waiting == 0
+        engine.submit(request("later"), inbox)
+        inbox.wait_terminal("later")
+        assert engine.num_waiting == 0
+
+
+def test_aborted_and_failed_choices_wait_no_longer() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=100) as engine:
+        engine.submit(request("runs", n=3), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(request("waits", n=4), inbox)
+        engine.submit(request("bad", n=2, logit_bias={10**6: 1.0}), inbox)
+        engine.abort("waits")
+        engine.abort("runs")
+        runner.permit(100)
+        inbox.wait_terminal("waits", "runs", "bad")
+        assert engine.num_waiting == 0
+
+
+def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "MAX_BYTES", 100)
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:  # type: ignore[arg-type]
+        engine.submit(dataclasses.replace(text_request("first", "blocked"), num_bytes=500), inbox)
+        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
+        with pytest.raises(Overloaded, match="too many bytes") as caught:
+            engine.submit(dataclasses.replace(text_request("second", "hello"), num_bytes=1), inbox)
+        with pytest.raises(Overloaded, match="too many bytes"):
+            engine.run_in_turns((_ for _ in ()), client="", num_bytes=1)
+        tokenizer.release.set()
+        inbox.wait_terminal("first")
+        engine.submit(dataclasses.replace(text_request("third", "hello"), num_bytes=100), inbox)
+        inbox.wait_terminal("third")
+    assert caught.value.retry_after_seconds is not None
 
 
 def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> None:

@@ -1,13 +1,13 @@
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 
@@ -15,25 +15,37 @@ HELLO = {"role": "user", "content": "hello"}
 
 
 class Encoder:
-    """A tokenizer with one token per character or message. It keeps its prompts, and waits while `gate` is unset."""
+    """A tokenizer with one token per character or message, which stops at each "|".
+
+    It keeps its prompts and the words between the stops, and waits while `gate` is unset.
+    """
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
+        self.words: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
         self.gate.wait(10)
         self.prompts.append(prompt)
         match prompt:
             case TokenPrompt():
-                return list(prompt.token_ids)
+                token_ids = list(prompt.token_ids)
             case TextPrompt(text="panic"):
                 raise BaseException("a panic in the encoder")
             case TextPrompt():
-                return [ord(char) % 100 for char in prompt.text]
+                token_ids = []
+                for number, word in enumerate(prompt.text.split("|")):
+                    if number:
+                        yield
+                    self.words.append(word)
+                    token_ids += [ord(char) % 100 for char in word]
             case ChatPrompt():
-                return [0] * len(prompt.messages)
+                token_ids = [0] * len(prompt.messages)
+        if len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=True)
+        return token_ids
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         self.gate.wait(10)
@@ -80,8 +92,37 @@ def running(**options: Any) -> Iterator[Stage]:
         stage.stage.stop()
 
 
-def request(request_id: str, text: str = "abc") -> Request:
-    return Request(request_id, (TextPrompt(text),))
+def request(request_id: str, text: str = "abc", client: str = "") -> Request:
+    return Request(request_id, (TextPrompt(text),), client=client)
+
+
+class Held:
+    """Work that holds the only worker until it is let go, so that what is added meanwhile waits for sure."""
+
+    def __init__(self, stage: TokenizeStage) -> None:
+        self._stage, self._go = stage, threading.Event()
+
+    def __enter__(self) -> None:
+        begun = threading.Event()
+
+        def hold() -> Generator[None, None, None]:
+            yield from ()
+            begun.set()
+            assert self._go.wait(10)
+
+        self._stage.run(hold(), client="holds", num_bytes=0)
+        assert begun.wait(10)
+
+    def __exit__(self, *_: object) -> None:
+        self._go.set()
+
+
+def pieces(words: list[str], log: list[str]) -> Generator[None, None, str]:
+    for number, word in enumerate(words):
+        if number:
+            yield
+        log.append(word)
+    return "".join(words)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -245,3 +286,141 @@ def test_a_request_submitted_after_the_stop_fails() -> None:
 def test_workers_are_named() -> None:
     with running(num_workers=2):
         assert {"tokenize-0", "tokenize-1"} <= {thread.name for thread in threading.enumerate()}
+
+
+# -- turns
+
+
+def test_a_prompt_of_many_pieces_and_prompts_of_others_take_turns() -> None:
+    with running() as stage:
+        with Held(stage.stage):
+            stage.stage.submit(request("long", "a|b|c|d", client="one"))
+            stage.stage.submit(request("short", "x", client="two"))
+            stage.stage.submit(request("other", "y|z", client="three"))
+        results = [stage.result().request.request_id for _ in range(3)]
+    assert stage.encoder.words == [*"axybzcd"]
+    assert results == ["short", "other", "long"]
+
+
+def test_the_prompts_of_one_request_are_a_piece_each_and_posted_once() -> None:
+    many = Request("many", tuple(TextPrompt(char) for char in "abc"), client="one")
+    with running() as stage:
+        with Held(stage.stage):
+            stage.stage.submit(many)
+            stage.stage.submit(request("short", "x", client="two"))
+        assert stage.result().request.request_id == "short"
+        tokenized = stage.result()
+        assert stage.encoder.words == [*"axbc"]
+        assert isinstance(tokenized, Tokenized)
+        assert tokenized.token_ids == [[97], [98], [99]]
+    assert [started.request.request_id for started in stage.started] == ["many", "short"]
+
+
+def test_the_requests_of_one_client_come_in_their_order() -> None:
+    with running() as stage:
+        with Held(stage.stage):
+            for name in "abc":
+                stage.stage.submit(request(name, f"{name}|{name}", client="one"))
+        assert [stage.result().request.request_id for _ in range(3)] == [*"abc"]
+    assert stage.encoder.words == [*"aabbcc"]
+
+
+def test_a_request_that_is_aborted_between_two_pieces_is_encoded_no_further() -> None:
+    with running() as stage:
+        reached, go = threading.Event(), threading.Event()
+
+        def between() -> Generator[None, None, None]:
+            yield from ()
+            reached.set()
+            assert go.wait(10)
+
+        with Held(stage.stage):
+            stage.stage.submit(request("long", "a|b|c", client="one"))
+            stage.stage.run(between(), client="two", num_bytes=0)
+        assert reached.wait(10)
+        stage.stage.abort("long")
+        go.set()
+        assert stage.result() == Tokenized(stage.started[0].request, [])
+    assert stage.encoder.words == ["a"]
+
+
+def test_an_abort_ends_the_newer_of_two_requests_with_one_id() -> None:
+    """A request that has been aborted may wait for its turn still, when its caller uses the id again."""
+    with running() as stage:
+        with Held(stage.stage):
+            stage.stage.submit(request("r", "old"))
+            stage.stage.abort("r")
+            stage.stage.submit(request("r", "new"))
+        results = [stage.result(), stage.result()]
+    assert stage.encoder.words == ["new"]
+    assert [bool(result.token_ids) for result in results if isinstance(result, Tokenized)] == [False, True]
+
+
+def test_a_stop_fails_what_is_between_two_pieces() -> None:
+    stage = Stage(max_model_len=10**6)
+    stage.stage.submit(request("endless", "a|" * 500_000 + "a"))
+    while not stage.encoder.words:
+        pass
+    stage.stage.stop()
+    failed = stage.result()
+    assert isinstance(failed, TokenizeFailed)
+    assert isinstance(failed.error, Unavailable)
+    assert stage.posted.empty()
+
+
+def test_a_prompt_that_was_not_encoded_to_its_end_has_at_least_so_many_tokens() -> None:
+    class Endless(Encoder):
+        def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+            yield from ()
+            raise TooManyTokens(77, is_exact=False)
+
+    stage = Stage()
+    stage.stage._tokenizer = Endless()
+    error = stage.error(TextPrompt("abc"), max_tokens=3)
+    stage.stage.stop()
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.message.startswith(
+        "This model's maximum context length is 10 tokens. However, you requested at least 80 tokens (at least 77 in"
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_other_work_returns_its_result_or_its_error(num_workers: int) -> None:
+    def fails(error: BaseException) -> Generator[None, None, None]:
+        yield
+        raise error
+
+    with running(num_workers=num_workers) as stage:
+        assert stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(10) == "ab"
+        with pytest.raises(InvalidRequest, match="wrong"):
+            stage.stage.run(fails(InvalidRequest("wrong")), client="", num_bytes=1).result(10)
+        with pytest.raises(InternalError):
+            stage.stage.run(fails(BaseException("a panic")), client="", num_bytes=1).result(10)
+        assert stage.is_accepted(TextPrompt("abc"))
+    with pytest.raises(Unavailable):
+        stage.stage.run(pieces([*"ab"], []), client="", num_bytes=1).result(10)
+
+
+def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None:
+    log: list[str] = []
+    with running() as stage:
+        with Held(stage.stage):
+            future = stage.stage.run(pieces([*"abc"], log), client="", num_bytes=1)
+            assert future.cancel()
+        assert stage.is_accepted(TextPrompt("abc"))
+    assert log == []
+
+
+def test_bytes_are_counted_until_the_end_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.engine.tokenize.MAX_BYTES", 100)
+    with running() as stage:
+        assert stage.stage.has_room(1000)
+        with Held(stage.stage):
+            kept = stage.stage.run(pieces(["a"], []), client="", num_bytes=60)
+            dropped = stage.stage.run(pieces(["a"], []), client="", num_bytes=30)
+            assert (stage.stage.has_room(10), stage.stage.has_room(11)) == (True, False)
+            dropped.cancel()
+        kept.result(10)
+        assert stage.is_accepted(TextPrompt("abc"))
+        assert stage.stage.has_room(1000)
+        assert stage.stage.num_waiting == 0

@@ -1,16 +1,22 @@
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import pytest
 from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
+from oaiserve.engine.encoding_rules import PIECE_CHARACTERS
+from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from tests.engine.tokenizers_for_tests import CHATML, byte_level, metaspace, sentencepiece, wordpiece
+
+Result = TypeVar("Result")
 
 
 def wrap(backend: Backend, chat_template: str | None = None) -> PreTrainedTokenizerFast:
@@ -140,3 +146,81 @@ def test_without_a_template_chat_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
         BYTE_LEVEL.encode(ChatPrompt([HELLO]))
     assert caught.value.param == "messages"
+
+
+# -- pieces
+
+
+def run(pieces: Generator[None, None, Result]) -> tuple[Result, int]:
+    """Return the result, and how often the generator has stopped before it."""
+    for stops in count():
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            return stop.value, stops
+    raise AssertionError
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_a_long_text_is_encoded_in_pieces_with_the_special_tokens_of_the_whole(
+    tokenizer: Tokenizer, add_special_tokens: bool
+) -> None:
+    text = "hello wow<|im_end|> two words </s> here\n" * 2000
+    token_ids, stops = run(tokenizer.encode_in_pieces(TextPrompt(text, add_special_tokens)))
+    assert token_ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+    assert stops >= len(text) // PIECE_CHARACTERS
+    assert tokenizer.encode(TextPrompt(text, add_special_tokens)) == token_ids
+
+
+def test_special_tokens_after_a_text_come_after_its_last_piece() -> None:
+    backend = byte_level()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 265), ("<|im_end|>", 266)]
+    )
+    text = "hello wow " * 5000
+    token_ids, stops = run(Tokenizer(wrap(backend)).encode_in_pieces(TextPrompt(text)))
+    assert token_ids == backend.encode(text).ids
+    assert stops > 1
+
+
+def test_a_short_text_is_one_piece_and_a_list_of_ids_is_too() -> None:
+    assert run(BYTE_LEVEL.encode_in_pieces(TextPrompt("hello")))[1] == 0
+    assert run(BYTE_LEVEL.encode_in_pieces(TokenPrompt([1] * 100_000)))[1] == 0
+
+
+def test_a_text_that_is_too_long_by_its_length_is_not_encoded() -> None:
+    longest = max(map(len, byte_level().get_vocab()))
+    with pytest.raises(TooManyTokens) as caught:
+        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("x" * longest * 2000), 1999))
+    assert (caught.value.num_tokens, caught.value.is_exact) == (2000, False)
+
+
+def test_a_text_is_encoded_until_it_cannot_fit() -> None:
+    text = "hello wow " * 25_000
+    num_tokens = len(BYTE_LEVEL.encode(TextPrompt(text)))
+    with pytest.raises(TooManyTokens) as caught:
+        run(BYTE_LEVEL.encode_in_pieces(TextPrompt(text), 20_000))
+    assert 20_000 < caught.value.num_tokens <= 20_000 + PIECE_CHARACTERS < num_tokens
+    assert not caught.value.is_exact
+
+
+def test_the_length_of_what_was_encoded_to_its_end_is_exact() -> None:
+    for prompt in TextPrompt("xyz"), TokenPrompt([1, 2, 3]):
+        with pytest.raises(TooManyTokens) as caught:
+            next(BYTE_LEVEL.encode_in_pieces(prompt, 2))
+        assert (caught.value.num_tokens, caught.value.is_exact) == (3, True)
+
+
+def test_half_of_a_surrogate_pair_is_refused_anywhere_in_a_long_text() -> None:
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        next(BYTE_LEVEL.encode_in_pieces(TextPrompt("hello wow " * 5000 + "\ud83d")))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE])
+def test_long_lists_of_ids_are_decoded_as_short_ones_are(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode(TextPrompt("hello é🙂<|im_end|> two words\n" * 2000))
+    token_ids[5000:5000] = [200, 255, 226, 130] * 30  # bytes of no character
+    text, stops = run(tokenizer.decode_in_pieces(token_ids))
+    assert text == tokenizer.decode(token_ids)
+    assert stops >= (3 if tokenizer is BYTE_LEVEL else 0)

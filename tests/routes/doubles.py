@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import queue
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import (
@@ -24,6 +25,7 @@ from oaiserve.engine.request import (
     Request,
     TextPrompt,
     TokenChunk,
+    TooManyTokens,
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
@@ -50,7 +52,15 @@ class FakeTokenizer:
             return [ord(c) for c in prompt.text]
         return list(prompt.token_ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+        yield
+        token_ids = self.encode(prompt)
+        if most_tokens is not None and len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=False)
+        return token_ids
+
+    def decode_in_pieces(self, token_ids: Sequence[int]) -> Generator[None, None, str]:
+        yield
         return "".join(map(chr, token_ids))
 
     def token_text(self, token_id: int) -> str:
@@ -72,6 +82,7 @@ class FakeEngine:
         self.submit_error: APIError | None = None
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
+        self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # of work with the tokenizer: client, bytes
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
         self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = (
@@ -84,6 +95,21 @@ class FakeEngine:
         assert asked.set_running_or_notify_cancel()
         self.profiles.put((num_steps, timeout_seconds, asked))
         return asked
+
+    def run_in_turns(self, work: Generator[None, None, Any], *, client: str, num_bytes: int) -> Future[Any]:
+        """Run the work at once. A test may put another stage in its place."""
+        if self.submit_error is not None:
+            raise self.submit_error
+        future: Future[Any] = Future()
+        self.turns.put((client, num_bytes))
+        try:
+            while True:
+                next(work)
+        except StopIteration as stop:
+            future.set_result(stop.value)
+        except APIError as error:
+            future.set_exception(error)
+        return future
 
     def end_profile(self, asked: Future[Profile]) -> None:
         self.ended_profiles.put(asked)

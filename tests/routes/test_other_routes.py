@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from concurrent.futures import Future
+
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from oaiserve import __version__
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.errors import Overloaded
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 
@@ -47,6 +53,51 @@ def test_text_and_messages_can_be_tokenized(served: Served) -> None:
 def test_tokens_can_be_detokenized(served: Served) -> None:
     assert served.post("/detokenize", tokens=[97, 98]).json() == {"prompt": "ab"}
     assert served.post("/detokenize", tokens=[]).json() == {"prompt": ""}
+
+
+def test_the_tokenizers_routes_take_turns_as_clients_with_bodies_of_their_size(served: Served) -> None:
+    served.post("/tokenize", prompt="a" * 1000)
+    served.post("/detokenize", tokens=[97] * 1000)
+    (client, num_bytes), (_, more_bytes) = served.engine.turns.get(timeout=5), served.engine.turns.get(timeout=5)
+    assert client == "127.0.0.1"
+    assert (num_bytes > 1000, more_bytes > 2000) == (True, True)
+
+
+def test_the_tokenizers_routes_are_refused_as_other_work_is(served: Served) -> None:
+    served.engine.submit_error = Overloaded("Too much.", retry_after_seconds=3)
+    for path, body in (("/tokenize", {"prompt": "ab"}), ("/detokenize", {"tokens": [97]})):
+        response = served.post(path, **body)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+
+
+def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length(served: Served) -> None:
+    most = 2**18
+    answer = served.post("/tokenize", prompt="a" * most, return_token_strs=True).json()
+    assert (answer["count"], answer["tokens"], answer["token_strs"]) == (most, [97] * most, ["a"] * most)
+    assert served.post("/detokenize", tokens=[97] * most).json() == {"prompt": "a" * most}
+    for path, body in (("/tokenize", {"prompt": "a" * (most + 1)}), ("/detokenize", {"tokens": [97] * (most + 1)})):
+        response = served.post(path, **body)
+        assert response.status_code == 400
+        assert f"at most {most}" in response.json()["error"]["message"]
+
+
+def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    future: Future[bytes] = Future()
+    asked, ended = threading.Event(), threading.Event()
+
+    def never(work: object, *, client: str, num_bytes: int) -> Future[bytes]:
+        asked.set()
+        return future
+
+    future.add_done_callback(lambda _: ended.set())
+    monkeypatch.setattr(served.engine, "run_in_turns", never)
+    with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port or 0)) as client:
+        body = b'{"prompt": "ab"}'
+        head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        client.sendall(head % len(body) + body)
+        assert asked.wait(5)
+    assert ended.wait(5)
+    assert future.cancelled()
 
 
 def test_a_server_that_can_serve_is_healthy_and_ready(served: Served) -> None:
