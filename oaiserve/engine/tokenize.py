@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from oaiserve.engine.freed_memory import give_back
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turns import Turns
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BYTES = 64 * 2**20
+LARGE_BYTES = 2**20  # a body after which freed memory is worth giving back
+GIVE_BACK_SECONDS = 1.0  # after the last large body: by then, what has been made of it is free
 Result = TypeVar("Result")
 
 
@@ -102,9 +105,13 @@ class TokenizeStage:
         vocab_size: int,
         num_workers: int = 2,
         clock: Callable[[], int] = monotonic_ns,
+        give_back: Callable[[], None] = give_back,
+        give_back_seconds: float = GIVE_BACK_SECONDS,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. Without workers, `submit` encodes on the caller's thread, for comparisons."""
+        self._give_back = give_back
+        self._give_back_ns = int(give_back_seconds * 1e9)
         self._tokenizer = tokenizer
         self._post = post
         self._max_model_len = max_model_len
@@ -117,6 +124,7 @@ class TokenizeStage:
         self._num_bytes = 0
         self._num_waiting = 0
         self._is_stopped = False
+        self._give_back_at_ns: int | None = None  # by the true clock
         self._threads = [
             threading.Thread(target=self._work, name=f"tokenize-{i}", daemon=True) for i in range(num_workers)
         ]
@@ -220,12 +228,20 @@ class TokenizeStage:
 
     def _take(self) -> _Task | None:
         """Wait for the next turn. Return None once the stage has stopped."""
-        with self._changed:
-            while not self._turns:
-                if self._is_stopped:
+        while True:
+            with self._changed:
+                at_ns = self._give_back_at_ns
+                is_due = at_ns is not None and at_ns <= monotonic_ns()
+                if is_due:
+                    self._give_back_at_ns = None
+                elif self._turns:
+                    return self._turns.take()
+                elif self._is_stopped:
                     return None
-                self._changed.wait()
-            return self._turns.take()
+                else:
+                    self._changed.wait(None if at_ns is None else (at_ns - monotonic_ns()) / 1e9)
+            if is_due:
+                self._give_back()
 
     def _run_piece(self, task: _Task) -> bool:
         """Run the work of a task up to its next stop. Return whether it has ended."""
@@ -266,6 +282,8 @@ class TokenizeStage:
         self._begin(task)
         with self._changed:
             self._num_bytes -= task.num_bytes
+            if task.num_bytes >= LARGE_BYTES:
+                self._give_back_at_ns = monotonic_ns() + self._give_back_ns
             if task.request_id is not None and self._requests.get(task.request_id) is task:
                 del self._requests[task.request_id]
         end()

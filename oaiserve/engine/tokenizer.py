@@ -5,6 +5,7 @@ It must not know HTTP, torch, the scheduler, or how long a prompt may be.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -134,7 +135,6 @@ class Tokenizer:
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
         if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
-            pieces, (before, after) = iter(()), ([], [])
             token_ids = self._encode(text, add_special_tokens, param)
         else:
             least = self._rules.least_tokens(text)
@@ -142,15 +142,15 @@ class Tokenizer:
                 raise TooManyTokens(least, is_exact=False)
             _check_characters(text, param)  # all of it, as a cut may be next to any of them
             before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
-            pieces = self._rules.pieces(text)
-            token_ids = before + self._encode(next(pieces), False, param)
-        # A piece has been encoded here, so the next one is wanted only if the prompt can still fit.
-        for piece in pieces:
-            if most_tokens is not None and len(token_ids) > most_tokens:
-                raise TooManyTokens(len(token_ids), is_exact=False)
-            yield
-            token_ids += self._encode(piece, False, param)
-        token_ids += after
+            # An array, because a list of as many integers takes nine times its memory while the others come.
+            so_far = array("i", before)
+            for number, piece in enumerate(self._rules.pieces(text)):
+                if most_tokens is not None and len(so_far) > most_tokens:
+                    raise TooManyTokens(len(so_far), is_exact=False)
+                if number:
+                    yield
+                so_far.extend(self._encode(piece, False, param))
+            token_ids = [*so_far, *after]
         if most_tokens is not None and len(token_ids) > most_tokens:
             raise TooManyTokens(len(token_ids), is_exact=True)
         return token_ids
@@ -203,7 +203,7 @@ class Tokenizer:
         return None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode_batch([token_ids], skip_special_tokens=False)[0]  # releases the GIL
+        return self.backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]  # releases the GIL
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,7 +18,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.body import off_loop_if_large, read_body
 from oaiserve.routes.chat import build_prompt
-from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
+from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
@@ -56,8 +56,9 @@ async def _in_turns(request: Request, serving: Serving, work: Generator[None, No
     """Answer with what the work returns. The work ends early if the client leaves."""
     answer = asyncio.wrap_future(serving.engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
     left = asyncio.create_task(_client_left(request))
+    both: list[asyncio.Future[Any]] = [answer, left]
     try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise ClientDisconnect
         return Response(answer.result(), media_type="application/json")
@@ -92,11 +93,12 @@ def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, byt
     return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
 
 
-def _detokenize(serving: Serving, tokens: Sequence[object]) -> Generator[None, None, bytes]:
+def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, None, bytes]:
     most = max(MOST_TOKENS, serving.engine.max_model_len)
     if len(tokens) > most:
         raise protocol.invalid("tokens", f"must have at most {most} ids, got {len(tokens)}. Send them in parts")
-    size, ids = serving.engine.vocab_size, []
+    size = serving.engine.vocab_size
+    ids: list[int] = []
     for start in range(0, len(tokens), PIECE_TOKENS):
         if start:
             yield

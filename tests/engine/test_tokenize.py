@@ -424,3 +424,16 @@ def test_bytes_are_counted_until_the_end_however_it_comes(monkeypatch: pytest.Mo
         assert stage.is_accepted(TextPrompt("abc"))
         assert stage.stage.has_room(1000)
         assert stage.stage.num_waiting == 0
+
+
+def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
+    given: SimpleQueue[int] = SimpleQueue()
+    with running(give_back=lambda: given.put(1), give_back_seconds=0.05) as stage:
+        stage.stage.run(pieces(["a"], []), client="", num_bytes=2**20 - 1).result(10)
+        assert stage.stage._give_back_at_ns is None
+        with Held(stage.stage):
+            work = [stage.stage.run(pieces(["a"], []), client="", num_bytes=2**20) for _ in range(3)]
+        assert [future.result(10) for future in work] == ["a"] * 3
+        given.get(timeout=10)
+        assert stage.is_accepted(TextPrompt("abc"))
+        assert given.empty()
