@@ -255,7 +255,9 @@ class TokenizeStage:
             result = stop.value
             self._end(task, lambda: task.done(result))
         except APIError as error:
-            failure = error
+            # The frames of its traceback hold the prompt, and would keep it until the next collection of garbage.
+            failure = error.with_traceback(None)
+            failure.__cause__ = failure.__context__ = None
             self._end(task, lambda: task.failed(failure))
         except (KeyboardInterrupt, SystemExit):
             raise

@@ -133,6 +133,8 @@ class Accounting:
                 raise
             await error_response(exchange.error, scope)(scope, receive, watched_send)
         finally:
+            if exchange.error is not None:
+                exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a circle
             self._finish(scope, exchange)
 
     def _finish(self, scope: Scope, exchange: Exchange) -> None:

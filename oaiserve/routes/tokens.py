@@ -65,6 +65,7 @@ async def _in_turns(request: Request, serving: Serving, work: Generator[None, No
     finally:
         left.cancel()
         answer.cancel()
+        del answer, both  # an error in them holds this frame, and the body with it
 
 
 async def _client_left(request: Request) -> None:

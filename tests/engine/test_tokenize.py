@@ -437,3 +437,9 @@ def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -
         given.get(timeout=10)
         assert stage.is_accepted(TextPrompt("abc"))
         assert given.empty()
+
+
+def test_an_error_does_not_keep_the_prompt() -> None:
+    with running(max_model_len=2) as stage:
+        error = stage.error(TextPrompt("abc"))
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
