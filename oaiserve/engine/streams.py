@@ -139,8 +139,9 @@ class LoopStream:
             self._waiter.set_result(None)
         if isinstance(event, TERMINAL):
             self.terminal = event
-            if self._on_end is not None:
-                self._on_end(event)
+            on_end, self._on_end = self._on_end, None  # it holds this stream: a circle, with the prompts in it
+            if on_end is not None:
+                on_end(event)
 
     def _push_chunk(self, chunk: TokenChunk) -> None:
         num_more = num_tokens(chunk)

@@ -177,3 +177,5 @@ class Accounting:
                 account=exchange.account,
             )
         )
+        # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
+        scope.get("state", {}).pop("exchange", None)
