@@ -93,7 +93,7 @@ def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, mon
     monkeypatch.setattr(served.engine, "run_in_turns", never)
     with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port or 0)) as client:
         body = b'{"prompt": "ab"}'
-        head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         client.sendall(head % len(body) + body)
         assert asked.wait(5)
     assert ended.wait(5)
