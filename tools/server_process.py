@@ -88,6 +88,7 @@ def running_process(
     log_file: Path | None = None,
     ready_path: str = "/ready",
     question: Mapping[str, Any] | None = None,
+    tls: bool = False,
     start_limit_seconds: float = 120.0,
     stop_limit_seconds: float = 20.0,
 ) -> Iterator[ServerProcess]:
@@ -102,7 +103,8 @@ def running_process(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, start_new_session=True
         )
-        server = ServerProcess(f"http://127.0.0.1:{port}", process, Path(log.name), started)
+        scheme = "https" if tls else "http"
+        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, Path(log.name), started)
         try:
             server.wait_for_answer(ready_path, question, start_limit_seconds)
             server.start_seconds = time.monotonic() - started

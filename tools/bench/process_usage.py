@@ -10,7 +10,18 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 def peak_rss_mib(pid: int) -> float:
     """Return the sum of the peaks of all processes of the tree that are alive."""
-    return sum(_peak_rss_kib(each) for each in tree(pid)) / 1024
+    return sum(_status_kib(each, "VmHWM:") for each in tree(pid)) / 1024
+
+
+def rss_mib(pid: int) -> float:
+    """Return the memory that all processes of the tree hold now."""
+    return sum(_status_kib(each, "VmRSS:") for each in tree(pid)) / 1024
+
+
+def reset_peak_rss(pid: int) -> None:
+    """Let the peaks of the processes of the tree begin anew, at what they hold now."""
+    for each in tree(pid):
+        Path(f"/proc/{each}/clear_refs").write_text("5")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -47,9 +58,9 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _peak_rss_kib(pid: int) -> int:
+def _status_kib(pid: int, name: str) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it has ended
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)

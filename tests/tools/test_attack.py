@@ -1,0 +1,305 @@
+"""The attack tool: a verdict fails when it should, answers and gaps are read right, and generated requests repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from oaiserve.routes.protocol import ChatBody, DetokenizeBody, TokenizeBody
+from tools.attack import schema
+from tools.attack.attack import Attack, Strike, outcomes
+from tools.attack.families import ATTACKS
+from tools.attack.fuzz import BODIES, Sent, generate, wrong
+from tools.attack.measure import Result, measure
+from tools.attack.neighbour import Event, Gap, gaps, quantile, running_neighbour, within
+from tools.attack.server import KINDS, Server
+from tools.attack.table import markdown
+from tools.attack.verdict import failures
+from tools.attack.wire import Address, Answer, Connection, request
+from tools.server_process import free_port, running_process
+
+ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}}).encode()
+
+
+async def nothing(strike: Strike) -> None: ...
+
+
+ATTACK = Attack("test", "nothing", nothing, outcomes(200, 400, 503))
+GOOD = Result(
+    num_sent=2,
+    answers=[Answer("200"), Answer("400", body=ERROR)],
+    rss_before_mib=500,
+    rss_after_mib=510,
+    itl_quiet=[0.02] * 100,
+    itl_attack=[0.03] * 100,
+    neighbour_outcomes={"200": 3},
+    health_outcomes={"200": 3},
+    health_seconds=0.1,
+)
+
+
+def test_a_verdict_holds_where_all_limits_are_kept() -> None:
+    assert failures(ATTACK, GOOD) == []
+    assert "| holds |" in markdown([(ATTACK, GOOD)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"itl_attack": [0.02] * 98 + [0.041] * 2}, "ITL p99 grew by 2.0"),
+        ({"itl_attack": []}, "no tokens to measure"),
+        ({"rss_after_mib": 601.0}, "101 MiB stayed"),
+        ({"num_sent": 3}, "1 of 3 requests without an answer"),
+        ({"state": "hangs (ReadTimeout)"}, "the server hangs"),
+        ({"health_outcomes": {"200": 3, "ReadTimeout": 1}}, "/health answered"),
+        ({"health_seconds": 2.5}, "/health took 2.5 s"),
+        ({"neighbour_outcomes": {"200": 3, "ReadError": 1}}, "the neighbour got ReadError x 1"),
+        ({"ttft_attack": [0.1, 11.0]}, "the prober's first token took 11.0 s"),
+        ({"log_bytes": 10**6}, "1,000,000 bytes of log"),
+        ({"problems": ["the hidden request was run"]}, "the hidden request was run"),
+    ],
+)
+def test_a_verdict_fails_for_each_limit(changes: dict[str, object], says: str) -> None:
+    result = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert len(found := failures(ATTACK, result)) == 1
+    assert says in found[0]
+    assert "**fails**" in markdown([(ATTACK, result)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer("500", body=ERROR), "got 500"),
+        (Answer("404", body=ERROR), "got 404"),
+        (Answer("503", body=ERROR), "503 without retry-after"),
+        (Answer("400", body=b"Invalid HTTP request received."), "400 without OpenAI's error object"),
+        (Answer("400", body=b'{"error": {"message": "No."}}'), "400 without OpenAI's error object"),
+        (Answer("400", body=ERROR.replace(b"No.", b"x" * 2000)), "message of 2000 characters"),
+        (Answer("timeout"), "no answer within 30 s"),
+        (Answer("closed"), "got closed"),
+    ],
+)
+def test_a_verdict_fails_for_a_wrong_answer(answer: Answer, says: str) -> None:
+    (found,) = failures(ATTACK, replace(GOOD, answers=[Answer("200"), answer]))
+    assert says in found
+
+
+def test_a_bare_answer_is_allowed_where_no_request_was_understood_and_a_busy_server_may_say_when() -> None:
+    bare = Answer("400", body=b"Invalid HTTP request received.")
+    busy = Answer("503", headers={"retry-after": "1"}, body=ERROR)
+    assert failures(replace(ATTACK, bare=True), replace(GOOD, answers=[bare, busy])) == []
+
+
+def test_gaps_lie_within_a_stream_and_a_stall_counts_before_it_is_over() -> None:
+    events = [
+        *(Event("asked", 0.0), Event("token", 1.0), Event("token", 1.5), Event("ended", 1.6)),
+        *(Event("asked", 1.7), Event("token", 9.0), Event("probe", 9.5, 0.1), Event("token", 10.0)),
+    ]
+    assert gaps(events, until=60.0) == [Gap(1.0, 1.5), Gap(9.0, 10.0), Gap(10.0, 60.0)]
+    broken = [*events, Event("ended", 15.0, outcome="ReadError")]
+    assert gaps(broken, until=60.0)[-1] == Gap(10.0, 15.0)
+    assert within([Gap(1.0, 1.5), Gap(1.5, 7.0), Gap(7.0, 7.5)], 2.0, 6.0) == [5.5]
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile(list(range(1, 101)), 0.99) == 99
+    assert quantile([1.0], 0.99) == 1.0
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (HEAD + b"\r\nhello", [("200", b"hello")]),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\nhello", [("200", b"hello")]),
+        (HEAD + b"\r\nhello" + HEAD.replace(b"200", b"400") + b"\r\nworld", [("200", b"hello"), ("400", b"world")]),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x\r\nde\r\n0\r\n\r\n",
+            [("200", b"abcde")],
+        ),
+        (b"HTTP/1.1 200 OK\r\nx: y\r\n\r\nuntil the end", [("200", b"until the end")]),
+        (b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n", [("204", b"")]),
+        (HEAD + b"\r\nhe", [("cut", b"he")]),
+        (b"", [("closed", b"")]),
+        (b"hello\r\n\r\n", [("not HTTP", b"b'hello'")]),
+    ],
+)
+def test_answers_are_read_however_they_end(sent: bytes, found: list[tuple[str, bytes]]) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        writer.close()
+
+    async def read(connection: Connection) -> list[Answer]:
+        return [await connection.answer(5.0) for _ in found]
+
+    answers = asyncio.run(beside(serve, read))
+    assert [(answer.outcome, answer.body) for answer in answers] == found
+
+
+@pytest.mark.parametrize(("sent", "outcome"), [(b"", "timeout"), (HEAD + b"\r\nhe", "endless")])
+def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await reader.read()  # until the client leaves
+        writer.close()
+
+    async def read(connection: Connection) -> list[Answer]:
+        return [await connection.answer(0.05)]
+
+    (answer,) = asyncio.run(beside(serve, read))
+    assert answer.outcome == outcome
+
+
+async def beside(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    read: Callable[[Connection], Awaitable[list[Answer]]],
+) -> list[Answer]:
+    """Return what `read` finds on a connection to a server that does what `serve` does."""
+    is_closed = asyncio.Event()
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve(reader, writer)
+        await writer.wait_closed()
+        is_closed.set()
+
+    async with await asyncio.start_server(serve_and_close, "127.0.0.1", 0) as server:
+        connection = await Address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").connect()
+        found = await read(connection)
+        connection.close()
+        await is_closed.wait()
+    return found
+
+
+# -- a whole run ------------------------------------------------------------------------------------------------------
+
+# Streams tokens for the neighbour. A POST of "stall" stops all streams for a while, one of "bug" is answered with 500.
+SERVE = r"""
+import sys, threading, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+free = threading.Event()
+free.set()
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(200)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if b"stream" in body:
+            return self.stream()
+        if b"stall" in body:
+            free.clear()
+            time.sleep(1)
+            free.set()
+        self.answer(500 if b"bug" in body else 200)
+
+    def answer(self, status):
+        self.send_response(status)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def stream(self):
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(100):
+            free.wait()
+            time.sleep(0.01)
+            self.wfile.write(b"data: {}\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *args):
+        pass
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        pass
+
+Server(("127.0.0.1", int(sys.argv[-1])), Answer).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], list[str]]]:
+    """Return a function that sends a body to the small server beside a real neighbour, and returns the verdict."""
+    port, log_file = free_port(), Path(tmp_path_factory.mktemp("attack")) / "log"
+    command = [sys.executable, "-c", SERVE, str(port)]
+    with (
+        running_process(command, port, log_file=log_file, stop_limit_seconds=0) as process,
+        running_neighbour(process.url) as neighbour,
+    ):
+        server = Server("keys", process)
+
+        def attack_with(body: bytes) -> list[str]:
+            async def send(strike: Strike) -> None:
+                await strike.all([lambda: strike.post("/", body)] * 4, 2)
+
+            attack = replace(ATTACK, run=send)
+            return failures(attack, measure(attack, server, neighbour, rounds=1, quiet_seconds=1, quick=True))
+
+        yield attack_with
+
+
+def test_an_attack_that_a_server_bears_passes(attacked: Callable[[bytes], list[str]]) -> None:
+    assert [sentence for sentence in attacked(b"hello") if "ITL" not in sentence] == []  # the machine may be busy
+
+
+def test_an_attack_that_stops_the_streams_of_others_fails(attacked: Callable[[bytes], list[str]]) -> None:
+    assert any("ITL p99 grew" in sentence for sentence in attacked(b"stall"))
+
+
+def test_an_attack_that_is_answered_with_500_fails(attacked: Callable[[bytes], list[str]]) -> None:
+    assert "4 times: got 500: {}" in attacked(b"bug")
+
+
+# -- the attacks, and generated requests ------------------------------------------------------------------------------
+
+
+def test_attacks_have_names_of_their_own_and_servers_that_exist() -> None:
+    names = [attack.name for attack in ATTACKS]
+    assert len(set(names)) == len(names)
+    assert {attack.server for attack in ATTACKS} <= KINDS.keys()
+    assert not any(attack.outcomes & {"500", "timeout"} for attack in ATTACKS)
+
+
+def test_generated_requests_are_a_function_of_the_seed() -> None:
+    assert generate(1, 50) == generate(1, 50)
+    assert generate(1, 50) != generate(2, 50)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, DetokenizeBody, TokenizeBody])
+def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: type[msgspec.Struct]) -> None:
+    decoder = msgspec.json.Decoder(kind)
+
+    @settings(max_examples=50)
+    @given(schema.fitting(kind, {}))
+    def check(value: object) -> None:
+        if "1000000000" not in (text := json.dumps(value)):  # a number of 400 digits is beyond a float
+            decoder.decode(text.encode())
+
+    check()
+    assert len(BODIES) == 4
+
+
+def test_a_generated_request_must_have_an_answer_without_an_internal_error() -> None:
+    sent = Sent("/health", "GET", "/health", (), b"")
+    assert wrong(sent, Answer("200")) is None
+    assert wrong(sent, Answer("400", body=ERROR)) is None
+    assert wrong(sent, Answer("timeout")) == "no answer, but: timeout"
+    assert wrong(sent, Answer("500", body=ERROR)) is not None
+    assert wrong(sent, Answer("200", body=b'data: {"error": {"code": "internal_error"}}')) is not None
+    assert wrong(sent, Answer("200", body=request("GET", "/"))) is None

@@ -1,0 +1,91 @@
+"""The limits that every attack has to keep, and the sentences for what does not."""
+
+from __future__ import annotations
+
+from tools.attack.attack import Attack
+from tools.attack.measure import Result
+from tools.attack.wire import Answer
+
+MOST_ITL_RATIO = 2.0
+MOST_RSS_GROWTH_MIB = 100.0
+MOST_HEALTH_SECONDS = 2.0
+MOST_TTFT_SECONDS = 10.0  # of the prober's small requests
+MOST_LOG_BYTES_PER_REQUEST = 2048  # about two lines of the log
+FREE_LOG_BYTES = 256 * 1024  # for the neighbour's own requests
+ERROR_KEYS = {"message", "type", "param", "code"}
+MOST_MESSAGE_CHARACTERS = 1000
+
+
+def failures(attack: Attack, result: Result) -> list[str]:
+    """Return a sentence for each limit that was not kept."""
+    found = list(result.problems)
+    if result.state != "alive":
+        found.append(f"the server {result.state}")
+    missing = result.num_sent - len(result.answers)
+    if missing:
+        found.append(f"{missing} of {result.num_sent} requests without an answer")
+    for sentence, number in _wrong_answers(attack, result.answers).items():
+        found.append(sentence if number == 1 else f"{number} times: {sentence}")
+    ratio = result.itl_ratio
+    if ratio is None:
+        found.append("the neighbour had no tokens to measure")
+    elif ratio > MOST_ITL_RATIO:
+        found.append(f"the neighbour's ITL p99 grew by {ratio:.1f} (most {MOST_ITL_RATIO:g})")
+    if result.ttft_attack and (slowest := max(result.ttft_attack)) > MOST_TTFT_SECONDS:
+        found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
+    growth = result.rss_after_mib - result.rss_before_mib
+    if growth > MOST_RSS_GROWTH_MIB:
+        found.append(f"{growth:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
+    if set(result.health_outcomes) - {"200"}:
+        found.append(f"/health answered {_list(result.health_outcomes)}")
+    elif result.health_seconds > MOST_HEALTH_SECONDS:
+        found.append(f"/health took {result.health_seconds:.1f} s (most {MOST_HEALTH_SECONDS:g})")
+    if broken := {outcome: number for outcome, number in result.neighbour_outcomes.items() if outcome != "200"}:
+        found.append(f"the neighbour got {_list(broken)}")
+    most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * result.num_sent
+    if result.log_bytes > most_log:
+        found.append(f"{result.log_bytes:,} bytes of log (most {most_log:,})")
+    return found
+
+
+def _wrong_answers(attack: Attack, answers: list[Answer]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for answer in answers:
+        sentence = wrong(attack, answer)
+        if sentence is not None:
+            found[sentence] = found.get(sentence, 0) + 1
+    return found
+
+
+def wrong(attack: Attack, answer: Answer) -> str | None:
+    """Return what is wrong with the answer, or None."""
+    if answer.outcome == "timeout":
+        return None if "timeout" in attack.outcomes else f"no answer within {attack.answer_seconds:.0f} s"
+    if answer.outcome not in attack.outcomes:
+        return f"got {answer.outcome}{_excerpt(answer)}"
+    return wrong_form(answer, bare=attack.bare)
+
+
+def wrong_form(answer: Answer, *, bare: bool = False) -> str | None:
+    """Return what is wrong with the form of a refusal, or None. `bare` allows a 400 in plain text."""
+    if answer.status is None or answer.status < 400:
+        return None
+    if answer.status >= 500 and answer.status != 503:
+        return f"got {answer.status}{_excerpt(answer)}"
+    if answer.status == 503 and "retry-after" not in answer.headers:
+        return "got a 503 without retry-after"
+    error = answer.error
+    if error is None or not error.keys() >= ERROR_KEYS:
+        is_bare = bare and answer.status in (400, 408, 431, 503)
+        return None if is_bare else f"got a {answer.status} without OpenAI's error object{_excerpt(answer)}"
+    if len(error["message"]) > MOST_MESSAGE_CHARACTERS:
+        return f"got a message of {len(error['message'])} characters"
+    return None
+
+
+def _excerpt(answer: Answer) -> str:
+    return f": {answer.body[:80].decode(errors='replace')}" if answer.body else ""
+
+
+def _list(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{outcome} x {number}" for outcome, number in sorted(outcomes.items()))
