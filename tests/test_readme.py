@@ -53,11 +53,20 @@ LOADTEST_FLAGS = {
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/architecture.md", "docs/telemetry.md", "docs/loadtest.md", "docs/runbook.md"]
+    "page",
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/telemetry.md",
+        "docs/loadtest.md",
+        "docs/runbook.md",
+        "docs/security.md",
+    ],
 )
 def test_flags_exist(page: str) -> None:
     of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's
     of_others |= {"--build", "--wait"}  # docker's
+    of_others |= {"--json", "--only", "--quick", "--seed"}  # of tools.attack
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
     assert named - of_others <= {*DEFAULTS, *LOADTEST_FLAGS, "--config", "--help"}
 

@@ -18,19 +18,19 @@ def asking(connection: str = "close", **fields: object) -> bytes:
 
 
 async def unread(strike: Strike) -> None:
-    """Answers of about 32 MB: 20 log-probabilities for each of 8,000 tokens of the prompt, many times over. The client
-    holds the connection for a while, reads nothing, and then reads all: each answer comes whole, or the server has cut
-    the connection."""
+    """Answers of about 32 MB: 20 log-probabilities for each of 24,000 tokens of prompts. The client waits until one
+    begins, reads nothing of it for a while, and then all: it comes whole, or the server has cut the connection."""
     number, held_seconds = strike.number(8, 2), strike.number(25, 5)
     body = asking(prompt=[[7] * 4000] * strike.number(6, 1), max_tokens=1, prompt_logprobs=20, n=1)
 
     async def hold() -> None:
         strike.num_sent += 1
         connection = await strike.connect()
-        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        connection.hold()
         await connection.send(body)
-        await asyncio.sleep(held_seconds)
-        connection.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        if await connection.wait_for_bytes(strike.answer_seconds):
+            await asyncio.sleep(held_seconds)
+        connection.release()
         strike.answers.append(await connection.answer(strike.answer_seconds))
         connection.close()
 
