@@ -37,6 +37,10 @@ class Strike:
         self.problems: list[str] = []
         self._log_start = log_file.stat().st_size
 
+    @property
+    def is_complete(self) -> bool:
+        return len(self.answers) == self.num_sent and all(answer.status is not None for answer in self.answers)
+
     def number(self, full: int, quick: int) -> int:
         """Return how many to send in this run."""
         return quick if self._quick else full
@@ -145,6 +149,8 @@ class Attack:
     bare: bool = False  # a 400 in plain text is allowed, because no request was understood
     answer_seconds: float = 30.0  # the longest wait for an answer
     limit_seconds: float = 60.0  # the longest run
+    # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
+    is_work: bool = field(default=False, kw_only=True)
     ends_server: bool = field(default=False, kw_only=True)  # the server is not used any further
 
     @property

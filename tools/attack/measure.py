@@ -90,6 +90,14 @@ def measure(
         cpu_before, started = server.cpu_seconds, time.monotonic()
         strike = Strike(server.url, server.pid, log_file, quick=quick, answer_seconds=attack.answer_seconds)
         _run(attack, strike)
+        # An attack that is over at once goes on for a while, because a quantile needs many gaps.
+        while (
+            time.monotonic() - started < quiet_seconds
+            and not attack.ends_server
+            and strike.is_complete
+            and not strike.problems
+        ):
+            _run(attack, strike)
         attacked.append(Window(started, time.monotonic()))
         result.took_seconds += attacked[-1].end - started
         result.cpu_seconds += max(0.0, server.cpu_seconds - cpu_before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tools.attack.attack import Attack
 from tools.attack.measure import Result
+from tools.attack.neighbour import quantile
 from tools.attack.wire import Answer
 
 MOST_ITL_RATIO = 2.0
+MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the ratio
 MOST_RSS_GROWTH_MIB = 100.0
 MOST_HEALTH_SECONDS = 2.0
 MOST_TTFT_SECONDS = 10.0  # of the prober's small requests
@@ -29,6 +31,9 @@ def failures(attack: Attack, result: Result) -> list[str]:
     ratio = result.itl_ratio
     if ratio is None:
         found.append("the neighbour had no tokens to measure")
+    elif attack.is_work:
+        if (seconds := quantile(result.itl_attack, 0.99)) > MOST_ITL_SECONDS:
+            found.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
     elif ratio > MOST_ITL_RATIO:
         found.append(f"the neighbour's ITL p99 grew by {ratio:.1f} (most {MOST_ITL_RATIO:g})")
     if result.ttft_attack and (slowest := max(result.ttft_attack)) > MOST_TTFT_SECONDS:

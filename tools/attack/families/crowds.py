@@ -40,11 +40,11 @@ async def long_answers(strike: Strike) -> None:
 DONE = outcomes(200, 400) | FULL
 ATTACKS = (
     Attack("2048-sequences", "16 prompts with n = 128 in one body", sequences, DONE, answer_seconds=120,
-           limit_seconds=130),
+           limit_seconds=130, is_work=True),
     Attack("long-prompts", "64 prompts of 1,500 words from one address, 32 at once", long_prompts, DONE,
-           answer_seconds=120, limit_seconds=130),
+           answer_seconds=120, limit_seconds=130, is_work=True),
     Attack("long-answers", "128 answers of 60 tokens at once", long_answers, DONE, answer_seconds=120,
-           limit_seconds=130),
+           limit_seconds=130, is_work=True),
     Attack("many-requests", "2,000 small requests, 1,500 at once", many_requests, DONE, answer_seconds=120,
-           limit_seconds=130),
+           limit_seconds=130, is_work=True),
 )  # fmt: skip

@@ -101,11 +101,11 @@ async def unknown_paths(strike: Strike) -> None:
 DONE = REFUSED | outcomes(200)
 ATTACKS = (
     Attack("numbers", "every number of every parameter: 1e308, NaN, 2**63, -1, ...", numbers, outcomes(200, 400) | FULL,
-           answer_seconds=120, limit_seconds=180),
+           answer_seconds=120, limit_seconds=180, is_work=True),
     Attack("lists", "logit_bias with 100,000 entries, 10,000 stops, ...", lists, DONE, answer_seconds=60,
-           limit_seconds=120),
+           limit_seconds=120, is_work=True),
     Attack("texts", "NULs, surrogates, RTL, combining marks, added tokens x 100,000", texts, DONE, answer_seconds=60,
-           limit_seconds=150),
-    Attack("unknown-names", "2,000 unknown parameters, and 50,000 in one body", unknown_names, DONE),
+           limit_seconds=150, is_work=True),
+    Attack("unknown-names", "2,000 unknown parameters, and 50,000 in one body", unknown_names, DONE, is_work=True),
     Attack("unknown-paths", "2,000 unknown paths, methods and ids", unknown_paths, DONE, bare=True),
 )  # fmt: skip

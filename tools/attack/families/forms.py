@@ -114,11 +114,13 @@ REFUSED_OR_DONE = REFUSED | outcomes(200)
 ATTACKS = (
     Attack("deep-fields", "each field, nested 50,000 deep", deep_fields, REFUSED_OR_DONE, limit_seconds=120),
     Attack("template-arguments", 'chat_template_kwargs {"self": 1} and other names', template_arguments,
-           outcomes(200, 400), limit_seconds=120),
-    Attack("deep-tool-calls", "arguments of tools nested 50,000 deep", deep_tool_calls, outcomes(200, 400)),
-    Attack("compressed", "gzip bodies, and gzip bombs of 1 GiB", compressed, REFUSED_OR_DONE),
+           outcomes(200, 400), limit_seconds=120, is_work=True),
+    Attack("deep-tool-calls", "arguments of tools nested 50,000 deep", deep_tool_calls, outcomes(200, 400),
+           is_work=True),
+    Attack("compressed", "gzip bodies, and gzip bombs of 1 GiB", compressed, REFUSED_OR_DONE, is_work=True),
     Attack("broken-json", "bodies that are no JSON, or barely", broken_json, REFUSED),
     Attack("broken-http", "request lines that are none", broken_http, REFUSED_OR_DONE | ENDED | outcomes(505, 417, 501),
            bare=True, answer_seconds=10, limit_seconds=120),
-    Attack("every-answer", "one of each kind of answer: nosniff on all", every_answer, REFUSED_OR_DONE | outcomes(308)),
+    Attack("every-answer", "one of each kind of answer: nosniff on all", every_answer, REFUSED_OR_DONE | outcomes(308),
+           is_work=True),
 )  # fmt: skip

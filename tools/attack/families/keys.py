@@ -80,7 +80,7 @@ ATTACKS = (
     Attack("wrong-keys", "wrong keys, each another one", wrong_keys, DENIED),
     Attack("strange-keys", "keys that are cut, in another form, twice, in the query", strange_keys, DENIED, bare=True),
     Attack("no-key", "every closed route without a key", no_key, DENIED_OR_NOT_THERE),
-    Attack("key-before-body", "8 MB without a key", key_before_body, DENIED),
+    Attack("key-before-body", "8 MB without a key", key_before_body, DENIED | outcomes("reset")),
     Attack(
         "empty-key",
         "a start with OAISERVE_API_KEY empty",

@@ -61,7 +61,7 @@ async def ids(strike: Strike) -> None:
 
 
 async def many_prompts(strike: Strike) -> None:
-    body = {"prompt": [WORDS * 60] * 2048, "max_tokens": 1}
+    body = {"prompt": [f"{number}: {WORDS}" for number in range(2048)], "max_tokens": 1}
     await _flood(strike, COMPLETIONS, body, strike.number(4, 1), 2)
 
 
@@ -78,5 +78,5 @@ ATTACKS = (
     Attack("many-messages", "20,000 messages", messages, TOO_LONG),
     Attack("detokenize-million", "a million ids to /detokenize", detokenize, ANY),
     Attack("prompt-ids", "a prompt of a million ids", ids, TOO_LONG),
-    Attack("many-prompts", "2,048 prompts of 3.6 kB in one body", many_prompts, ANY, answer_seconds=120),
+    Attack("many-prompts", "2,048 prompts in one body", many_prompts, ANY, answer_seconds=120, is_work=True),
 )

@@ -84,9 +84,10 @@ async def half_closed(strike: Strike) -> None:
 
 ATTACKS = (
     Attack("unread-answers", "8 answers of many MB that nobody reads for 25 s", unread,
-           outcomes(200, 400, "cut", "reset", "closed") | FULL, answer_seconds=90, limit_seconds=170),
-    Attack("slow-streams", "40 streams, read one byte a second", slow_streams, outcomes(200), limit_seconds=90),
-    Attack("resets", "1,000 requests whose connections are reset at once", resets, outcomes(200)),
+           outcomes(200, 400, "cut", "reset", "closed") | FULL, answer_seconds=90, limit_seconds=170, is_work=True),
+    Attack("slow-streams", "40 streams, read one byte a second", slow_streams, outcomes(200), limit_seconds=90,
+           is_work=True),
+    Attack("resets", "1,000 requests whose connections are reset at once", resets, outcomes(200), is_work=True),
     Attack("half-closed", "100 clients that close their side after asking", half_closed,
-           outcomes(200, "closed", "reset") | FULL),
+           outcomes(200, "closed", "reset") | FULL, is_work=True),
 )  # fmt: skip

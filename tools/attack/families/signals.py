@@ -23,4 +23,4 @@ async def hang_up(strike: Strike) -> None:
     strike.check(finished == NUM_STREAMS, f"{finished} of {NUM_STREAMS} streams finished")
 
 
-ATTACKS = (Attack("sighup", "SIGHUP while 4 clients stream", hang_up, outcomes(200), ends_server=True),)
+ATTACKS = (Attack("sighup", "SIGHUP while 4 clients stream", hang_up, outcomes(200), is_work=True, ends_server=True),)
