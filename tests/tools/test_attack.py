@@ -23,7 +23,7 @@ from tools.attack.neighbour import Event, Gap, gaps, quantile, running_neighbour
 from tools.attack.server import KINDS, Server
 from tools.attack.table import markdown
 from tools.attack.verdict import failures
-from tools.attack.wire import Address, Answer, Connection, request
+from tools.attack.wire import Address, Answer, Connection
 from tools.server_process import free_port, running_process
 
 ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}}).encode()
@@ -328,4 +328,6 @@ def test_a_generated_request_must_have_an_answer_without_an_internal_error() -> 
     assert wrong(sent, Answer("timeout")) == "no answer, but: timeout"
     assert wrong(sent, Answer("500", body=ERROR)) is not None
     assert wrong(sent, Answer("200", body=b'data: {"error": {"code": "internal_error"}}')) is not None
-    assert wrong(sent, Answer("200", body=request("GET", "/"))) is None
+    bare = Answer("400", body=b"Invalid HTTP request received.")
+    assert wrong(sent, bare) is not None
+    assert wrong(replace(sent, method="BREW"), bare) is None
