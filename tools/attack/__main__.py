@@ -22,7 +22,7 @@ from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import KINDS, Server, missing_programs, oaiserve
 from tools.attack.table import markdown, row
-from tools.attack.verdict import failures
+from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
 from tools.markdown import publish
 from tools.server_process import StartFailed, exit_on_sigterm
 
@@ -75,8 +75,8 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[tu
                 )
             except StartFailed as error:
                 result = Result(state="did not start", problems=[str(error)])
-            if attack.ends_server or result.state != "alive":
-                on.close()
+            if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
+                on.close()  # the next attack begins with a server that this one has not harmed
             results.append((attack, result))
             print(" | ".join(row(attack, result)), file=sys.stderr, flush=True)
     return results

@@ -50,6 +50,10 @@ class Result:
     load_average: float = 0.0  # of the machine before, which says how busy others kept it
 
     @property
+    def rss_growth_mib(self) -> float:
+        return self.rss_after_mib - self.rss_before_mib
+
+    @property
     def itl_ratio(self) -> float | None:
         """The neighbour's ITL p99 with the attack, against its own without."""
         if not self.itl_quiet or not self.itl_attack:

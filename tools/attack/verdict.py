@@ -38,9 +38,8 @@ def failures(attack: Attack, result: Result) -> list[str]:
         found.append(f"the neighbour's ITL p99 grew by {ratio:.1f} (most {MOST_ITL_RATIO:g})")
     if result.ttft_attack and (slowest := max(result.ttft_attack)) > MOST_TTFT_SECONDS:
         found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
-    growth = result.rss_after_mib - result.rss_before_mib
-    if growth > MOST_RSS_GROWTH_MIB:
-        found.append(f"{growth:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
+    if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
+        found.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
     if set(result.health_outcomes) - {"200"}:
         found.append(f"/health answered {_list(result.health_outcomes)}")
     elif result.health_seconds > MOST_HEALTH_SECONDS:
