@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tools.attack.attack import Attack
 from tools.attack.families import ATTACKS
@@ -23,7 +24,7 @@ from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import KINDS, Server, missing_programs, oaiserve
 from tools.attack.table import markdown, row
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
-from tools.markdown import publish
+from tools.markdown import publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
 
 QUIET_SECONDS, QUICK_QUIET_SECONDS = 5.0, 2.0
@@ -79,10 +80,11 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[tu
                 on.close()  # the next attack begins with a server that this one has not harmed
             results.append((attack, result))
             print(" | ".join(row(attack, result)), file=sys.stderr, flush=True)
+            write_json(arguments.json, as_json(results, arguments))  # what is found so far: a run takes long
     return results
 
 
-def as_json(results: Sequence[tuple[Attack, Result]], arguments: argparse.Namespace) -> dict[str, object]:
+def as_json(results: Sequence[tuple[Attack, Result]], arguments: argparse.Namespace) -> dict[str, Any]:
     found = [
         {"name": attack.name, "family": attack.family, "sends": attack.sends, "server": attack.server}
         | result.as_json()
