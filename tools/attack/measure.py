@@ -72,10 +72,13 @@ class Result:
         return _rounded(found)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _rounded(value)
+        return round(value, 4) if isinstance(value, float) else value
+
+    return {key: short(value) for key, value in values.items()}
 
 
 def measure(

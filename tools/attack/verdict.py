@@ -66,7 +66,8 @@ def wrong(attack: Attack, answer: Answer) -> str | None:
     if answer.outcome == "timeout":
         return None if "timeout" in attack.outcomes else f"no answer within {attack.answer_seconds:.0f} s"
     if answer.outcome not in attack.outcomes:
-        return f"got {answer.outcome}{_excerpt(answer)}"
+        is_refusal = answer.status is not None and answer.status >= 400
+        return f"got {answer.outcome}{_excerpt(answer) if is_refusal else ''}"
     return wrong_form(answer, bare=attack.bare)
 
 
