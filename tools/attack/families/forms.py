@@ -57,7 +57,7 @@ async def deep_tool_calls(strike: Strike) -> None:
 
 
 async def compressed(strike: Strike) -> None:
-    """Bodies with a content-encoding: understood, or refused in words, and never expanded without a limit."""
+    """Bodies with a content-encoding, true or not: refused in words, and never expanded."""
     plain = b'{"prompt": "Hi", "max_tokens": 1}'
     packer = zlib.compressobj(9, wbits=31)
     bomb = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(BOMB_BYTES >> 20)) + packer.flush()
@@ -117,7 +117,7 @@ ATTACKS = (
            outcomes(200, 400), limit_seconds=120, is_work=True),
     Attack("deep-tool-calls", "arguments of tools nested 50,000 deep", deep_tool_calls, outcomes(200, 400),
            is_work=True),
-    Attack("compressed", "gzip bodies, and gzip bombs of 1 GiB", compressed, REFUSED_OR_DONE, is_work=True),
+    Attack("compressed", "gzip bodies, and gzip bombs of 1 GiB", compressed, REFUSED),
     Attack("broken-json", "bodies that are no JSON, or barely", broken_json, REFUSED),
     Attack("broken-http", "request lines that are none", broken_http, REFUSED_OR_DONE | ENDED | outcomes(505, 417, 501),
            bare=True, answer_seconds=10, limit_seconds=120),
