@@ -81,6 +81,14 @@ def test_beside_accepted_work_the_time_of_a_step_is_limited_and_not_its_growth()
     assert "ITL p99 was 0.60 s (most 0.5 beside work)" in found
 
 
+def test_a_server_that_may_end_finishes_what_is_open() -> None:
+    ends = replace(ATTACK, ends_server=True)
+    gone = replace(GOOD, state="ended (0)", neighbour_outcomes={"200": 2, "ConnectError": 3})
+    assert failures(ends, gone) == []
+    assert len(failures(ATTACK, gone)) == 2
+    assert failures(ends, replace(gone, neighbour_outcomes={"ReadError": 1})) == ["the neighbour got ReadError x 1"]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -10,6 +10,7 @@ Prints a table in markdown and, at the end, what failed; then the exit code is 1
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.attack.attack import Attack
-from tools.attack.families import ATTACKS
+from tools.attack.attack import Attack, Strike
+from tools.attack.families import ATTACKS, crowds
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import KINDS, Server, missing_programs, oaiserve
@@ -46,8 +47,15 @@ class Stage:
             self.close()
             server = self._stack.enter_context(oaiserve(kind, self._model, (*KINDS[kind].flags, *self._flags)))
             self._running = server, self._stack.enter_context(running_neighbour(server.url))
-            time.sleep(self._warm_up_seconds)  # the first steps touch memory that stays
+            self._warm_up(server)
         return self._running
+
+    def _warm_up(self, server: Server) -> None:
+        """Let the server work, because its first large steps touch memory that stays."""
+        strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
+        asyncio.run(crowds.long_prompts(strike))
+        asyncio.run(crowds.long_answers(strike))
+        time.sleep(self._warm_up_seconds)
 
     def close(self) -> None:
         self._running = None

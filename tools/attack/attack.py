@@ -151,7 +151,8 @@ class Attack:
     limit_seconds: float = 60.0  # the longest run
     # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
     is_work: bool = field(default=False, kw_only=True)
-    ends_server: bool = field(default=False, kw_only=True)  # the server is not used any further
+    # The server may end in order: what is open is finished, and what comes later is refused.
+    ends_server: bool = field(default=False, kw_only=True)
 
     @property
     def family(self) -> str:

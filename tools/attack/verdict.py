@@ -21,7 +21,7 @@ MOST_MESSAGE_CHARACTERS = 1000
 def failures(attack: Attack, result: Result) -> list[str]:
     """Return a sentence for each limit that was not kept."""
     found = list(result.problems)
-    if result.state != "alive":
+    if result.state != "alive" and not attack.ends_server:
         found.append(f"the server {result.state}")
     missing = result.num_sent - len(result.answers)
     if missing:
@@ -40,11 +40,12 @@ def failures(attack: Attack, result: Result) -> list[str]:
         found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
         found.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
-    if set(result.health_outcomes) - {"200"}:
+    may_come = {"200", "ConnectError", "503"} if attack.ends_server else {"200"}
+    if set(result.health_outcomes) - may_come:
         found.append(f"/health answered {_list(result.health_outcomes)}")
     elif result.health_seconds > MOST_HEALTH_SECONDS:
         found.append(f"/health took {result.health_seconds:.1f} s (most {MOST_HEALTH_SECONDS:g})")
-    if broken := {outcome: number for outcome, number in result.neighbour_outcomes.items() if outcome != "200"}:
+    if broken := {each: number for each, number in result.neighbour_outcomes.items() if each not in may_come}:
         found.append(f"the neighbour got {_list(broken)}")
     most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * result.num_sent
     if result.log_bytes > most_log:

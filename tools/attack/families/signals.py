@@ -12,7 +12,7 @@ NUM_STREAMS = 4
 
 
 async def hang_up(strike: Strike) -> None:
-    """SIGHUP, as from a terminal that closes, must not cut streams: they finish."""
+    """SIGHUP, as from a terminal that closes, may end the server, but in order: its streams finish."""
     body = {"prompt": "The sea", "max_tokens": 60, "ignore_eos": True, "stream": True}
     async with asyncio.TaskGroup() as group:
         for _ in range(NUM_STREAMS):
