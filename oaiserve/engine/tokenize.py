@@ -85,8 +85,13 @@ class _Task:
     failed: Callable[[APIError], None]
     dropped: Callable[[], None]  # nobody wants it any more
     request_id: str | None = None
+    future: Future[Any] | None = None  # of other work than a request's
     is_begun: bool = False
     is_aborted: bool = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.is_aborted or (self.future is not None and self.future.cancelled())
 
 
 class TokenizeStage:
@@ -166,9 +171,7 @@ class TokenizeStage:
             if future.set_running_or_notify_cancel():
                 settle(value)
 
-        def on_done(future: Future[Result]) -> None:
-            task.is_aborted = future.cancelled()
-
+        # The future must not hold the task: a circle would keep the body until the next collection of garbage.
         task = _Task(
             client,
             num_bytes,
@@ -176,8 +179,8 @@ class TokenizeStage:
             done=lambda result: settle(future.set_result, result),
             failed=lambda error: settle(future.set_exception, error),
             dropped=lambda: None,
+            future=future,
         )
-        future.add_done_callback(on_done)
         self._add(task)
         return future
 
@@ -216,15 +219,19 @@ class TokenizeStage:
 
     def _work(self) -> None:
         while (task := self._take()) is not None:
-            if self._run_piece(task):
-                continue
-            with self._changed:
-                is_stopped = self._is_stopped
-                if not is_stopped:
-                    self._turns.put_back(task.client, task)
-                    self._changed.notify()
-            if is_stopped:
-                self._refuse(task)
+            self._run_turn(task)
+            del task  # or else its prompts would be kept until the next one comes
+
+    def _run_turn(self, task: _Task) -> None:
+        if self._run_piece(task):
+            return
+        with self._changed:
+            is_stopped = self._is_stopped
+            if not is_stopped:
+                self._turns.put_back(task.client, task)
+                self._changed.notify()
+        if is_stopped:
+            self._refuse(task)
 
     def _take(self) -> _Task | None:
         """Wait for the next turn. Return None once the stage has stopped."""
@@ -245,7 +252,7 @@ class TokenizeStage:
 
     def _run_piece(self, task: _Task) -> bool:
         """Run the work of a task up to its next stop. Return whether it has ended."""
-        if task.is_aborted:
+        if task.is_unwanted:
             self._end(task, task.dropped)
             return True
         self._begin(task)

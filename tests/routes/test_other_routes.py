@@ -93,8 +93,8 @@ def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, mon
     monkeypatch.setattr(served.engine, "run_in_turns", never)
     with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port or 0)) as client:
         body = b'{"prompt": "ab"}'
-        head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        client.sendall(head % len(body) + body)
+        head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert asked.wait(5)
     assert ended.wait(5)
     assert future.cancelled()

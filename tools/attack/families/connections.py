@@ -14,16 +14,16 @@ CLIENT_HELLO = bytes.fromhex("16030100a5010000a10303")  # the beginning of one
 
 
 async def one_header(strike: Strike) -> None:
-    await strike.raw(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * HEADER_BYTES + b"\r\n\r\n")
+    await strike.raw(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"x" * HEADER_BYTES + b"\r\n\r\n")
 
 
 async def many_headers(strike: Strike) -> None:
     lines = b"".join(b"x-%07d: %s\r\n" % (number, b"y" * 50) for number in range(HEADER_BYTES // 63))
-    await strike.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n" + lines + b"\r\n")
+    await strike.raw(b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + lines + b"\r\n")
 
 
 async def long_target(strike: Strike) -> None:
-    await strike.raw(b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    await strike.raw(b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
 
 
 async def silent(strike: Strike, number: int, data: bytes = b"") -> None:

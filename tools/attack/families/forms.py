@@ -104,7 +104,7 @@ async def broken_http(strike: Strike) -> None:
                  "GET /../../etc/passwd HTTP/1.1", "GET /dashboard/static/..%2f..%2fapp.py HTTP/1.1",
                  "GET /v1/models/\xff\xfe HTTP/1.1", "GET * HTTP/1.1", "GET ? HTTP/1.1", "GET #a HTTP/1.1",
                  f"GET /{'a/' * 4000} HTTP/1.1", f"GET /health?{'a=b&' * 4000} HTTP/1.1"):  # fmt: skip
-        await strike.raw(f"{line}\r\nhost: x\r\n{key}connection: close\r\n\r\n".encode("latin-1"))
+        await strike.raw(f"{line}\r\nhost: localhost\r\n{key}connection: close\r\n\r\n".encode("latin-1"))
     await strike.raw(request("POST", COMPLETIONS, b"{}", {"expect": "the-impossible"}))
     await strike.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")  # no Host
     await strike.raw(b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: close\r\n\r\n")
