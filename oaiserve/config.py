@@ -18,7 +18,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
-SchedulingPolicy = Literal["fcfs", "fair", "priority", "shortest"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
@@ -258,11 +258,11 @@ class EngineOptions:
     """Most tokens in one step of the model, over all sequences; at least --max-running. Fewer tokens mean steadier
     streams, more tokens faster prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if that is more."""
 
-    policy: SchedulingPolicy = "fcfs"
-    """Order in which waiting requests are scheduled. fcfs: first come, first served. fair: clients take turns, the one
-    that got the fewest tokens first; a client is an API key with a name, or else an address. priority: the lowest
-    number in the request field "priority" first. shortest: the shortest prompt first, with ageing, so that no request
-    starves."""
+    policy: SchedulingPolicy = "fair"
+    """Order in which waiting requests are scheduled. fair: clients take turns, the one that got the fewest tokens
+    first; a client is an API key, or else an address; one client alone is served in order. fcfs: first come, first
+    served, whoever asks. priority: the lowest number in the request field "priority" first. shortest: the shortest
+    prompt first, with ageing, so that no request starves."""
 
     prefill_max_requests: int | None = None
     """Most sequences that prefill in one step. Default: no separate limit."""
