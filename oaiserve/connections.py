@@ -80,7 +80,7 @@ class Connections:
         self.refused[refusal] += 1
 
     def _refuse(self, refusal: Refusal, why: str) -> None:
-        """Count the refusal and log it, with the number since the last line, but not more often than people can read"""
+        """Count the refusal, and log how many there were since the last line, as often as people can read."""
         self.count(refusal)
         self._num_unlogged += 1
         now_ns = self._now_ns()

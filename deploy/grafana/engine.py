@@ -211,6 +211,18 @@ def _process() -> list[Panel]:
             span=8,
         ),
         lines(
+            "Connections",
+            "Open connections, and those refused per second by reason. `all` and `address`: the limits of connections. "
+            "`header_timeout`, `handshake` and `invalid`: clients that sent nothing, too slowly, or no HTTP. If `all` "
+            "is not zero, see OaiserveConnectionsFull in the runbook.",
+            "short",
+            [
+                Query(f"oaiserve_connections{{{ENGINE}}}", "open {{instance}}"),
+                Query(rate("oaiserve_connections_refused_total", ENGINE, "reason"), "{{reason}}"),
+            ],
+            span=8,
+        ),
+        lines(
             "Telemetry lost",
             "Per second: spans that did not reach the collector, and records that telemetry failed on. Both should be "
             "zero: see OaiserveTelemetryDropping in the runbook. And messages left out of the log, of which there were "

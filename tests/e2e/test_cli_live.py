@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from oaiserve.times import PHASES
 from tests.e2e.conftest import STOP_SECONDS, clean_environment, serve_process
@@ -50,13 +52,14 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_broken_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    assert f"'{tmp_path}'" in refusal(str(tmp_path), "--port", "0")
+    assert f"'{tmp_path}/config.json' cannot be used: it is not valid JSON" in refusal(str(tmp_path), "--port", "0")
 
 
 def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
     config = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     byte_tokenizer().save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     sentence = refusal(str(tmp_path), "--port", "0")
     assert f"'{tmp_path}' cannot be served: it is an encoder-decoder model" in sentence
 

@@ -58,7 +58,7 @@ def answers(loaded: LoadedModel, num_blocks: int) -> tuple[Answers, EngineSnapsh
         num_blocks=num_blocks,
         max_model_len=MOST_PROMPT_TOKENS + MOST_TOKENS,
         vocab_size=tokenizer.vocab_size,
-        options=EngineOptions(block_size=BLOCK_SIZE, max_waiting=NUM_REQUESTS),
+        options=EngineOptions(block_size=BLOCK_SIZE, max_waiting=2 * NUM_REQUESTS),
     )
     with engine:
         for request in asked:

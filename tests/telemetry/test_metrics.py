@@ -56,6 +56,7 @@ def metrics(snapshot: SimpleNamespace) -> Metrics:
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
     others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
+    others += ("oaiserve_connections",)
     gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
         *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
         *(names.VLLM_PREEMPTIONS.name, names.VLLM_PREFIX_CACHE_HITS.name, names.VLLM_PREFIX_CACHE_QUERIES.name),
