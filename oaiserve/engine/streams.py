@@ -57,7 +57,7 @@ class LoopStream:
         self._busy_since_ns = 0  # when the reader took events, or wrote a part of them
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[Terminal], None] | None = None
-        self.on_cut: Callable[[], None] = lambda: None
+        self.on_cut = _nothing
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
         self.terminal: Terminal | None = None
 
@@ -94,6 +94,7 @@ class LoopStream:
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
+        self.on_cut = _nothing  # it holds the reader, and the reader this stream: a circle, with the prompts in it
 
     def abort(self) -> None:
         """Abort the request, unless it has ended. What it holds is free within a step."""
@@ -199,6 +200,10 @@ class HeldTokens:
         """Return what a stream costs all others, for comparison."""
         held, stalled_ns = stream.num_held_tokens, stream.stalled_ns(now_ns)
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
+
+
+def _nothing() -> None:
+    pass
 
 
 def append(chunk: TokenChunk, more: TokenChunk) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,13 +21,13 @@ from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.errors import ContextLengthExceeded, InternalError, Overloaded, RequestTimeout
+from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.record import Outcome
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
 from oaiserve.times import PHASES
 from tests.routes.conftest import Serve, Served, run_server
-from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, starts
+from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 
 
 def events_of(response: httpx.Response) -> list[str]:
@@ -271,3 +272,26 @@ def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
 
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
         asyncio.run(read())
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [says("a", "b"), fails(InvalidRequest("no")), fails(InternalError("no"), "a")])
+def test_an_ended_request_is_kept_by_nothing(served: Served, stream: bool, script: Script) -> None:
+    """A request may have megabytes of prompts. In a circle they would stay until the next collection of garbage."""
+    served.engine.script = script
+    gc.disable()
+    try:
+        served.complete(stream=stream)
+        served.telemetry.next_record()
+        request = served.engine.submitted.get()
+        for _ in range(1000):  # the server may not have left the route yet
+            kept_by = [holder for holder in gc.get_referrers(request) if not isinstance(holder, FrameType)]
+            if not kept_by:
+                break
+            served.http.get("/version")
+        assert kept_by == []
+    finally:
+        gc.enable()
