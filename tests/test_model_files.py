@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError
-from oaiserve.model_files import INDEX, refuse_unless_sound, reported, within
+from oaiserve.model_errors import reported, within
+from oaiserve.model_files import INDEX, refuse_unless_sound
 from oaiserve.source import find_model
 
 CONFIG: dict[str, Any] = {

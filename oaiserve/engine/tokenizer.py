@@ -16,7 +16,7 @@ from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.model_files import reported, within
+from oaiserve.model_errors import reported, within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

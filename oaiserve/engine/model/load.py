@@ -30,7 +30,7 @@ from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.errors import StartupError
-from oaiserve.model_files import reported
+from oaiserve.model_errors import reported
 from oaiserve.source import find_model
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.

@@ -1,0 +1,62 @@
+"""Turns the errors of the libraries that load a model into one sentence, and ends what would take for ever.
+
+The files of a model can make a library raise anything: `model_files` refuses before what it can, and the rest is for
+`reported`. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from threading import Thread
+from typing import TypeVar
+
+from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@contextmanager
+def reported(failure: str) -> Iterator[None]:
+    """Raise StartupError in place of any error in the `with` block, as in "No model could be loaded from 'x': why".
+
+    What reads files of a model can raise anything, even a panic of Rust code, which is no Exception. The traceback is
+    logged for those who look for it (--log-level debug).
+    """
+    try:
+        yield
+    except (StartupError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        log.debug("%s", failure, exc_info=True)
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
+        elif isinstance(error, OSError | ValueError | RuntimeError | ImportError) and text:
+            reason = text if len(text) <= 300 else text[:300] + "…"
+        else:  # the text of other errors says nothing without their name
+            reason = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+        raise StartupError(f"{failure}: {reason}") from error
+
+
+def within(seconds: float, make: Callable[[], T], failure: str) -> T:
+    """Return what `make` returns or raises, or raise StartupError if that takes longer. It then goes on in a thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="load", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError as error:
+        if future.done():  # it is the error of `make`
+            raise
+        raise StartupError(f"{failure}: its chat template does not end within {seconds:g} s") from error

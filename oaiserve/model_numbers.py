@@ -1,0 +1,48 @@
+"""Refuses numbers in a model's configuration that its weights cannot have. Libraries allocate what such numbers say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_MOST_POSITIONS = 2**24  # which some tables have a row for
+_MOST_COUNT = 10_000  # of experts, for example
+_LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"}
+_COUNT = re.compile(r"layers?$|experts?$|(layer|expert)_count$")
+_SIZE = re.compile(r"(_size|_dim|_rank|_inner|_embd|_model|_heads?|_length|head_count(_kv)?|dimension_count)$")
+_NO_SIZE = re.compile(r"(position|context|seq|window|max|chunk|sample|original|block_size|group_size)")
+_AT_LEAST_ONE = _LAYERS | {
+    *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
+    *("max_position_embeddings", "n_positions", "context_length"),
+}
+
+
+class BadFile(Exception):
+    """A file is not as it has to be. The message goes on after the file's name."""
+
+
+def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
+    """Raise BadFile for a number that the weights cannot have: each layer has a tensor, and each row of one some bits."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            check_numbers(value, num_tensors, num_bytes, f"{name[:100]}.")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        last = key.rpartition(".")[2]
+        most = None
+        if last in _LAYERS:
+            most = num_tensors
+        elif _COUNT.search(last):
+            most = max(_MOST_COUNT, num_tensors)
+        elif _SIZE.search(last) and not _NO_SIZE.search(last):
+            most = 8 * num_bytes
+        elif last.endswith(("_positions", "position_embeddings", "context_length")):
+            most = _MOST_POSITIONS
+        elif isinstance(value, int):
+            most = 2**63 - 1
+        if most is not None and value > most:
+            raise BadFile(f"its {name[:100]} is {value:.6g}, but can be at most {most}")
+        if last in _AT_LEAST_ONE and value < 1:
+            raise BadFile(f"its {name[:100]} is {value}, but must be at least 1")
