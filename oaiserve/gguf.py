@@ -90,9 +90,7 @@ def check_gguf(path: Path) -> None:
             num_elements = 1
             for _ in range(num_dimensions):
                 num_elements *= gguf.number("Q")
-            kind_and_offset = gguf.number("I"), gguf.number("Q")
-            if num_elements > 8 * size or kind_and_offset[1] > size:
-                raise BadFile(
-                    f"its tensor {name[:100]!r} is larger than the file, so it is cut or lies about its sizes"
-                )
+            _kind, offset = gguf.number("I"), gguf.number("Q")
+            if num_elements > 8 * size or offset > size:
+                raise BadFile(f"its tensor {name[:100]!r} is larger than the file: it is cut, or lies about its sizes")
     check_numbers(values, num_tensors, size)

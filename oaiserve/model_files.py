@@ -69,7 +69,7 @@ def _refuse_nan(constant: str) -> float:
 
 
 def _weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
-    """Return the files that transformers will take the weights from. Raises BadFile, or StartupError if there are none."""
+    """Return the files that transformers will take the weights from. Raises BadFile, and StartupError without any."""
     named = config.get("transformers_weights")
     if named is not None and not (
         isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))

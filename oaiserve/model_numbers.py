@@ -23,7 +23,7 @@ class BadFile(Exception):
 
 
 def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, prefix: str = "") -> None:
-    """Raise BadFile for a number that the weights cannot have: each layer has a tensor, and each row of one some bits."""
+    """Raise BadFile for a number that the weights cannot have: a layer has a tensor, and a row of one has some bits."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
