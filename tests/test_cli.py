@@ -326,6 +326,7 @@ def test_help_does_not_import_torch() -> None:
 
 
 SERVE_A_TINY_APP = """
+import signal
 import sys
 from oaiserve import cli
 from oaiserve.connections import allowed_connections
@@ -342,6 +343,7 @@ def serve_app(config, sock):
     cli.run_until_signal(app, config, sock, allowed_connections(config.server))
     return 0
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
 sys.exit(cli.main(["serve", "demo", "--port", "0", *sys.argv[1:]], serve_app))
 """
 
