@@ -30,7 +30,7 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
-from oaiserve.telemetry.logs import LogLimit
+from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.times import monotonic_ns
 
 LAG_INTERVAL_SECONDS = 0.1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from oaiserve.errors import StartupError
 from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.telemetry import logs, otlp_metrics, tracing
-from oaiserve.telemetry.logs import LogLimit
+from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.otel_environment import export_interval_seconds, resource
 from oaiserve.telemetry.otlp_metrics import MetricsExport

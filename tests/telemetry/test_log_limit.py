@@ -11,7 +11,7 @@ import pytest
 
 from oaiserve.record import Outcome
 from oaiserve.telemetry import logs
-from oaiserve.telemetry.logs import LogLimit
+from oaiserve.telemetry.log_limit import LogLimit
 
 MINUTE_NS = 60 * 10**9
 

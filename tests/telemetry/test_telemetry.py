@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.errors import StartupError
 from oaiserve.record import EngineAccount, StepKind, StepRecord
 from oaiserve.telemetry import Telemetry, names
-from oaiserve.telemetry.logs import LogLimit
+from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.times import PHASES
 from tests.telemetry.collector import Collector, running_collector
 
