@@ -1,4 +1,4 @@
-"""`LogLimit` limits what clients can make the server log again and again, and counts what it leaves out. Stdlib only."""
+"""`LogLimit` limits what clients can make the server log again and again, and counts the rest. Stdlib only."""
 
 from __future__ import annotations
 
