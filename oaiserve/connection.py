@@ -17,13 +17,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from oaiserve.connections import Refusal
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
-from oaiserve.routes.respond import CONNECTION, WRITE_TIMED_OUT
+from oaiserve.routes.extensions import CONNECTION, WRITE_TIMED_OUT
 
 MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # trailers included
 MOST_PIPELINED = 64  # requests that wait for the answer to an earlier one
-MOST_REST_BYTES = 1024 * 1024  # of a body that nobody reads any more, after which the connection is closed
-REST_SECONDS = 5.0  # in which such a body must end, and most time to read on before a connection is closed
+GOODBYE_SECONDS = 5.0  # for which what a client still sends is discarded before its connection is closed
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -49,7 +48,6 @@ class Wait(Enum):
 
     HEAD = auto()  # the complete head of a request
     IDLE = auto()  # a further request
-    REST = auto()  # the rest of a body whose request has been answered
     GOODBYE = auto()  # the client to close the connection, after the last answer
 
 
@@ -82,7 +80,9 @@ class Connection(HttpToolsProtocol):
         self._timeouts = timeouts
         self._count = count
         self._on_lost = on_lost
-        self._extensions: dict[str, dict[object, object]] = {CONNECTION: {"cut": self._cut}}
+        self._extensions: dict[str, dict[object, object]] = {
+            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body}
+        }
         self._write_timer: asyncio.TimerHandle | None = None
         self._wait: Wait | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
@@ -97,7 +97,6 @@ class Connection(HttpToolsProtocol):
         # Bytes since the parser last made something of them. Without a bound, one header could go on for ever.
         self._has_progressed = False
         self._unused_bytes = 0
-        self._rest_bytes = 0
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -154,8 +153,6 @@ class Connection(HttpToolsProtocol):
         """Start the timer for what the connection waits for now, unless it runs already."""
         if self._is_answering():
             self._wait_for(None)
-        elif self._reading is Reading.BODY:
-            self._wait_for(Wait.REST)
         elif self._reading is Reading.HEAD or not self._has_begun:
             self._wait_for(Wait.HEAD)
         else:
@@ -169,7 +166,7 @@ class Connection(HttpToolsProtocol):
             self._wait_timer = None
         self._wait = wait
         if wait is not None:
-            seconds = REST_SECONDS
+            seconds = GOODBYE_SECONDS
             if wait is Wait.HEAD:
                 seconds = self._timeouts.head_seconds
             elif wait is Wait.IDLE:
@@ -192,7 +189,6 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        is_rest = self._wait is Wait.REST
         self._has_progressed = False
         try:
             self._parse(data)
@@ -208,13 +204,6 @@ class Connection(HttpToolsProtocol):
                 own = InvalidRequest(f"This is not a valid HTTP request: {error}.")
             self._refuse(own, Refusal.INVALID)
         else:
-            if is_rest:
-                self._rest_bytes += len(data)
-                if self._rest_bytes > MOST_REST_BYTES and self._reading is Reading.BODY:
-                    self._say_goodbye()
-                    return
-            else:
-                self._rest_bytes = 0
             self._watch()
 
     def _parse(self, data: bytes | memoryview) -> None:
@@ -282,6 +271,9 @@ class Connection(HttpToolsProtocol):
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
+    def _awaits_body(self) -> bool:
+        return self._reading is Reading.BODY and self.cycle is self._running
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -296,8 +288,8 @@ class Connection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
             self._say_last_words()
-        elif self._reading is Reading.BODY and self.expect_100_continue:
-            self._say_goodbye()  # nobody can tell whether the client sends the body now, or its next request
+        elif self._reading is Reading.BODY:
+            self._say_goodbye()  # nobody reads the rest
         else:
             self.flow.resume_reading()
             self._watch()

@@ -208,7 +208,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
-    "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.respond"},
+    "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},
     "oaiserve.server": {
         *("oaiserve.config", "oaiserve.errors"),
         *("oaiserve.connection", "oaiserve.connections", "oaiserve.listener"),

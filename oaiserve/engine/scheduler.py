@@ -309,6 +309,10 @@ class Scheduler:
                     self._preempt(next(reversed(self._forked)), step)  # otherwise nothing would ever run again
                     self._waiting.put_back(sequence)
                     continue
+                if len(self.running) >= self.limits.max_running:
+                    self._waiting.put_back(sequence)
+                    reason = WaitReason.BATCH_FULL
+                    break
                 passed.append(sequence)
                 continue
             for other in passed:

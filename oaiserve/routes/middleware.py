@@ -25,6 +25,7 @@ from oaiserve.errors import (
     NotFound,
     Unavailable,
 )
+from oaiserve.routes.extensions import CONNECTION
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
 
@@ -66,6 +67,10 @@ class RequestHeaders:
                 response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
                 flags = f"{int(trace.parent_sampled):02x}"
                 response["traceresponse"] = f"00-{trace.trace_id_hex}-{trace.span_id_hex}-{flags}"
+                connection = scope.get("extensions", {}).get(CONNECTION)
+                if connection is not None and connection["awaits_body"]():
+                    # The rest of the body would have to be read before the next request, however long it is.
+                    response["connection"] = "close"
             await send(message)
 
         await self.app(scope, receive, send_with_headers)

@@ -18,12 +18,11 @@ from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
 
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
-CONNECTION = "oaiserve.connection"  # ASGI extension: its `cut` cuts the connection, whatever waits in it
-WRITE_TIMED_OUT = "oaiserve.write_timed_out"  # ASGI extension: present once the server has cut the connection for that
 
 Timings = Callable[[Usage], Mapping[str, Any]]  # called at the end of a stream, if the client asked for timings
 

@@ -169,7 +169,12 @@ def others(case: Case, queueing: Queueing) -> list[Request]:
     if queueing.twin:
         rows.append((TOKENIZER.encode(case.prompt), 1))
     return [
-        Request(f"{OTHER}-{index}", (TokenPrompt(token_ids),), SamplingParams(max_tokens=max_tokens, temperature=0))
+        Request(
+            f"{OTHER}-{index}",
+            (TokenPrompt(token_ids),),
+            SamplingParams(max_tokens=max_tokens, temperature=0),
+            client="127.0.0.1",  # that of the measured request: another client would take turns with it
+        )
         for index, (token_ids, max_tokens) in enumerate(rows)
     ]
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from oaiserve.connection import MOST_HEAD_BYTES, MOST_HEADERS, MOST_PIPELINED, MOST_REST_BYTES
+from oaiserve.connection import MOST_HEAD_BYTES, MOST_HEADERS, MOST_PIPELINED
 from oaiserve.connections import Refusal
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import Serve, Served
@@ -61,11 +61,11 @@ class Client(socket.socket):
         self.connect((url.hostname, url.port))
         self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def answer(self) -> tuple[int, bytes]:
-        """Read one answer, and nothing after it."""
+    def answer(self) -> tuple[int, bytes, str | None]:
+        """Read one answer, and nothing after it. Return its status, its body and its header `connection`."""
         response = HTTPResponse(Unbuffered(self))  # type: ignore[arg-type]
         response.begin()
-        return response.status, response.read()
+        return response.status, response.read(), response.getheader("connection")
 
     def statuses(self) -> list[int]:
         """Read answers until the server closes the connection, and return their statuses."""
@@ -346,21 +346,30 @@ def test_no_timer_runs_while_an_answer_does(serve: Serve) -> None:
 # -- answers before the end of the body -------------------------------------------------------------------------------
 
 
-def test_the_rest_of_a_body_is_discarded_and_the_connection_goes_on(served: Served) -> None:
-    size = MOST_REST_BYTES // 2
+def test_an_answer_before_the_end_of_the_body_is_the_last_one_and_says_so(served: Served) -> None:
+    size = 100_000
     with Client(served) as client:
         client.sendall(post(f"content-length: {size}", body=b"", path="/nothing"))
-        assert client.answer()[0] == 404
+        status, _, connection = client.answer()
+        assert (status, connection) == (404, "close")
         client.sendall((SMUGGLED * size)[:size] + LAST)
+        assert client.statuses() == []
+
+
+def test_after_an_answer_that_needed_no_body_the_connection_goes_on(served: Served) -> None:
+    with Client(served) as client:
+        client.sendall(post("content-length: 4", body=b"1234", path="/nothing"))
+        status, _, connection = client.answer()
+        assert (status, connection) == (404, None)
+        client.sendall(LAST)
         assert client.statuses() == [200]
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
 def test_a_client_that_sends_a_body_without_end_can_read_its_answer(connection: str, served: Served) -> None:
-    size = 1000 * MOST_REST_BYTES
     with Client(served) as client:
-        client.sendall(post(f"connection: {connection}", f"content-length: {size}", body=b""))
-        client.sendall(b" " * 4 * MOST_REST_BYTES)
+        client.sendall(post(f"connection: {connection}", "content-length: 1000000000", body=b""))
+        client.sendall(b" " * 2**22)
         assert client.statuses() == [413]
 
 
@@ -372,7 +381,7 @@ def test_a_body_that_was_not_asked_for_is_not_waited_for(served: Served) -> None
 
 
 def test_a_rest_that_does_not_come_ends_the_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.connection.REST_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr("oaiserve.connection.GOODBYE_SECONDS", SHORT_SECONDS)
     with Client(served) as client:
         client.sendall(post("content-length: 10", body=b"", path="/nothing"))
         assert client.statuses() == [404]
