@@ -15,6 +15,7 @@ from oaiserve.engine.policy import Policy, fair, fcfs
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
+from oaiserve.record import WaitReason
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
 from tests.engine.memory import Memory, make, sequence
 
@@ -102,6 +103,17 @@ def test_the_engine_knows_whose_request_it_is() -> None:
         inbox.wait_terminal("a0", "a1", "a2", "b0")
     order = dict.fromkeys(request_id for step in runner.steps for request_id, _, _ in step)
     assert list(order) == ["a0", "b0", "a1", "a2"]
+
+
+def test_a_newcomer_for_whom_nobody_can_make_way_waits_for_a_place_and_not_for_blocks() -> None:
+    scheduler = make(max_running=1, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "a")
+    memory.run()
+    newcomer = sequence("b", 4, client_name="b")
+    scheduler.add(newcomer)
+    scheduler.schedule(now_ns=100)
+    assert scheduler.waits.settle(newcomer, 250) == {WaitReason.STEP_UNDER_WAY: 100, WaitReason.BATCH_FULL: 150}
 
 
 # -- who gives way ----------------------------------------------------------------------------------------------------
