@@ -255,6 +255,10 @@ class Connection(HttpToolsProtocol):
             return  # `_parse` reads the head again
         if len(self.pipeline) >= MOST_PIPELINED:
             raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
+        encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings not in ([], [b"chunked"]):
+            # A proxy in front may have read another length from it: what is a body here would be a request there.
+            raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
         self._reading = Reading.BODY
