@@ -178,7 +178,7 @@ class ServerOptions:
 
     @property
     def is_private(self) -> bool:
-        """Whether only users of this machine, or those with a key, can ask this server."""
+        """Return whether only users of this machine, or those with a key, can ask this server."""
         return self.needs_key or is_loopback(self.host.lower())
 
 

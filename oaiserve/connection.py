@@ -44,7 +44,7 @@ class Reading(Enum):
 
 
 class Wait(Enum):
-    """What the connection waits for, with a limit on the time, while no answer is under way."""
+    """A connection waits for one of these while no answer is under way, with a limit on the time."""
 
     HEAD = auto()  # the complete head of a request
     IDLE = auto()  # a further request

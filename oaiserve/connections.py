@@ -26,7 +26,7 @@ NS_BETWEEN_LOG_LINES = 5_000_000_000
 
 
 class Refusal(StrEnum):
-    """Why the server has closed a connection against the client's will."""
+    """A refusal is the reason for which the server has closed a connection against the client's will."""
 
     ALL = "all"  # --max-connections were open
     ADDRESS = "address"  # --max-connections-per-address of its address were open

@@ -13,7 +13,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 
 class NotPrivate(Exception):
-    """Somebody else could change what lies in a folder. The message says who or how, without a full stop."""
+    """A folder or a file is not private: others could change it. The message says who or how, without a full stop."""
 
 
 def make_folder(folder: Path) -> None:

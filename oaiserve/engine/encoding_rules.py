@@ -1,4 +1,4 @@
-"""What follows from the definition of a tokenizer: how much text a token can stand for, and where a text can be cut.
+"""Finds out from the definition of a tokenizer how much text a token can stand for, and where a text can be cut.
 
 Both must be certain. A bound that is too small would refuse prompts that fit, and a wrong cut would give wrong ids. So
 a tokenizer is taken apart only if each of its parts is one of those that this file knows; of any other, texts are

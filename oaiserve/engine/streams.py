@@ -110,7 +110,7 @@ class LoopStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the reader waits for events: it is not behind."""
+        """Return whether the reader waits for events: then it is not behind."""
         return self._waiter is not None
 
     def stalled_ns(self, now_ns: int) -> int:

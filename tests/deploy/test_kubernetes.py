@@ -115,7 +115,7 @@ def test_the_container_runs_with_few_rights() -> None:
 
 
 def test_kubernetes_sets_no_variables_that_the_server_would_refuse() -> None:
-    """For a service with the name oaiserve, it would set OAISERVE_PORT and OAISERVE_SERVICE_HOST."""
+    """Kubernetes would set OAISERVE_PORT and OAISERVE_SERVICE_HOST for a service with the name oaiserve."""
     assert MANIFESTS["service.yaml"]["metadata"]["name"] == "oaiserve"
     assert POD["spec"]["enableServiceLinks"] is False
 

@@ -17,7 +17,6 @@ from tokenizers.trainers import BpeTrainer
 from oaiserve import demo
 from oaiserve.engine import encoding_rules
 from oaiserve.engine.encoding_rules import EncodingRules, _alternatives
-from oaiserve.errors import StartupError
 from tests.engine.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 
 LLAMA3 = (
@@ -151,9 +150,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding_rules, "PIECE_CHARACTERS", 12)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_ids_of_pieces_are_those_of_the_whole(family: str) -> None:
-    backend, rules = rules_of(family)
+def check_pieces(backend: Backend, rules: EncodingRules) -> None:
+    """Check with nasty texts that the ids of their pieces are those of the whole."""
 
     @settings(max_examples=100, deadline=None)
     @given(nasty_texts)
@@ -162,6 +160,11 @@ def test_the_ids_of_pieces_are_those_of_the_whole(family: str) -> None:
         assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
 
     check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ids_of_pieces_are_those_of_the_whole(family: str) -> None:
+    check_pieces(*rules_of(family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,14 +173,7 @@ def test_cuts_are_right_without_the_last_check_by_the_tokenizer(family: str) -> 
     backend = FAMILIES[family]()
     rules = EncodingRules(backend)
     rules._agrees = lambda *_: True  # type: ignore[method-assign]
-
-    @settings(max_examples=100, deadline=None)
-    @given(nasty_texts)
-    def check(text: str) -> None:
-        pieces = list(rules.pieces(text))
-        assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
-
-    check()
+    check_pieces(backend, rules)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -270,13 +266,9 @@ def test_the_alternatives_of_a_pattern_are_found_outside_of_groups() -> None:
 
 
 def test_the_demo_models_tokenizer_is_known() -> None:
-    try:
-        folder = demo.resolve()
-    except StartupError as error:
-        pytest.skip(str(error))
     from oaiserve.engine.tokenizer import Tokenizer
 
-    backend = Tokenizer.from_pretrained(folder).backend
+    backend = Tokenizer.from_pretrained(demo.resolve()).backend
     rules = EncodingRules(backend)
     assert rules.characters_per_token == 81
     assert rules.vanishing == "\x04\x06\x13\x14\x16\x1d"

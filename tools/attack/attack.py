@@ -1,4 +1,4 @@
-"""What an attack is, and what its code gets to strike with."""
+"""Defines an attack as data, and the `Strike` that its code sends requests and checks answers with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Strike:
 
     @property
     def log(self) -> bytes:
-        """What the server has logged since the run began."""
+        """Return what the server has logged since the run began."""
         with self._log_file.open("rb") as file:
             file.seek(self._log_start)
             return file.read()

@@ -1,4 +1,4 @@
-"""What a page of the web may send to a server on this machine: by DNS rebinding, by simple requests, by preflights.
+"""Attacks by a page of the web on a server on the same machine: DNS rebinding, simple requests, preflights.
 
 These run against a server without keys on loopback, which trusts whoever reaches it.
 """
