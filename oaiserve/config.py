@@ -122,8 +122,8 @@ class ServerOptions:
     """Seconds after an answer for which the connection stays open for a further request."""
 
     max_connections: int | None = None
-    """Most open connections. Further ones are answered with 503 and closed. Default: as many as the limit of open files
-    permits. The server raises that limit up to 65536, and keeps some files for itself."""
+    """Most open connections. Further ones are answered with 503 and closed. Default: 8192, or as many as the limit of
+    open files permits. The server raises that limit if it may, and keeps some files for itself."""
 
     max_connections_per_address: int | None = None
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of

@@ -19,7 +19,7 @@ from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-SENSIBLE_OPEN_FILES = 65_536  # the soft limit is raised to this if the hard limit permits
+MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an incomplete head up to 75 KiB
 SPARE_FILES = 64  # files that the server may open while it serves: collectors, profiles, worker processes
 FEWEST_CONNECTIONS = 8
 NS_BETWEEN_LOG_LINES = 5_000_000_000
@@ -105,9 +105,9 @@ def allowed_connections(options: ServerOptions) -> Connections:
     """
     num_open_files = len(os.listdir("/dev/fd"))
     reserve = num_open_files + SPARE_FILES
-    limit = _raise_open_files(max(SENSIBLE_OPEN_FILES, reserve + (options.max_connections or 0)))
-    available = limit - reserve
     asked = options.max_connections
+    limit = _raise_open_files(reserve + (asked or MOST_CONNECTIONS))
+    available = limit - reserve
     if available < (asked or FEWEST_CONNECTIONS):
         what = (
             f"--max-connections is {asked}" if asked else f"at least {FEWEST_CONNECTIONS} connections must be possible"
@@ -116,7 +116,7 @@ def allowed_connections(options: ServerOptions) -> Connections:
             f"This process may have {limit} files open and needs {reserve} itself, which leaves {max(0, available)} "
             f"for connections, but {what}. Raise the limit with 'ulimit -n', LimitNOFILE or --ulimit nofile."
         )
-    most = asked or available
+    most = asked or min(available, MOST_CONNECTIONS)
     per_address = options.max_connections_per_address
     return Connections(most, max(1, most // 2) if per_address is None else per_address)
 

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import ServerOptions
-from oaiserve.connections import NS_BETWEEN_LOG_LINES, Connections, Refusal, allowed_connections
+from oaiserve.connections import (
+    MOST_CONNECTIONS,
+    NS_BETWEEN_LOG_LINES,
+    Connections,
+    Refusal,
+    allowed_connections,
+)
 from oaiserve.errors import StartupError
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2", "2001:db8::1")
@@ -58,7 +64,7 @@ def test_refusals_are_counted_each_and_logged_now_and_then(caplog: pytest.LogCap
 def test_the_default_leaves_files_to_the_server_and_half_of_the_rest_to_an_address() -> None:
     connections = allowed_connections(ServerOptions())
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert 0 < connections._most < limit - 64
+    assert 0 < connections._most <= min(MOST_CONNECTIONS, limit - 64)
     assert connections._most_per_address == connections._most // 2
 
 

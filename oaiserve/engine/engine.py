@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -44,6 +44,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
+MAX_BODY_BYTES = 64 * 2**20
 Result = TypeVar("Result")
 
 
@@ -124,9 +127,9 @@ class Engine:
             "kv_blocks": str(num_blocks),
         }
         self._max_waiting = options.max_waiting
+        self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
+        self._body_bytes = SharedLimit(MAX_BODY_BYTES)
         self._clock_ns = clock_ns
-        self._submitting = threading.Lock()  # what is checked must still be so when it is counted
-        self._num_submitted = 0
         self._is_draining = False
         self._processes = processes
         self._loop = EngineLoop(
@@ -150,6 +153,7 @@ class Engine:
                 queue_timeout_seconds=options.queue_timeout_seconds,
                 request_timeout_seconds=options.request_timeout_seconds,
             ),
+            waiting=self._waiting,
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
@@ -266,8 +270,9 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """The number of sequences that have not entered a step yet, those in the tokenize stage included."""
-        return self._num_submitted - self._loop.requests.num_left_waiting
+        """The number of sequences that have not entered a step yet, those in the tokenize stage and other work for the
+        tokenizer included."""
+        return self._waiting.total
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's numbers after the last step. This costs the engine thread nothing."""
@@ -296,20 +301,12 @@ class Engine:
 
         This neither encodes nor blocks, unless there are no tokenize workers. Raises Unavailable before `start`, while
         the engine drains and after its end, and Overloaded if too much waits. If nothing waits, a request of any size
-        is taken.
+        is taken. If one client has filled the queue, others still get their share.
         """
         self._check_open()
-        with self._submitting:
-            num_waiting = self.num_waiting
-            if num_waiting and num_waiting + request.num_choices > self._max_waiting:
-                raise self._overloaded(
-                    f"{num_waiting} sequences are waiting already, this request has {request.num_choices}, and the "
-                    f"limit is {self._max_waiting}"
-                )
-            self._check_bytes(request.num_bytes)
-            self._num_submitted += request.num_choices
+        self._take(request.client, request.num_choices, request.num_bytes)
         self._loop.post(Submitted(request, deliver, self._clock_ns()))
-        self._tokenize.submit(request)
+        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer among that of requests, in turns by client: each `yield` of it ends a turn.
@@ -318,12 +315,13 @@ class Engine:
         Overloaded, as `submit` does.
         """
         self._check_open()
-        with self._submitting:
-            num_waiting = self._tokenize.num_waiting
-            if num_waiting and num_waiting >= self._max_waiting:
-                raise self._overloaded(f"{num_waiting} requests wait for the tokenizer already, which is the limit")
-            self._check_bytes(num_bytes)
-        return self._tokenize.run(work, client=client, num_bytes=num_bytes)
+        self._take(client, 1, num_bytes)
+
+        def on_end() -> None:
+            self._waiting.give_back(client, 1)
+            self._body_bytes.give_back(client, num_bytes)
+
+        return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def _check_open(self) -> None:
         if self._is_draining:
@@ -331,8 +329,15 @@ class Engine:
         if not self.is_ready:
             raise Unavailable("The server is not ready to take requests; try again later.", retry_after_seconds=5)
 
-    def _check_bytes(self, num_bytes: int) -> None:
-        if not self._tokenize.has_room(num_bytes):
+    def _take(self, client: str, num_sequences: int, num_bytes: int) -> None:
+        """Take the room that a request needs while it waits. Raises Overloaded if there is none for this client."""
+        if not self._waiting.take(client, num_sequences):
+            raise self._overloaded(
+                f"{self.num_waiting} sequences are waiting already, this request has {num_sequences}, and the "
+                f"limit is {self._max_waiting}"
+            )
+        if not self._body_bytes.take(client, num_bytes):
+            self._waiting.give_back(client, num_sequences)
             raise self._overloaded("too many bytes of prompts are being tokenized already")
 
     def _overloaded(self, reason: str) -> Overloaded:

@@ -26,6 +26,7 @@ from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProf
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import ChunkResult, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
@@ -122,6 +123,7 @@ class EngineLoop:
         table: TokenTable,
         bounds: Bounds,
         *,
+        waiting: SharedLimit,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
@@ -153,6 +155,7 @@ class EngineLoop:
             table,
             self._account.totals,
             bounds,
+            waiting=waiting,
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,

@@ -30,6 +30,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
@@ -88,11 +89,13 @@ class OpenRequests:
         totals: StepTotals,
         bounds: Bounds,
         *,
+        waiting: SharedLimit,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
     ) -> None:
-        """Begin without requests. `stop_tokenizing` takes the id of one that has ended before it was tokenized."""
+        """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
+        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized."""
         self._scheduler = scheduler
         self._table = table
         self._totals = totals
@@ -102,16 +105,21 @@ class OpenRequests:
         self._stop_tokenizing = stop_tokenizing
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
-        self._num_submitted = 0  # choices
+        self._waiting = waiting
+        self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
-        self.num_waiting_tokens = 0  # of the prompts of the other ones
         self.drain_rate = DrainRate()
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """The tokens of the prompts of all requests that have not entered a step. Any thread may ask."""
+        return self._waiting_tokens.total
 
     @property
     def has_events(self) -> bool:
@@ -126,7 +134,6 @@ class OpenRequests:
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
-        self._num_submitted += request.num_choices
         received_ns = submitted_ns if request.received_ns is None else request.received_ns
         times = RequestTimes(received=received_ns, submitted=submitted_ns)
         account = EngineAccount(num_choices=request.num_choices)
@@ -149,12 +156,11 @@ class OpenRequests:
         if opened is None:
             return
         opened.times.tokenized = tokenized.at_ns
-        if self._is_too_much(tokenized.num_prompt_tokens):
+        if not self._waiting_tokens.take(request.client, tokenized.num_prompt_tokens):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
             return
         opened.waiting_tokens = tokenized.num_prompt_tokens
-        self.num_waiting_tokens += opened.waiting_tokens
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
@@ -263,20 +269,16 @@ class OpenRequests:
         opened = self._open.get(request.request_id)
         return opened if opened is not None and opened.request is request else None
 
-    def _is_too_much(self, num_tokens: int) -> bool:
-        """Return whether too many prompt tokens would wait. If none wait, a prompt of any length is accepted."""
-        most = self._bounds.max_waiting_tokens
-        return most is not None and self.num_waiting_tokens > 0 and self.num_waiting_tokens + num_tokens > most
-
     def _retry_after_seconds(self) -> int:
         """Return when to try again."""
-        return self.drain_rate.retry_after_seconds(self._num_submitted - self.num_left_waiting)
+        return self.drain_rate.retry_after_seconds(self._waiting.total)
 
     def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
         """Note that choices of a request wait no longer. Its tokens wait until the first of them enters a step."""
         opened.num_waiting -= num_choices
         self.num_left_waiting += num_choices
-        self.num_waiting_tokens -= opened.waiting_tokens
+        self._waiting.give_back(opened.request.client, num_choices)
+        self._waiting_tokens.give_back(opened.request.client, opened.waiting_tokens)
         opened.waiting_tokens = 0
 
     def _process_chunk(

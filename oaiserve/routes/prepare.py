@@ -15,8 +15,9 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import Prompt, Request
 from oaiserve.routes import protocol
-from oaiserve.routes.body import off_loop_if_large, read_body
+from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.off_loop import in_turns_if_large
 from oaiserve.routes.protocol import SamplingBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer, Shape
 from oaiserve.routes.serving import serving_of
@@ -98,4 +99,4 @@ async def prepare(
         )
         return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)
 
-    return await off_loop_if_large(content, check)
+    return await in_turns_if_large(http, content, check)

@@ -14,12 +14,14 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 
 from oaiserve.engine.request import Prompt
+from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
 from oaiserve.record import Profile, RequestRecord
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 
+MOST_RECEIVED_BYTES = 256 * 2**20
 Result = TypeVar("Result")
 
 
@@ -97,6 +99,8 @@ class Serving:
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
     body_timeout_seconds: float = 60.0
+    # of the bodies that are being received: a client may send many slowly
+    received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     profile_dir: Path | None = None  # None: this server makes no profiles
     trace_prompt_characters: int = 0  # most characters of a prompt in its record

@@ -5,19 +5,19 @@ Their work is done in the tokenize stage, in turns with that of all other reques
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
-from oaiserve.routes.body import off_loop_if_large, read_body
+from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.off_loop import in_turns, in_turns_if_large
 from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -35,42 +35,25 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await _checked(serving, content, _tokenize_decoder)
-    return await _in_turns(request, serving, _tokenize(serving, body), len(content))
+    body = await _checked(request, serving, content, _tokenize_decoder)
+    return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
 
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await _checked(serving, content, _detokenize_decoder)
-    return await _in_turns(request, serving, _detokenize(serving, body.tokens), len(content))
+    body = await _checked(request, serving, content, _detokenize_decoder)
+    return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
 
 
-async def _checked(serving: Serving, content: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    body = await off_loop_if_large(content, lambda: protocol.parse(decoder, content, serving.unknown_names))
+async def _checked(request: Request, serving: Serving, content: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    body = await in_turns_if_large(request, content, lambda: protocol.parse(decoder, content, serving.unknown_names))
     serving.check_model(body.model)
     return body
 
 
-async def _in_turns(request: Request, serving: Serving, work: Generator[None, None, bytes], num_bytes: int) -> Response:
-    """Answer with what the work returns. The work ends early if the client leaves."""
-    answer = asyncio.wrap_future(serving.engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
-    left = asyncio.create_task(_client_left(request))
-    both: list[asyncio.Future[Any]] = [answer, left]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise ClientDisconnect
-        return Response(answer.result(), media_type="application/json")
-    finally:
-        left.cancel()
-        answer.cancel()
-        del answer, both  # an error in them holds this frame, and the body with it
-
-
-async def _client_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _answer(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:

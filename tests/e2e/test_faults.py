@@ -48,7 +48,7 @@ class Fault:
         return {"path": self.path, "n": self.n, "max_tokens": 9, **prompt}
 
 
-TOKENIZING = "The server failed while it tokenized this request"
+TOKENIZING = "The server failed while it read or tokenized this request"
 TEMPLATE = "The model's chat template rejects these messages"
 OUTPUT = "The server failed on this request's output"
 REJECTED, TWO = Outcome.REJECTED, ("abcd", "ab")  # the second choice waits until the prompt is computed

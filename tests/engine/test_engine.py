@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from oaiserve.engine import tokenize
+from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import Stop, Submitted
 from oaiserve.engine.request import (
@@ -373,6 +373,20 @@ def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_no
         assert engine.num_waiting == 0
 
 
+def test_a_client_that_fills_the_queue_leaves_the_others_their_share() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_running=1, max_waiting=4) as engine:
+        engine.submit(dataclasses.replace(request("greedy", n=9), client="greedy"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        engine.submit(dataclasses.replace(request("polite", n=2), client="polite"), inbox)
+        for client in ("greedy", "polite"):
+            with pytest.raises(Overloaded, match="10 sequences are waiting already"):
+                engine.submit(dataclasses.replace(request("more"), client=client), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("greedy", "polite")
+        assert engine.num_waiting == 0
+
+
 def test_aborted_and_failed_choices_wait_no_longer() -> None:
     runner, inbox = ScriptedRunner(gated=True), Inbox()
     with make_engine(runner, max_running=1, max_waiting=100) as engine:
@@ -388,7 +402,7 @@ def test_aborted_and_failed_choices_wait_no_longer() -> None:
 
 
 def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize, "MAX_BYTES", 100)
+    monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
     tokenizer, inbox = BlockedTokenizer(), Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:  # type: ignore[arg-type]
         engine.submit(dataclasses.replace(text_request("first", "blocked"), num_bytes=500), inbox)

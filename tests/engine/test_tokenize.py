@@ -411,32 +411,26 @@ def test_other_work_that_nobody_wants_any_more_ends_between_its_pieces() -> None
     assert log == []
 
 
-def test_bytes_are_counted_until_the_end_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.engine.tokenize.MAX_BYTES", 100)
+def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
+    ended: list[str] = []
     with running() as stage:
-        assert stage.stage.has_room(1000)
         with Held(stage.stage):
-            kept = stage.stage.run(pieces(["a"], []), client="", num_bytes=60)
-            dropped = stage.stage.run(pieces(["a"], []), client="", num_bytes=30)
-            assert (stage.stage.has_room(10), stage.stage.has_room(11)) == (True, False)
+            kept = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("kept"))
+            dropped = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("dropped"))
+            stage.stage.submit(request("tokenized"), on_end=lambda: ended.append("tokenized"))
+            stage.stage.submit(request("aborted"), on_end=lambda: ended.append("aborted"))
+            stage.stage.submit(request("failed", "a" * 100), on_end=lambda: ended.append("failed"))
+            stage.stage.abort("aborted")
             dropped.cancel()
+            assert ended == []
+            assert stage.stage.num_waiting == 5
         kept.result(10)
-        assert stage.is_accepted(TextPrompt("abc"))
-        assert stage.stage.has_room(1000)
+        for _ in range(3):
+            stage.result()
+        assert sorted(ended) == ["aborted", "dropped", "failed", "kept", "tokenized"]
         assert stage.stage.num_waiting == 0
-
-
-def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
-    given: SimpleQueue[int] = SimpleQueue()
-    with running(give_back=lambda: given.put(1), give_back_seconds=0.05) as stage:
-        stage.stage.run(pieces(["a"], []), client="", num_bytes=2**20 - 1).result(10)
-        assert stage.stage._give_back_at_ns is None
-        with Held(stage.stage):
-            work = [stage.stage.run(pieces(["a"], []), client="", num_bytes=2**20) for _ in range(3)]
-        assert [future.result(10) for future in work] == ["a"] * 3
-        given.get(timeout=10)
-        assert stage.is_accepted(TextPrompt("abc"))
-        assert given.empty()
+    stage.stage.submit(request("too late"), on_end=lambda: ended.append("too late"))
+    assert ended[-1] == "too late"
 
 
 def test_an_error_does_not_keep_the_prompt() -> None:

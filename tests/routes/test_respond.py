@@ -21,6 +21,7 @@ from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
+from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.record import Outcome
 from oaiserve.routes.body import read_body
@@ -265,13 +266,45 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
+    serving = SimpleNamespace(body_limit_bytes=10, body_timeout_seconds=0, received_bytes=SharedLimit(10))
+
     async def read() -> None:
         never = asyncio.Future[Any]()
-        request = Request({"type": "http", "headers": []}, receive=lambda: never)
-        await read_body(request, SimpleNamespace(body_limit_bytes=10, body_timeout_seconds=0))
+        request = Request({"type": "http", "headers": [], "state": {"client": "one"}}, receive=lambda: never)
+        await read_body(request, serving)
 
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
         asyncio.run(read())
+    assert serving.received_bytes.total == 0
+
+
+def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
+    serving = SimpleNamespace(body_limit_bytes=100, body_timeout_seconds=10, received_bytes=SharedLimit(100))
+
+    async def read(client: str, *parts: bytes, ends: bool = True) -> bytes:
+        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        if ends:
+            messages[-1]["more_body"] = False
+        never = asyncio.Future[Any]()
+
+        async def receive() -> Any:
+            return messages.pop(0) if messages else await never
+
+        return await read_body(
+            Request({"type": "http", "headers": [], "state": {"client": client}}, receive=receive), serving
+        )
+
+    async def attack() -> None:
+        slow = [asyncio.create_task(read("greedy", b" " * 90, ends=False)) for _ in range(2)]
+        done, waiting = await asyncio.wait(slow, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(Overloaded, match="too many large bodies"):
+            done.pop().result()
+        assert await read("polite", b"a" * 25, b"b" * 25) == b"a" * 25 + b"b" * 25
+        assert serving.received_bytes.total == 90
+        waiting.pop().cancel()
+
+    asyncio.run(attack())
+    assert serving.received_bytes.total == 0
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------

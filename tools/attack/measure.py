@@ -34,7 +34,7 @@ class Result:
     answers: list[Answer] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     took_seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # beyond what the server spends on the neighbour in the same time without an attack
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
@@ -88,7 +88,9 @@ def measure(
     result, quiet, attacked = Result(load_average=os.getloadavg()[0]), [], []
     neighbour.wait_for_token(FIRST_TOKEN_SECONDS)
     num_events = len(neighbour.events)
+    cpu_before = server.cpu_seconds
     quiet.append(_wait(quiet_seconds))
+    quiet_cpu_share = (server.cpu_seconds - cpu_before) / (quiet[0].end - quiet[0].start)
     server.reset_peak()
     result.rss_before_mib = server.rss_mib
     log_file = server.process.log_file
@@ -106,8 +108,9 @@ def measure(
         ):
             _run(attack, strike)
         attacked.append(Window(started, time.monotonic()))
-        result.took_seconds += attacked[-1].end - started
-        result.cpu_seconds += max(0.0, server.cpu_seconds - cpu_before)
+        took_seconds = attacked[-1].end - started
+        result.took_seconds += took_seconds
+        result.cpu_seconds += max(0.0, server.cpu_seconds - cpu_before - quiet_cpu_share * took_seconds)
         result.rss_peak_mib = max(result.rss_peak_mib, server.peak_rss_mib)
         result.num_planned += strike.num_planned
         result.num_sent += strike.num_sent

@@ -23,6 +23,9 @@ ALIVE_SECONDS = 10.0
 PROGRAM = ("-m", "oaiserve")
 START_SECONDS = 600.0  # on a busy machine
 FEW_FILES = 256
+# The memory of the KV cache is the system's until its blocks are used for the first time. A small cache is all in use
+# after the warm-up, so that what grows later is something else.
+KV_CACHE = ("--kv-cache-memory", "800MiB")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 
 
@@ -100,7 +103,7 @@ def oaiserve(kind_name: str, model: str, flags: Sequence[str]) -> Iterator[Serve
         command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}"]
         if kind.num_files is not None:
             command.append(f"--nofile={kind.num_files}")
-        command += [sys.executable, *PROGRAM, "serve", model, "--port", str(port), "--log-format", "json"]
+        command += [sys.executable, *PROGRAM, "serve", model, "--port", str(port), "--log-format", "json", *KV_CACHE]
         if kind.tls:
             command += _certificate(Path(folder))
         log_file = Path(folder) / "log"

@@ -9,7 +9,7 @@ from tools.attack.verdict import failures
 from tools.markdown import as_markdown, number
 
 HEAD = (
-    "attack", "sent", "came back", "CPU s", "RSS before / peak / after, MiB", "ITL p99 ms, quiet / attack (ratio)",
+    "attack", "sent", "came back", "more CPU s", "RSS before / peak / after, MiB", "ITL p99 ms, quiet / attack (ratio)",
     "ITL max ms", "TTFT max ms", "afterwards", "verdict",
 )  # fmt: skip
 MOST_SHOWN = 3  # sentences of a verdict

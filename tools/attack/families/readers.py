@@ -60,6 +60,8 @@ async def resets(strike: Strike) -> None:
     body = asking(prompt="Tell me of the sea.", max_tokens=500, ignore_eos=True, stream=True)
 
     async def leave() -> None:
+        strike.num_sent += 1
+        strike.answers.append(Answer("left"))  # nobody is there to see one
         with contextlib.suppress(OSError, TimeoutError):
             connection = await strike.connect()
             await connection.send(body)
@@ -87,7 +89,7 @@ ATTACKS = (
            outcomes(200, 400, "cut", "reset", "closed") | FULL, answer_seconds=90, limit_seconds=170, is_work=True),
     Attack("slow-streams", "40 streams, read one byte a second", slow_streams, outcomes(200), limit_seconds=90,
            is_work=True),
-    Attack("resets", "1,000 requests whose connections are reset at once", resets, outcomes(200), is_work=True),
+    Attack("resets", "1,000 requests whose connections are reset at once", resets, outcomes(200, "left"), is_work=True),
     Attack("half-closed", "100 clients that close their side after asking", half_closed,
            outcomes(200, "closed", "reset") | FULL, is_work=True),
 )  # fmt: skip

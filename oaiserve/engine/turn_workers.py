@@ -1,0 +1,209 @@
+"""Worker threads that do pieces of work in turns by client, large work apart from small. Stdlib only.
+
+A piece is done within milliseconds, so nobody waits long for a turn. Large work is done by one thread of low priority:
+on a CPU, the step of the model needs all cores, and one thread that takes a core from it makes everybody wait.
+
+It must not know what the work is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from oaiserve.engine.freed_memory import give_back
+from oaiserve.engine.turns import Turns
+from oaiserve.errors import APIError, InternalError, Unavailable
+from oaiserve.times import monotonic_ns
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
+NICENESS = 10  # of the thread for large work: while all cores are busy, it gets a tenth of what another thread gets
+GIVE_BACK_BYTES = 2**20  # of a body after which freed memory is worth giving back
+GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, what has been made of it is free
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Work that is done in turns. It has exactly one of three ends, which are called on a worker's thread."""
+
+    client: str
+    num_bytes: int  # of the body that it comes from
+    work: Generator[None, None, Any]  # stops after each turn
+    done: Callable[[Any], None]  # takes what the work has returned
+    failed: Callable[[APIError], None]
+    dropped: Callable[[], None]  # nobody wants it any more
+    is_unwanted: Callable[[], bool]
+    name: str  # for the log
+    is_begun: bool = False
+
+
+class _Lane:
+    """The tasks that wait for the same threads."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.turns: Turns[Task] = Turns()
+        self.changed = threading.Condition(lock)
+
+
+class TurnWorkers:
+    """The threads. Every task that is added ends, also when the threads stop."""
+
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        *,
+        give_back: Callable[[], None] = give_back,
+        give_back_seconds: float = GIVE_BACK_SECONDS,
+    ) -> None:
+        """Start so many threads for small work, and one for large work. With none, `add` does all work itself."""
+        self._give_back = give_back
+        self._give_back_ns = int(give_back_seconds * 1e9)
+        self._lock = threading.Lock()  # guards all that follows. Nothing else is called while it is held.
+        self._small, self._large = _Lane(self._lock), _Lane(self._lock)
+        self._num_waiting = 0
+        self._is_stopped = False
+        self._give_back_at_ns: int | None = None
+        self._threads = [
+            threading.Thread(target=self._work, args=(self._small,), name=f"{name}-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        if num_threads:
+            self._threads.append(
+                threading.Thread(target=self._work_on_large, name=f"{name}-large", daemon=True),
+            )
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of tasks of which no piece has begun yet."""
+        return self._num_waiting
+
+    def add(self, task: Task) -> None:
+        """Add a task, without blocking if there are threads."""
+        lane = self._lane(task)
+        with self._lock:
+            self._num_waiting += 1
+            is_stopped = self._is_stopped
+            if self._threads and not is_stopped:
+                lane.turns.add(task.client, task)
+                lane.changed.notify()
+                return
+        if is_stopped:
+            self._refuse(task)
+            return
+        while not self._run_piece(task):
+            pass
+
+    def stop(self) -> None:
+        """Fail all that waits, and what is under way unless its piece is the last one, and join the threads."""
+        waiting = []
+        with self._lock:
+            self._is_stopped = True
+            for lane in (self._small, self._large):
+                waiting += lane.turns.take_all()
+                lane.changed.notify_all()
+        for task in waiting:
+            self._refuse(task)
+        for thread in self._threads:
+            thread.join()
+
+    def _lane(self, task: Task) -> _Lane:
+        return self._large if task.num_bytes > LARGE_BYTES else self._small
+
+    def _work_on_large(self) -> None:
+        _lower_priority()
+        self._work(self._large)
+
+    def _work(self, lane: _Lane) -> None:
+        while (task := self._take(lane)) is not None:
+            self._run_turn(task, lane)
+            del task  # or else its prompts would be kept until the next one comes
+
+    def _run_turn(self, task: Task, lane: _Lane) -> None:
+        if self._run_piece(task):
+            return
+        with self._lock:
+            is_stopped = self._is_stopped
+            if not is_stopped:
+                lane.turns.put_back(task.client, task)
+                lane.changed.notify()
+        if is_stopped:
+            self._refuse(task)
+
+    def _take(self, lane: _Lane) -> Task | None:
+        """Wait for the next turn. Return None once the workers have stopped."""
+        while True:
+            with self._lock:
+                # What is worth giving back is left by large work.
+                at_ns = self._give_back_at_ns if lane is self._large else None
+                is_due = at_ns is not None and at_ns <= monotonic_ns()
+                if is_due:
+                    self._give_back_at_ns = None
+                elif lane.turns:
+                    return lane.turns.take()
+                elif self._is_stopped:
+                    return None
+                else:
+                    lane.changed.wait(None if at_ns is None else (at_ns - monotonic_ns()) / 1e9)
+            if is_due:
+                self._give_back()
+
+    def _run_piece(self, task: Task) -> bool:
+        """Run the work of a task up to its next stop. Return whether it has ended."""
+        if task.is_unwanted():
+            self._end(task, task.dropped)
+            return True
+        self._begin(task)
+        try:
+            next(task.work)
+        except StopIteration as stop:
+            result = stop.value
+            self._end(task, lambda: task.done(result))
+        except APIError as error:
+            # The frames of its traceback hold the prompt, and would keep it until the next collection of garbage.
+            failure = error.with_traceback(None)
+            failure.__cause__ = failure.__context__ = None
+            self._end(task, lambda: task.failed(failure))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the Rust encoder is no Exception, and must not end the thread
+            logger.exception("The tokenize stage failed: %s.", task.name)
+            failed = InternalError("The server failed while it read or tokenized this request.")
+            self._end(task, lambda: task.failed(failed))
+        else:
+            return False
+        return True
+
+    def _begin(self, task: Task) -> None:
+        if not task.is_begun:
+            task.is_begun = True
+            with self._lock:
+                self._num_waiting -= 1
+
+    def _refuse(self, task: Task) -> None:
+        self._end(task, lambda: task.failed(Unavailable("The server is shutting down.")))
+
+    def _end(self, task: Task, end: Callable[[], None]) -> None:
+        """End a task. What it holds is counted until then, and no longer."""
+        task.work.close()
+        self._begin(task)
+        if task.num_bytes >= GIVE_BACK_BYTES:
+            with self._lock:
+                self._give_back_at_ns = monotonic_ns() + self._give_back_ns
+        end()
+
+
+def _lower_priority() -> None:
+    """Lower the priority of this thread, on Linux. Elsewhere, only a process has one."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))

@@ -1,0 +1,73 @@
+"""Small and large work have threads of their own, and freed memory is given back."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.turn_workers import GIVE_BACK_BYTES, LARGE_BYTES, NICENESS, Task, TurnWorkers
+
+TIMEOUT_SECONDS = 10
+
+
+@contextmanager
+def running(num_threads: int = 1, **options: Any) -> Iterator[TurnWorkers]:
+    workers = TurnWorkers(num_threads, "test", **options)
+    try:
+        yield workers
+    finally:
+        workers.stop()
+
+
+def add(workers: TurnWorkers, call: Callable[[], object], *, num_bytes: int = 0) -> SimpleQueue[object]:
+    """Add work of one piece. Return where its result will be."""
+    ends: SimpleQueue[object] = SimpleQueue()
+
+    def work() -> Generator[None, None, object]:
+        yield from ()
+        return call()
+
+    workers.add(
+        Task("", num_bytes, work(), done=ends.put, failed=ends.put, dropped=lambda: None, is_unwanted=bool, name="test")
+    )
+    return ends
+
+
+def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
+    for held_bytes, other_bytes in ((LARGE_BYTES + 1, LARGE_BYTES), (LARGE_BYTES, LARGE_BYTES + 1)):
+        go = threading.Event()
+        with running() as workers:
+            held = add(workers, lambda go=go: go.wait(TIMEOUT_SECONDS), num_bytes=held_bytes)  # type: ignore[misc]
+            other = add(workers, lambda: "other", num_bytes=other_bytes)
+            assert other.get(timeout=TIMEOUT_SECONDS) == "other"
+            assert held.empty()
+            go.set()
+            assert held.get(timeout=TIMEOUT_SECONDS) is True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
+def test_only_large_work_is_done_at_low_priority() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with running() as workers:
+        small, large = add(workers, niceness), add(workers, niceness, num_bytes=LARGE_BYTES + 1)
+        assert small.get(timeout=TIMEOUT_SECONDS) == niceness()
+        assert large.get(timeout=TIMEOUT_SECONDS) == min(19, niceness() + NICENESS)
+
+
+def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
+    given: SimpleQueue[int] = SimpleQueue()
+    with running(give_back=lambda: given.put(1), give_back_seconds=0.5) as workers:
+        add(workers, lambda: "a", num_bytes=GIVE_BACK_BYTES - 1).get(timeout=TIMEOUT_SECONDS)
+        assert workers._give_back_at_ns is None
+        ends = [add(workers, lambda: "a", num_bytes=GIVE_BACK_BYTES) for _ in range(3)]
+        assert [end.get(timeout=TIMEOUT_SECONDS) for end in ends] == ["a"] * 3
+        given.get(timeout=TIMEOUT_SECONDS)
+        add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)
+        assert given.empty()
