@@ -34,6 +34,9 @@ ServeApp = Callable[[Config, socket.socket], int]
 
 logger = logging.getLogger(__name__)
 
+# For which a thread that computes in Python may keep the others from it. The engine thread needs Python some times in
+# each step of some milliseconds, so Python's own 5 ms would let one large request double the time of each step.
+SWITCH_SECONDS = 0.0005
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
@@ -230,6 +233,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
         if (warning := exposure(path)) is not None:
             logger.warning("%s", warning)
     logger.info("Loading %s ...", config.model)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
     from oaiserve.app import create_app
     from oaiserve.engine.engine import Engine

@@ -28,6 +28,9 @@ from oaiserve.record import WaitReason
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
+# What a prompt token counts in a step in which others decode, if its log-probabilities are wanted. The model's last
+# layer and a sort over the vocabulary take about three times as long as all other layers of a small model.
+PROMPT_LOGPROBS_COST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,7 @@ class Scheduler:
         if self._waiting.has_several_clients:
             running = sorted((one for one in running if one.num_uncomputed > 1), key=_client_and_key)
         for sequence in running:
-            if spent == budget:
+            if spent >= budget:
                 break
             if sequence.num_uncomputed > 1 and not sequence.is_held:
                 num_prefills += 1
@@ -380,9 +383,11 @@ class Scheduler:
         return False
 
     def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
-        """Add a chunk of a sequence with as many tokens as the budget allows, and return their number."""
+        """Add a chunk of a sequence with as many tokens as the budget allows, and return what it takes of the budget."""
         num_uncomputed = sequence.num_uncomputed
-        num_tokens = min(num_uncomputed, budget)
+        others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
+        cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
+        num_tokens = min(num_uncomputed, max(1, budget // cost))
         max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws)
         self._waiting.charge_prompt(chunk)
@@ -390,7 +395,7 @@ class Scheduler:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:
             step.chunks.append(chunk)
-        return num_tokens
+        return cost * num_tokens
 
     # -- sharing ------------------------------------------------------------------------------------------------------
 

@@ -266,6 +266,20 @@ def test_prompt_logprobs_need_every_position_computed() -> None:
     assert memory.run() == [("b", 8)]
 
 
+def test_prompt_logprobs_take_more_of_a_step_in_which_others_decode() -> None:
+    scheduler = make(kv_blocks=64, max_running=4, max_step_tokens=17)
+    memory = Memory(scheduler)
+    scheduler.add(sequence("decodes", [1] * 8, 3))
+    memory.run()
+    for name in "ab":
+        asking = sequence(name, [2] * 30, 1)
+        asking.wants_prompt_logprobs = True
+        scheduler.add(asking)
+    assert memory.run() == [("decodes", 1), ("a", 4)]
+    assert memory.run() == [("decodes", 1), ("a", 4)]
+    assert memory.run() == [("a", 17)]  # nobody waits for the step any more
+
+
 def test_64_that_arrive_together_compute_their_common_prefix_once() -> None:
     prefix = list(range(512))
     scheduler = make(kv_blocks=400, block_size=16, max_running=64, max_step_tokens=256)

@@ -10,6 +10,7 @@ from tools.attack.wire import Answer
 MOST_ITL_RATIO = 2.0
 MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the ratio
 MOST_RSS_GROWTH_MIB = 100.0
+MOST_RSS_PEAK_MIB = 1024.0  # above what it was before, while the attack lasts
 MOST_HEALTH_SECONDS = 2.0
 MOST_TTFT_SECONDS = 10.0  # of the prober's small requests
 MOST_LOG_BYTES_PER_REQUEST = 2048  # about two lines of the log
@@ -40,6 +41,8 @@ def failures(attack: Attack, result: Result) -> list[str]:
         found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
         found.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
+    if (peak_mib := result.rss_peak_mib - result.rss_before_mib) > MOST_RSS_PEAK_MIB:
+        found.append(f"it took {peak_mib:.0f} MiB more for a while (most {MOST_RSS_PEAK_MIB:.0f})")
     may_come = {"200", "ConnectError", "503"} if attack.ends_server else {"200"}
     if set(result.health_outcomes) - may_come:
         found.append(f"/health answered {_list(result.health_outcomes)}")

@@ -49,6 +49,18 @@ async def dribble(strike: Strike, begin: bytes, then: bytes) -> None:
     await strike.all([partial(strike.raw, send)] * number, number)
 
 
+async def held_bodies(strike: Strike) -> None:
+    """Bodies of 8 MB that come but for the last bytes: what was received waits in memory."""
+    length = 8 * 2**20 - 1024
+    head = request("POST", COMPLETIONS, b"", {"authorization": f"Bearer {ATTACKER_KEY}", "content-length": str(length)})
+
+    async def send(connection: Connection) -> None:
+        await connection.send(head + b" " * (length - 1024))
+
+    number = strike.number(200, 20)
+    await strike.all([partial(strike.raw, send)] * number, number)
+
+
 DRIBBLED_HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nauthorization: Bearer {ATTACKER_KEY}\r\nx-slow: ".encode()
 DRIBBLED_BODY = request(
     "POST", COMPLETIONS, b"", {"authorization": f"Bearer {ATTACKER_KEY}", "content-length": "100000"}
@@ -64,6 +76,8 @@ ATTACKS = (
            NOT_ANSWERED, bare=True, answer_seconds=HEAD_SECONDS, limit_seconds=80),
     Attack("dribbled-bodies", "200 bodies, a byte a second", partial(dribble, begin=DRIBBLED_BODY, then=b" " * 1000),
            NOT_ANSWERED, bare=True, answer_seconds=HEAD_SECONDS, limit_seconds=80),
+    Attack("held-bodies", "200 bodies of 8 MB without their last bytes", held_bodies, NOT_ANSWERED | outcomes(429),
+           answer_seconds=HEAD_SECONDS, limit_seconds=80),
     Attack("few-files", "400 silent connections to a server with 256 files", partial(silent, number=400),
            NOT_ANSWERED | outcomes(503, "refused"), server="few files", bare=True, answer_seconds=HEAD_SECONDS,
            limit_seconds=80),
