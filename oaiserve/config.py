@@ -282,7 +282,7 @@ class EngineOptions:
 
     max_waiting: int = 1024
     """Most waiting sequences: a request has n for each of its prompts. Further requests are answered with 429 and
-    Retry-After, unless nothing waits."""
+    Retry-After, unless nothing waits. If one client has filled the queue, the others still get their share."""
 
     max_waiting_tokens: int | None = None
     """Most prompt tokens of all waiting requests together. Further requests are answered with 429 and Retry-After.

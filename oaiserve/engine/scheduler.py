@@ -383,7 +383,7 @@ class Scheduler:
         return False
 
     def _add_chunk(self, sequence: Sequence, step: Step, budget: int) -> int:
-        """Add a chunk of a sequence with as many tokens as the budget allows, and return what it takes of the budget."""
+        """Add a chunk of a sequence with as many tokens as the budget allows, and return what it takes of that."""
         num_uncomputed = sequence.num_uncomputed
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
