@@ -7,6 +7,7 @@ the settings, the port and the certificate have been checked.
 from __future__ import annotations
 
 import difflib
+import gc
 import logging
 import os
 import signal
@@ -241,6 +242,10 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     engine = Engine.from_pretrained(config.model, config.engine)
     connections = allowed_connections(config.server)
     app = create_app(config, engine, connections=connections, log_limit=log_limit)
+    # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
+    # objects, and a full collection would stop all threads for a sixth of a second.
+    gc.collect()
+    gc.freeze()
     run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure)
     return 0 if engine.failure is None else 1
 

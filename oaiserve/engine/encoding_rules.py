@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
+SLICE_CHARACTERS = 2**17  # counted within about a quarter of a millisecond
 MOST_CANDIDATES = 64  # positions to look at for a cut; a text could have millions that are none
 WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
 SPACE = "▁"
@@ -37,6 +38,8 @@ SPACE = "▁"
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
 _SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
 _SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
+
+_CONTINUATIONS = {BYTE_LEVEL_CHARACTERS[byte] for byte in range(0x80, 0xC0)}
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Alternatives of the patterns that models come with. None matches a letter or digit together with one of the characters
@@ -83,6 +86,8 @@ class EncodingRules:
         self.characters_per_token: int | None = None
         """The most characters of a text for which one token stands, but for `vanishing`; None: no number is certain."""
         self.vanishing = ""  # the characters that no token stands for: they are left out
+        self.continuations_per_token: int | None = None
+        """The most bytes of UTF-8 from 0x80 to 0xBF for which one token stands; None: no number is certain."""
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
         self._left: frozenset[str] | None = None  # the letters after which a cut may be; None: all of the pattern's
@@ -96,10 +101,19 @@ class EncodingRules:
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that the text has at least, without encoding it."""
-        if self.characters_per_token is None:
-            return 0
-        num_characters = len(text) - sum(map(text.count, self.vanishing))
-        return -(-num_characters // self.characters_per_token)
+        least = 0
+        if self.characters_per_token is not None:
+            num_characters = len(text) - self._count_vanishing(text)
+            least = -(-num_characters // self.characters_per_token)
+        if self.continuations_per_token is not None and not text.isascii():
+            # In UTF-8, all bytes of a character but its first one are continuations.
+            least = max(least, -(-_num_continuations(text) // self.continuations_per_token))
+        return least
+
+    def _count_vanishing(self, text: str) -> int:
+        """Count slice by slice: in one go, a long text would keep all other threads waiting."""
+        slices = (text[start : start + SLICE_CHARACTERS] for start in range(0, len(text), SLICE_CHARACTERS))
+        return sum(part.count(character) for part in slices for character in self.vanishing)
 
     def pieces(self, text: str) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
@@ -193,6 +207,9 @@ class EncodingRules:
             factor = 1 if normalizer is None else 2
             self.characters_per_token = factor * max(len(token) for token in [*vocab, *tokens])
             self.vanishing = "".join(chr(byte) for byte in sorted(missing) if byte < 0x80)
+            if normalizer is None:
+                of_vocab = (sum(character in _CONTINUATIONS for character in token) for token in vocab)
+                self.continuations_per_token = max(1, *of_vocab, *map(_num_continuations, tokens))
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
         is_known = all(found <= _ALTERNATIVES for found in alternatives)
         # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
@@ -219,6 +236,7 @@ class EncodingRules:
         has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
         if has_bytes and not _takes_spaces(added):
             self.characters_per_token = max(len(token) for token in [*vocab, *tokens])
+            self.continuations_per_token = max(1, *map(_num_continuations, [*vocab, *tokens]))
         is_plain = not (model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"])
         if is_plain and SPACE in vocab:
             before_space = {token[i - 1] for token in vocab for i in range(1, len(token)) if token[i] == SPACE}
@@ -237,6 +255,10 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     if step is None:
         return []
     return step[name] if step["type"] == "Sequence" else [step]
+
+
+def _num_continuations(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) - len(text)
 
 
 def _takes_spaces(added: list[dict[str, Any]]) -> bool:

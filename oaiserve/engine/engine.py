@@ -46,7 +46,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.tokenize import TokenizeStage
+from oaiserve.engine.tokenize import ENCODE_REST_ON_CPU, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
@@ -166,6 +166,7 @@ class Engine:
             tokenizer,
             self._loop.post,
             num_workers=options.tokenize_workers,
+            encode_rest=ENCODE_REST_ON_CPU if device == "cpu" else 0.0,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             clock=clock_ns,

@@ -18,6 +18,10 @@ from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
 
+# For how many times as long as it has worked the thread for large work rests. Parsing 8 MB keeps the interpreter's lock
+# for up to 25 ms, for which steps wait. Encoding leaves the lock free, but on a CPU it takes a core from the model.
+PARSE_REST = 3.0
+ENCODE_REST_ON_CPU = 1.0
 Result = TypeVar("Result")
 
 
@@ -95,15 +99,18 @@ class TokenizeStage:
         max_model_len: int,
         vocab_size: int,
         num_workers: int = 2,
+        encode_rest: float = 0.0,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
-        returns nanoseconds. Without workers, `submit` encodes on the caller's thread, for comparisons."""
+        returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
+        workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._post = post
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._clock = clock
+        self._encode_rest = encode_rest
         self._lock = threading.Lock()
         self._requests: dict[str, _Submitted] = {}  # by request id, while they are in the stage
         self._workers = TurnWorkers(num_workers, "tokenize")
@@ -137,6 +144,7 @@ class TokenizeStage:
                 dropped=lambda: ended(Tokenized(request, [])),
                 is_unwanted=lambda: submitted.is_aborted,
                 name=request.request_id,
+                rest=self._encode_rest,
             )
         )
 
@@ -166,6 +174,7 @@ class TokenizeStage:
                 dropped=on_end,
                 is_unwanted=future.cancelled,
                 name="work on a body",
+                rest=PARSE_REST,
             )
         )
         return future

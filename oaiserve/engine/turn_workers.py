@@ -1,7 +1,7 @@
 """Worker threads that do pieces of work in turns by client, large work apart from small. Stdlib only.
 
-A piece is done within milliseconds, so nobody waits long for a turn. Large work is done by one thread of low priority:
-on a CPU, the step of the model needs all cores, and one thread that takes a core from it makes everybody wait.
+A piece is done within milliseconds, so nobody waits long for a turn. Large work is done by one thread, which rests
+between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the cores.
 
 It must not know what the work is.
 """
@@ -9,9 +9,8 @@ It must not know what the work is.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ from oaiserve.times import monotonic_ns
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
-NICENESS = 10  # of the thread for large work: while all cores are busy, it gets a tenth of what another thread gets
 GIVE_BACK_BYTES = 2**20  # of a body after which freed memory is worth giving back
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, what has been made of it is free
 
@@ -41,6 +39,7 @@ class Task:
     dropped: Callable[[], None]  # nobody wants it any more
     is_unwanted: Callable[[], bool]
     name: str  # for the log
+    rest: float = 0  # if it is large: for how many times as long as a piece has taken the thread rests afterwards
     is_begun: bool = False
 
 
@@ -77,7 +76,7 @@ class TurnWorkers:
         ]
         if num_threads:
             self._threads.append(
-                threading.Thread(target=self._work_on_large, name=f"{name}-large", daemon=True),
+                threading.Thread(target=self._work, args=(self._large,), name=f"{name}-large", daemon=True),
             )
         for thread in self._threads:
             thread.start()
@@ -119,14 +118,13 @@ class TurnWorkers:
     def _lane(self, task: Task) -> _Lane:
         return self._large if task.num_bytes > LARGE_BYTES else self._small
 
-    def _work_on_large(self) -> None:
-        _lower_priority()
-        self._work(self._large)
-
     def _work(self, lane: _Lane) -> None:
         while (task := self._take(lane)) is not None:
+            began_ns, rest = monotonic_ns(), task.rest if lane is self._large else 0
             self._run_turn(task, lane)
             del task  # or else its prompts would be kept until the next one comes
+            if rest:
+                time.sleep(rest * (monotonic_ns() - began_ns) / 1e9)
 
     def _run_turn(self, task: Task, lane: _Lane) -> None:
         if self._run_piece(task):
@@ -200,10 +198,3 @@ class TurnWorkers:
             with self._lock:
                 self._give_back_at_ns = monotonic_ns() + self._give_back_ns
         end()
-
-
-def _lower_priority() -> None:
-    """Lower the priority of this thread, on Linux. Elsewhere, only a process has one."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))

@@ -77,7 +77,7 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
         return (TextPrompt(prompt, special),)
     if not prompt:
         raise invalid("prompt", "must not be an empty list")
-    kinds = set(map(type, prompt))
+    kinds = protocol.types_of(prompt)
     if kinds == {str}:
         return tuple(TextPrompt(text, special) for text in prompt)
     if kinds == {int}:
@@ -90,9 +90,9 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
 def _token_prompt(ids: list[Any]) -> TokenPrompt:
     if not ids:
         raise invalid("prompt", "a list of token ids must not be empty")
-    if set(map(type, ids)) != {int}:
+    if protocol.types_of(ids) != {int}:
         raise invalid("prompt", "a list of token ids must hold integers only")
-    if (least := min(ids)) < 0:
+    if (least := min(map(min, protocol.slices(ids)))) < 0:
         raise invalid("prompt", f"a token id must be >= 0, got {protocol.show(least)}")
     return TokenPrompt(ids)
 

@@ -31,6 +31,7 @@ MAX_STRINGS = 128  # in stop, and in bad_words
 MAX_CHARACTERS = 4096  # of all these strings together, because the engine thread searches the text for them
 MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
+SLICE_VALUES = 2**15  # looked at within about a millisecond
 MAX_INT64 = 2**63 - 1
 
 
@@ -366,6 +367,16 @@ def _allowed_token_ids(body: SamplingBody) -> tuple[int, ...] | None:
     if not body.allowed_token_ids:
         raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")
     return token_ids("allowed_token_ids", body.allowed_token_ids)
+
+
+def slices(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield the values in slices. One look at a million of them would keep all other threads waiting."""
+    for start in range(0, len(values), SLICE_VALUES):
+        yield values[start : start + SLICE_VALUES]
+
+
+def types_of(values: list[Any]) -> set[type]:
+    return {kind for part in slices(values) for kind in set(map(type, part))}
 
 
 def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:

@@ -207,6 +207,17 @@ def test_the_bound_is_the_longest_token_also_if_it_was_added() -> None:
     assert (rules.characters_per_token, rules.least_tokens("x" * 301)) == (100, 4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", ["漢字かな", "\N{GRINNING FACE}", "한국어", "é", "▁é", "\N{GRINNING FACE} x"])
+def test_characters_of_several_bytes_count_by_their_bytes_and_never_too_much(family: str, text: str) -> None:
+    backend, rules = rules_of(family)
+    text *= 500
+    assert rules.least_tokens(text) <= len(ids_of(backend, text))
+    if rules.continuations_per_token is not None:
+        num_continuations = len(text.encode()) - len(text)
+        assert rules.least_tokens(text) >= num_continuations / rules.continuations_per_token
+
+
 @pytest.mark.parametrize("build", WHOLE.values(), ids=WHOLE)
 def test_what_is_not_known_is_encoded_whole(build: Callable[[], Backend]) -> None:
     text = "hello the dog, the low row. here\n" * 40
@@ -272,6 +283,7 @@ def test_the_demo_models_tokenizer_is_known() -> None:
     rules = EncodingRules(backend)
     assert rules.characters_per_token == 81
     assert rules.vanishing == "\x04\x06\x13\x14\x16\x1d"
+    assert rules.continuations_per_token == 16
 
     @settings(max_examples=100, deadline=None)
     @given(nasty_texts)

@@ -1,7 +1,5 @@
 """Small and large work have threads of their own, and freed memory is given back."""
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.turn_workers import GIVE_BACK_BYTES, LARGE_BYTES, NICENESS, Task, TurnWorkers
+from oaiserve.engine.turn_workers import GIVE_BACK_BYTES, LARGE_BYTES, Task, TurnWorkers
 
 TIMEOUT_SECONDS = 10
 
@@ -24,7 +22,9 @@ def running(num_threads: int = 1, **options: Any) -> Iterator[TurnWorkers]:
         workers.stop()
 
 
-def add(workers: TurnWorkers, call: Callable[[], object], *, num_bytes: int = 0) -> SimpleQueue[object]:
+def add(
+    workers: TurnWorkers, call: Callable[[], object], *, num_bytes: int = 0, rest: float = 0
+) -> SimpleQueue[object]:
     """Add work of one piece. Return where its result will be."""
     ends: SimpleQueue[object] = SimpleQueue()
 
@@ -32,9 +32,8 @@ def add(workers: TurnWorkers, call: Callable[[], object], *, num_bytes: int = 0)
         yield from ()
         return call()
 
-    workers.add(
-        Task("", num_bytes, work(), done=ends.put, failed=ends.put, dropped=lambda: None, is_unwanted=bool, name="test")
-    )
+    ended = {"done": ends.put, "failed": ends.put, "dropped": lambda: None}
+    workers.add(Task("", num_bytes, work(), **ended, is_unwanted=bool, name="test", rest=rest))  # type: ignore[arg-type]
     return ends
 
 
@@ -50,15 +49,20 @@ def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
             assert held.get(timeout=TIMEOUT_SECONDS) is True
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
-def test_only_large_work_is_done_at_low_priority() -> None:
-    def niceness() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
+def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: SimpleQueue[tuple[str, float]] = SimpleQueue()
+    monkeypatch.setattr(
+        "oaiserve.engine.turn_workers.time.sleep",
+        lambda seconds: rests.put((threading.current_thread().name, seconds)),
+    )
     with running() as workers:
-        small, large = add(workers, niceness), add(workers, niceness, num_bytes=LARGE_BYTES + 1)
-        assert small.get(timeout=TIMEOUT_SECONDS) == niceness()
-        assert large.get(timeout=TIMEOUT_SECONDS) == min(19, niceness() + NICENESS)
+        add(workers, lambda: "small", rest=2.0).get(timeout=TIMEOUT_SECONDS)
+        add(workers, lambda: "large", num_bytes=LARGE_BYTES + 1).get(timeout=TIMEOUT_SECONDS)
+        add(workers, lambda: "rests", num_bytes=LARGE_BYTES + 1, rest=2.0).get(timeout=TIMEOUT_SECONDS)
+        name, seconds = rests.get(timeout=TIMEOUT_SECONDS)
+    assert name == "test-large"
+    assert seconds > 0
+    assert rests.empty()
 
 
 def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:

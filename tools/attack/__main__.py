@@ -54,7 +54,7 @@ class Stage:
         """Let the server work, because its first large steps touch memory that stays."""
         strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
         asyncio.run(crowds.long_prompts(strike))
-        asyncio.run(crowds.long_answers(strike))
+        asyncio.run(crowds.sequences(strike))  # a full batch
         time.sleep(self._warm_up_seconds)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ START_SECONDS = 600.0  # on a busy machine
 FEW_FILES = 256
 # The memory of the KV cache is the system's until its blocks are used for the first time. A small cache is all in use
 # after the warm-up, so that what grows later is something else.
-KV_CACHE = ("--kv-cache-memory", "800MiB")
+KV_CACHE = ("--kv-cache-memory", "400MiB", "--max-model-len", "4096")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 
 
