@@ -180,11 +180,11 @@ def others(case: Case, queueing: Queueing) -> list[Request]:
 
 
 def hook_after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[[Any], None]) -> None:
-    """Call `hook` with the argument of this method each time it has returned, on the same thread."""
+    """Call `hook` with the first argument of this method each time it has returned, on the same thread."""
     method = getattr(kind, name)
 
-    def hooked(self: object, argument: object) -> object:
-        result = method(self, argument)
+    def hooked(self: object, argument: object, *others: object) -> object:
+        result = method(self, argument, *others)
         hook(argument)
         return result
 

@@ -25,7 +25,8 @@ START_SECONDS = 600.0  # on a busy machine
 FEW_FILES = 256
 # The memory of the KV cache is the system's until its blocks are used for the first time. A small cache is all in use
 # after the warm-up, so that what grows later is something else.
-KV_CACHE = ("--kv-cache-memory", "400MiB", "--max-model-len", "4096")
+KV_CACHE = ("--kv-cache-memory", "400MiB")
+LENGTH = ("--max-model-len", "4096")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 
 
@@ -39,10 +40,10 @@ class Kind:
 
 
 KINDS = {
-    "keys": Kind(KEYS),
-    "open": Kind(()),  # no keys, on loopback: the one that pages of a browser may try to reach
-    "few files": Kind(KEYS, num_files=FEW_FILES),
-    "TLS": Kind(KEYS, tls=True),
+    "keys": Kind((*KEYS, *LENGTH)),
+    "open": Kind(LENGTH),  # no keys, on loopback: the one that pages of a browser may try to reach
+    "few files": Kind((*KEYS, *LENGTH), num_files=FEW_FILES),
+    "TLS": Kind((*KEYS, *LENGTH), tls=True),
 }
 
 
