@@ -29,10 +29,15 @@ class ChoiceOutput:
         self._table = table
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._stream_interval = stream_interval  # see Request
-        self._detokenizer = table.detokenizer(sequence.token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = table.detokenizer(
+            sequence.token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            visible_ids=params.visible_special_ids,
+        )
         self._stops = stops.matcher()
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self.finish_reason: FinishReason | None = None
@@ -45,6 +50,7 @@ class ChoiceOutput:
         completes with the last allowed token counts as a stop.
         """
         params = self._sequence.params
+        num_texts = len(self._text)
         self._num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
@@ -59,6 +65,8 @@ class ChoiceOutput:
             self._add(self._detokenizer.push(token_id))
             if self.finish_reason is None and self._num_tokens >= self._max_tokens:
                 self._finish(FinishReason.LENGTH)
+        if self._text_lengths is not None:
+            self._text_lengths.append(sum(map(len, self._text[num_texts:])))
 
     def finish_without_token(self) -> None:
         """End a choice without tokens (`max_tokens` is 0), whose prompt has been computed."""
@@ -79,8 +87,11 @@ class ChoiceOutput:
             self._logprobs if self._sequence.params.logprobs is not None else None,
             self.finish_reason,
             self.stop_reason,
+            self._text_lengths,
         )
         self._text, self._token_ids = [], []
+        if self._text_lengths is not None:
+            self._text_lengths = []
         if self._logprobs:
             self._logprobs = TokenLogprobs()
         self._chunk_tokens = self._stream_interval

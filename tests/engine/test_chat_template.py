@@ -102,7 +102,7 @@ def test_system_messages_are_merged_only_where_the_template_takes_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [('{"city": "Rome"}', "Rome"), ("no json", "none"), ("[1]", "none"), ("", "none")]
+    ("arguments", "expected"), [('{"city": "Rome"}', "Rome"), ("no json", "none"), ("[1]", "none"), ("", "")]
 )
 def test_tool_arguments_are_parsed_where_they_are_an_object(arguments: str, expected: str) -> None:
     template = (

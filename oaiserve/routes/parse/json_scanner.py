@@ -1,0 +1,57 @@
+"""Follows the brackets and strings of JSON text that comes in pieces, to find where an object ends."""
+
+from __future__ import annotations
+
+import re
+
+_IN_STRING = re.compile(r'["\\\x00-\x1f]')
+# Brackets, quotes, and everything that JSON has outside of strings nowhere.
+_OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
+
+
+class Broken(Exception):
+    """The text is no JSON from the place `at` on."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+class JsonScanner:
+    """It checks no more than it needs to find the end: whether the object is JSON is for a decoder to say."""
+
+    def __init__(self) -> None:
+        self.depth = 0  # of open brackets
+        self._in_string = False
+        self._is_escaped = False
+
+    def scan(self, text: str, at: int, to_depth: int) -> int | None:
+        """Go on with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
+
+        Return the place behind it, or None if the text ends first. Raises Broken.
+        """
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if match is None:
+                return None
+            at = match.end()
+            character = match[0]
+            if character == '"':
+                self._in_string = not self._in_string
+            elif self._in_string:
+                if character != "\\":
+                    raise Broken(at - 1)
+                self._is_escaped = True
+            elif character in "{[":
+                self.depth += 1
+            elif character in "}]":
+                self.depth -= 1
+                if self.depth == to_depth:
+                    return at
+            else:
+                raise Broken(at - 1)
+        return None
