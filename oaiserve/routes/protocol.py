@@ -84,7 +84,7 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None  # the older form of one call
     tool_call_id: str | None = None
 
 
@@ -95,6 +95,14 @@ class ChatBody(SamplingBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: str | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -113,7 +121,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[Integer]
 
 
-# Parameters that would change the answer and that this server does not support, with the values that change nothing.
+# Parameters that would change the answer and that this server, or the route, does not support, with the values that
+# change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
@@ -197,7 +206,8 @@ def parse(decoder: msgspec.json.Decoder[Body], body: bytes, unknown: UnknownName
     try:
         parsed = decoder.decode(body)
         given = _names_decoder.decode(body)
-        unsupported = {name: msgspec.json.decode(given[name]) for name in given.keys() & UNSUPPORTED.keys()}
+        names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
+        unsupported = {name: msgspec.json.decode(given[name]) for name in names}
     except msgspec.ValidationError as error:
         raise _invalid_type(str(error)) from None
     except UnicodeDecodeError:

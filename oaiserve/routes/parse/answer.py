@@ -19,7 +19,8 @@ class AnswerParser:
         parts: list[Part] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.push(text)
-            parts.append(Reasoning(reasoning))
+            if reasoning:
+                parts.append(Reasoning(reasoning))
             if not self.thinking.is_over:
                 return parts
             self._thinks, self._skips_space = False, self.thinking.end > 0
@@ -37,4 +38,6 @@ class AnswerParser:
         return parts if self.calls is None else parts + self.calls.finish(is_cut=is_cut)
 
     def _answer(self, text: str) -> list[Part]:
+        if not text:
+            return []
         return [Content(text)] if self.calls is None else self.calls.push(text)

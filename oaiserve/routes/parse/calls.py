@@ -72,8 +72,9 @@ class CallParser(ABC):
             return False
         if not is_blank:
             self._is_blank = False
-            parts.append(Content(before))
-            before = ""
+            if before:
+                parts.append(Content(before))
+                before = ""
         self._text = self._text[at:]
         if mark:
             self._begin_head(mark, before)

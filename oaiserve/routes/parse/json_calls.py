@@ -21,8 +21,8 @@ _KEY_CHARACTERS = 64  # in which the first key of an object must begin
 
 class _Call(msgspec.Struct):
     name: str
-    arguments: msgspec.Raw | None = None
-    parameters: msgspec.Raw | None = None
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 _decoder = msgspec.json.Decoder(_Call)
@@ -85,7 +85,8 @@ class JsonCallParser(CallParser):
 
     def _in_arguments(self, parts: list[Part]) -> bool:
         taken, is_done = self._scan(self._arguments_depth)
-        parts.append(Arguments(taken))
+        if taken:
+            parts.append(Arguments(taken))
         if is_done is None:
             return self._break(parts)
         if is_done:
@@ -127,7 +128,7 @@ def _call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as JSON, of a whole object. Return None if it is no call."""
     try:
         call = _decoder.decode(text)
-        arguments = bytes(call.arguments or call.parameters or b"{}").decode()
+        arguments = (bytes(call.arguments) or bytes(call.parameters) or b"{}").decode()
         if arguments.startswith('"'):  # some models write JSON within JSON
             arguments = msgspec.json.decode(arguments, type=str) or "{}"
     except (msgspec.MsgspecError, RecursionError):

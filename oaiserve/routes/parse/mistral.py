@@ -16,6 +16,7 @@ _NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_-]*(?:\[[A-Z_]*\]?[A-Za-z0-9]*){0,2}\s
 class MistralCalls(JsonCallParser):
     opening_marks = ("[TOOL_CALLS]",)
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    _is_list = False
 
     def _head(self, parts: list[Part]) -> bool:
         text, at = self._text, len(self._mark)

@@ -74,7 +74,8 @@ class QwenCoderCalls(HermesCalls):
         if end == -1:
             # A line break before the closing mark belongs to the mark.
             end = min(marks.unfinished(text, closing), marks.unfinished(text, "\n" + closing))
-            parts.append(Arguments(_in_quotes(self._take(end))))
+            if end:
+                parts.append(Arguments(_in_quotes(self._take(end))))
             return False
         value = self._take(end).removesuffix("\n")
         self._take(len(closing))

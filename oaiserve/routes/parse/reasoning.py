@@ -1,0 +1,71 @@
+"""Decides, from the chat template and the flag, whether and how answers begin with reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oaiserve.routes.parse.thinking import ThinkingParser
+
+OPENING, CLOSING = "<think>", "</think>"
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The reasoning of the answers to one request."""
+
+    is_open: bool  # the answer begins within it, without the opening mark
+    prompt_opening: str = ""  # what is put behind the prompt so that the model reasons
+
+    def parser(self) -> ThinkingParser:
+        return ThinkingParser(OPENING, CLOSING, is_open=self.is_open)
+
+    @property
+    def ends_with(self) -> str:
+        """The text after which a grammar begins; "" if it begins at once, because the model may not reason at all."""
+        return CLOSING if self.is_open else ""
+
+
+class ReasoningForm:
+    """How the model of a server reasons: always, never, or as its template is told to."""
+
+    def __init__(self, name: str, template: str, generation_prompt: Callable[[Mapping[str, Any]], str]) -> None:
+        """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns what the template puts behind
+        the messages for some values of its variables."""
+        self._name = name
+        self._switch = next((switch for switch in _SWITCHES if switch in template), None)
+        self._endings = {
+            value: generation_prompt({} if value is None else dict.fromkeys(_SWITCHES, value)).rstrip()
+            for value in (None, True, False)
+        }
+
+    def of_request(
+        self, template_kwargs: Mapping[str, Any], *, is_asked_for: bool = True, is_constrained: bool = False
+    ) -> Reasoning:
+        """Return how the model reasons with these variables of the template.
+
+        Without a generation prompt, as when the last message is continued, `is_asked_for` is False. If the answer
+        `is_constrained`, the grammar can only wait for the end of the reasoning if there certainly is one: so a model
+        that may choose is made to reason by the end of its prompt.
+        """
+        if not is_asked_for:
+            return Reasoning(is_open=False)
+        asked = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
+        ending = self._endings[asked]
+        if ending.endswith(OPENING):
+            return Reasoning(is_open=True)
+        is_off = ending.endswith(CLOSING) or asked is False
+        if is_constrained and self._switch is not None and not is_off:
+            return Reasoning(is_open=True, prompt_opening=OPENING + "\n")
+        return Reasoning(is_open=self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off))
+
+
+def reasoning_form(
+    name: str, template: str, generation_prompt: Callable[[Mapping[str, Any]], str]
+) -> ReasoningForm | None:
+    """Return the form that `--reasoning-parser` names; with "auto" only if the chat template knows reasoning."""
+    if name == "none" or (name == "auto" and CLOSING not in template):
+        return None
+    return ReasoningForm(name, template, generation_prompt)
