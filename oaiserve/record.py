@@ -30,6 +30,13 @@ class Outcome(StrEnum):
     FAILED = "failed"  # a fault of the server
 
 
+class ToolCallOutcome(StrEnum):
+    """The ways in which what looks like a call of a tool in an answer can turn out."""
+
+    CALLED = "called"  # the client got a call whose arguments are a JSON object
+    UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
+
+
 class WaitReason(StrEnum):
     """The reasons why a tokenized request was not in a step yet."""
 
@@ -122,6 +129,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
+    tool_calls: Mapping[ToolCallOutcome, int] = field(default_factory=dict)  # those in the answer
     params: Mapping[str, str | int | float | bool] = field(
         default_factory=dict
     )  # the client's parameters, without text

@@ -39,6 +39,7 @@ class Exchange:
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
+    tool_calls: dict[str, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
     prompt_text: str | None = None  # only if the operator wants it in traces
@@ -172,6 +173,7 @@ class Accounting:
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
                 finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+                tool_calls=exchange.tool_calls,
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
                 account=exchange.account,

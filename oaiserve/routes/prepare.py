@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Prompt, Request
+from oaiserve.engine.request import Grammar, Prompt, Request
 from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
@@ -34,6 +34,10 @@ class OwnParams:
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
     best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
     echo: bool = False
+    grammar: Grammar | None = None  # that the route itself needs: forced calls of tools
+    answer_begins_after: str = ""  # the text with which reasoning ends, which no grammar constrains
+    visible_special_ids: frozenset[int] = frozenset()
+    text_lengths: bool = False
 
 
 async def prepare(
@@ -47,8 +51,9 @@ async def prepare(
 ) -> Answer:
     """Read and check the request, and return the answer that is ready to be submitted to the engine.
 
-    The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. Large
-    bodies are checked in a worker thread, so the callables must not touch the event loop. Raises an APIError.
+    The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. The
+    callables are called in the order in which they stand here. Large bodies are checked in a worker thread, so they
+    must not touch the event loop. Raises an APIError.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
@@ -70,6 +75,10 @@ async def prepare(
             logprobs=own.num_logprobs,
             prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
         )
+        if own.visible_special_ids or own.text_lengths:
+            params = replace(params, visible_special_ids=own.visible_special_ids, text_lengths=own.text_lengths)
+        if own.grammar is not None:
+            params = replace(params, grammar=replace(own.grammar, after=own.answer_begins_after))
         exchange.params = protocol.recorded_params(body, params)
         wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
         if own.best_of is not None and own.best_of > params.n:

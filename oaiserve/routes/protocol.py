@@ -114,6 +114,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):

@@ -53,15 +53,8 @@ def requested_tools(body: ChatBody) -> Tools | None:
         if choice not in (None, "none"):
             raise invalid(choice_param, f"is only allowed with '{param}', got {show(choice)}")
         return None
-    if len(entries) > MAX_TOOLS:
-        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(entries)}")
-    shown = [_tool(f"{param}[{i}]", param, entry) for i, entry in enumerate(entries)]
-    schemas: dict[str, Mapping[str, Any]] = {}
-    for tool in shown:
-        name = tool["function"]["name"]
-        if name in schemas:
-            raise invalid(param, f"two have the name {show(name)}")
-        schemas[name] = tool["function"]["parameters"]
+    shown = shown_tools(param, entries)
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
     if choice == "none":
         return None
     kind, names = _choice(choice_param, choice, schemas, is_legacy=is_legacy)
@@ -72,6 +65,19 @@ def requested_tools(body: ChatBody) -> Tools | None:
         only_one=is_legacy or kind == "named" or body.parallel_tool_calls is False,
         is_legacy=is_legacy,
     )
+
+
+def shown_tools(param: str, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checked tools as they are shown to the model."""
+    if len(entries) > MAX_TOOLS:
+        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(entries)}")
+    shown = [_tool(f"{param}[{i}]", param, entry) for i, entry in enumerate(entries)]
+    names: set[str] = set()
+    for tool in shown:
+        if (name := tool["function"]["name"]) in names:
+            raise invalid(param, f"two have the name {show(name)}")
+        names.add(name)
+    return shown
 
 
 def _tool(where: str, param: str, entry: Mapping[str, Any]) -> dict[str, Any]:

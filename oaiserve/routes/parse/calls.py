@@ -1,4 +1,4 @@
-"""`CallParser`: finds calls of tools in a text. Each family of models writes them in its own form, in a file of its own."""
+"""`CallParser`: finds calls of tools in a text. Each family of models writes them in its own form, and has its file."""
 
 from __future__ import annotations
 

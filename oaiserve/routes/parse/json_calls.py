@@ -9,7 +9,7 @@ import msgspec
 
 from oaiserve.routes.parse.calls import CallParser, NotACall
 from oaiserve.routes.parse.json_scanner import Broken, JsonScanner
-from oaiserve.routes.parse.parts import Arguments, CallBegin, CallEnd, Part
+from oaiserve.routes.parse.parts import Arguments, CallBegin, Part
 
 # The usual order, in which arguments can be passed on as they come.
 _HEAD = re.compile(

@@ -1,4 +1,4 @@
-"""Calls of Llama 3: the answer is `{"name": ..., "parameters": {...}}`, maybe behind a mark, or several joined by `;`."""
+"""Calls of Llama 3: the answer is `{"name": ..., "parameters": {...}}`, or several of these joined by `;`."""
 
 from __future__ import annotations
 

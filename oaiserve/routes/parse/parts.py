@@ -56,9 +56,13 @@ def joined(parts: list[Part]) -> list[Part]:
         match part, result[-1] if result else None:
             case (Content(""), _) | (Reasoning(""), _) | (Arguments(""), _):
                 pass
-            case (Content(text), Content(before)) | (Reasoning(text), Reasoning(before)) | (
-                Arguments(text),
-                Arguments(before),
+            case (
+                (Content(text), Content(before))
+                | (Reasoning(text), Reasoning(before))
+                | (
+                    Arguments(text),
+                    Arguments(before),
+                )
             ):
                 result[-1] = type(part)(before + text)
             case _:

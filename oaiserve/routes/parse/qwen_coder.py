@@ -37,7 +37,7 @@ class QwenCoderCalls(HermesCalls):
             self._step = self._in_function
             return True
         inner = text.removeprefix("<tool_call>").lstrip()
-        if "<function=".startswith(inner) or (inner.startswith("<function=") and not set(inner[10:]) & set("<>\n")):
+        if _may_be_a_tag(inner, "<function="):
             return False
         if self._mark == "<function=":
             raise NotACall
@@ -62,7 +62,7 @@ class QwenCoderCalls(HermesCalls):
             parts.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(parts)
         rest = text.lstrip()
-        if "</function>".startswith(rest) or "<parameter=".startswith(rest[:11]) and not set(rest[11:]) & set("<>\n"):
+        if "</function>".startswith(rest) or _may_be_a_tag(rest, "<parameter="):
             return False
         return self._break(parts)
 
@@ -82,6 +82,11 @@ class QwenCoderCalls(HermesCalls):
         parts.append(Arguments(_in_quotes(value) + '"' if self._is_string else _as_json(value)))
         self._step = self._in_function
         return True
+
+
+def _may_be_a_tag(text: str, tag: str) -> bool:
+    """Return whether the text can be a beginning of this tag, which has a name."""
+    return tag.startswith(text[: len(tag)]) and not set(text[len(tag) :]) & set("<>\n")
 
 
 def _is_string(schema: Any) -> bool:

@@ -13,7 +13,7 @@ _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn 
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningMode:
     """The reasoning of the answers to one request."""
 
     is_open: bool  # the answer begins within it, without the opening mark
@@ -43,7 +43,7 @@ class ReasoningForm:
 
     def of_request(
         self, template_kwargs: Mapping[str, Any], *, is_asked_for: bool = True, is_constrained: bool = False
-    ) -> Reasoning:
+    ) -> ReasoningMode:
         """Return how the model reasons with these variables of the template.
 
         Without a generation prompt, as when the last message is continued, `is_asked_for` is False. If the answer
@@ -51,15 +51,15 @@ class ReasoningForm:
         that may choose is made to reason by the end of its prompt.
         """
         if not is_asked_for:
-            return Reasoning(is_open=False)
+            return ReasoningMode(is_open=False)
         asked = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
         ending = self._endings[asked]
         if ending.endswith(OPENING):
-            return Reasoning(is_open=True)
+            return ReasoningMode(is_open=True)
         is_off = ending.endswith(CLOSING) or asked is False
         if is_constrained and self._switch is not None and not is_off:
-            return Reasoning(is_open=True, prompt_opening=OPENING + "\n")
-        return Reasoning(is_open=self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off))
+            return ReasoningMode(is_open=True, prompt_opening=OPENING + "\n")
+        return ReasoningMode(is_open=self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off))
 
 
 def reasoning_form(

@@ -14,7 +14,7 @@ class ThinkingParser:
 
     def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
         self.is_over = False
-        self.end = 0  # characters of the text up to the end of the reasoning, marks included; so far, until it `is_over`
+        self.end = 0  # characters of the text up to the end of the reasoning, with its marks, as far as it has come
         self._opening = opening
         self._closing = closing
         self._is_open = is_open

@@ -42,7 +42,10 @@ def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one
         (MistralCalls, '[TOOL_CALLS] [{"name": "get_time", "arguments": ZONE, "id": "abc"}]'),
         (MistralCalls, "[TOOL_CALLS]get_time[ARGS]ZONE"),
         (MistralCalls, "[TOOL_CALLS]get_time[CALL_ID]a1B2[ARGS] ZONE"),
-        (QwenCoderCalls, "<tool_call>\n<function=get_time>\n<parameter=zone>\nutc\n</parameter>\n</function>\n</tool_call>"),
+        (
+            QwenCoderCalls,
+            "<tool_call>\n<function=get_time>\n<parameter=zone>\nutc\n</parameter>\n</function>\n</tool_call>",
+        ),
         (QwenCoderCalls, "<function=get_time><parameter=zone>utc</parameter></function>"),
         (QwenCoderCalls, '<tool_call>\n{"name": "get_time", "arguments": ZONE}\n</tool_call>'),
     ],
@@ -184,10 +187,11 @@ def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
 SNIPPETS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<function=add>"),
-        *("</function>", "<parameter=a>", "<parameter=text>", "</parameter>", "<function=", "<tool_", "[TOOL", "</para"),
+        *("</function>", "<parameter=a>", "<parameter=text>", "</parameter>", "<function=", "<tool_", "[TOOL"),
         *('{"name": "add", "arguments": ', '{"name": "get_time", "parameters": {}}', '{"name": "x", "arguments": {}}'),
-        *('{"arguments": {}, "name": "add"}', '{"a": 1}', '{"text": "', '"}', '"', "\\", "{", "}", "[", "]", ",", ";"),
-        *(" ", "\n", "text", "add", "é", "1", "-0.5e3", "true", "\x00", "\u2028", "{}", "}}", '{"name"', ": ", "<", "]"),
+        *('{"arguments": {}, "name": "add"}', '{"a": 1}', '{"text": "', '"}', '"', "\\", "{", "}", "[", "]", ","),
+        *(" ", "\n", "text", "add", "é", "1", "-0.5e3", "true", "\x00", "\u2028", "{}", "}}", '{"name"', ": ", "<"),
+        *(";", "</para", "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"),
     ]
 )
 TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)

@@ -34,15 +34,15 @@ SCHEMAS = {
     },
     "add-2": {
         "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/number"}, "text": {"type": "string", "pattern": "^[a-z \n\"<>/_]*$"}},
+        "properties": {"a": {"$ref": "#/$defs/number"}, "text": {"type": "string", "pattern": '^[a-z \n"<>/_]*$'}},
         "additionalProperties": False,
         "$defs": {"number": {"type": "integer"}},
     },
 }
 ZONES = st.sampled_from(["utc", "cet"]).map(lambda zone: ("get_time", {"zone": zone}))
-SUMS = st.fixed_dictionaries(
-    {}, optional={"a": st.integers(-99, 99), "text": st.text("ab \n\"<>/_", max_size=5)}
-).map(lambda given: ("add-2", {key: given[key] for key in ("a", "text") if key in given}))
+SUMS = st.fixed_dictionaries({}, optional={"a": st.integers(-99, 99), "text": st.text('ab \n"<>/_', max_size=5)}).map(
+    lambda given: ("add-2", {key: given[key] for key in ("a", "text") if key in given})
+)
 CALLS = st.lists(ZONES | SUMS, min_size=1, max_size=4)
 
 
@@ -56,7 +56,7 @@ def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
 
 def accepts(family: CallFamily, text: str, *, only_one: bool = False, special: tuple[str, ...] = ()) -> bool:
     """Return whether the grammar of forced calls takes the whole text, and may end there."""
-    backend, guidance, special_ids = tokenizer(*special)
+    _, guidance, special_ids = tokenizer(*special)
     matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids))
     assert not matcher.get_error()
     ids = backend.encode(text, add_special_tokens=False).ids
@@ -110,7 +110,7 @@ def test_the_grammar_refuses_what_is_no_call_of_these_tools(family: CallFamily) 
 def test_marks_that_are_special_tokens_are_forced_as_these(family: CallFamily, special: tuple[str, ...]) -> None:
     text = written(family, [("get_time", {"zone": "utc"}), ("add-2", {})])
     assert accepts(family, text, special=special)
-    backend, guidance, special_ids = tokenizer(*special)
+    _, guidance, special_ids = tokenizer(*special)
     matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=True, special_ids=special_ids))
     assert matcher.consume_token(special_ids[special[0]])
 
