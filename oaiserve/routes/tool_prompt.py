@@ -6,6 +6,7 @@ tools, calls in the form that the parser of the answer reads, and results as a t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[Message]:
     """Return the messages for the template of these forms, with the tools in them unless it takes tools itself."""
-    if forms.template_takes_tools:
-        return list(messages)
     family = forms.calls or HERMES
+    if forms.template_takes_tools:
+        return [_with_short_ids(message) for message in messages] if family.short_ids else list(messages)
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in messages:
@@ -41,6 +42,20 @@ def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], 
             message["content"] = "\n".join(filter(None, texts))
         result.append(message)
     return _introduced(result, _introduction(shown, family), forms) if shown else result
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Return a message with the ids of its calls as Mistral's templates want them: nine letters or digits."""
+    shortened = dict(message)
+    if "tool_call_id" in message:
+        shortened["tool_call_id"] = _short_id(message["tool_call_id"])
+    if "tool_calls" in message:
+        shortened["tool_calls"] = [{**call, "id": _short_id(call.get("id", ""))} for call in message["tool_calls"]]
+    return shortened
+
+
+def _short_id(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _introduction(shown: Sequence[Mapping[str, Any]], family: CallFamily) -> str:

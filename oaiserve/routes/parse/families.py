@@ -31,6 +31,7 @@ class CallFamily:
     after: str = ""
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
+    short_ids: bool = False  # the templates refuse ids of calls that have not exactly nine letters or digits
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return calls, which are names and JSON texts of arguments, as the models of this family write them."""
@@ -88,8 +89,8 @@ def _lark(text: str, special_ids: Mapping[str, int]) -> str:
 
 HERMES = CallFamily("hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n")
 LLAMA = CallFamily("llama3_json", LlamaCalls, separator="; ", arguments_key="parameters")
-MISTRAL = CallFamily("mistral", MistralCalls, before="[TOOL_CALLS][", separator=", ", after="]")
-MISTRAL_NAMED = CallFamily("mistral", MistralCalls, "[TOOL_CALLS]", arguments_key="", name_end="[ARGS]")
+MISTRAL = CallFamily("mistral", MistralCalls, before="[TOOL_CALLS][", separator=", ", after="]", short_ids=True)
+MISTRAL_NAMED = CallFamily("mistral", MistralCalls, "[TOOL_CALLS]", arguments_key="", name_end="[ARGS]", short_ids=True)
 # Values without quotes cannot follow every schema (patterns, lengths), so forced calls have the JSON form.
 QWEN_CODER = CallFamily("qwen3_coder", QwenCoderCalls, "<tool_call>\n", "\n</tool_call>", "\n")
 

@@ -56,7 +56,7 @@ def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
 
 def accepts(family: CallFamily, text: str, *, only_one: bool = False, special: tuple[str, ...] = ()) -> bool:
     """Return whether the grammar of forced calls takes the whole text, and may end there."""
-    _, guidance, special_ids = tokenizer(*special)
+    backend, guidance, special_ids = tokenizer(*special)
     matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids))
     assert not matcher.get_error()
     ids = backend.encode(text, add_special_tokens=False).ids
