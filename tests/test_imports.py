@@ -216,6 +216,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"{ENGINE}.streams",
         f"{ENGINE}.turn_workers",
     },
+    # The parsers know texts, and nothing of requests or HTTP.
+    "oaiserve.routes.parse": {"oaiserve.routes.parse"},
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},

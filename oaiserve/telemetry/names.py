@@ -134,6 +134,12 @@ FINISHED_CHOICES = Metric(
     "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
     labels=("operation", "model", "reason"),
 )
+TOOL_CALLS = Metric(
+    "oaiserve_tool_calls_total",
+    "counter",
+    "Calls of tools in ended answers. outcome: called, or unparsed if it stayed text because it was no valid call.",
+    labels=("outcome",),
+)
 PROMPT_TOKENS = Metric(
     "oaiserve_prompt_tokens_total", "counter", "Prompt tokens of ended requests.", "tokens", ("operation", "model")
 )
@@ -306,7 +312,7 @@ LOG_MESSAGES = Metric(
 METRICS = (
     *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
     *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
-    *(REQUESTS, REJECTED, FINISHED_CHOICES, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
+    *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
     *(QUEUE_WAIT_SECONDS, REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY),
