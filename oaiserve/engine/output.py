@@ -35,6 +35,8 @@ class ChoiceOutput:
             visible_ids=params.visible_special_ids,
         )
         self._stops = stops.matcher()
+        self._stop_after = params.stop_after  # until it has come
+        self._end_of_text = ""  # in which it may have begun
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
@@ -98,7 +100,17 @@ class ChoiceOutput:
         return chunk
 
     def _add(self, text: str) -> None:
-        """Add whole characters to the text. Before `min_tokens`, stop strings do not count."""
+        """Add whole characters to the text. Before `min_tokens` and before `stop_after`, stop strings do not count."""
+        if self._stop_after:
+            num_before = len(self._end_of_text)
+            so_far = self._end_of_text + text
+            at = so_far.find(self._stop_after)
+            num_free = len(text) if at == -1 else at + len(self._stop_after) - num_before
+            self._end_of_text = so_far[max(0, len(so_far) - len(self._stop_after) + 1) :]
+            if at != -1:
+                self._stop_after = ""
+            self._text.append(self._stops.push(text[:num_free], enabled=False)[0])
+            text = text[num_free:]
         if not text:
             return
         enabled = self._num_tokens >= self._sequence.params.min_tokens

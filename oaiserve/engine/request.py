@@ -92,6 +92,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in a row
     seed: int | None = None  # None: fresh entropy
     stop: tuple[str, ...] = ()
+    stop_after: str = ""  # stop strings count only behind this text; "": everywhere
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

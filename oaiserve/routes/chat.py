@@ -58,7 +58,7 @@ class _Chat:
             self._reasoning = forms.reasoning.of_request(
                 self._template_kwargs,
                 is_asked_for=body.add_generation_prompt is not False and not body.continue_final_message,
-                is_constrained=tools is not None and tools.is_forced,
+                must_end=bool(body.stop) or (tools is not None and tools.is_forced),
             )
         reasoning_format = "auto" if body.reasoning_format is None else body.reasoning_format
         if reasoning_format not in REASONING_FORMATS:

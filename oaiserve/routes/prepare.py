@@ -35,7 +35,7 @@ class OwnParams:
     best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
     echo: bool = False
     grammar: Grammar | None = None  # that the route itself needs: forced calls of tools
-    answer_begins_after: str = ""  # the text with which reasoning ends, which no grammar constrains
+    answer_begins_after: str = ""  # the text with which reasoning ends, for which neither grammars nor stops count
     visible_special_ids: frozenset[int] = frozenset()
     text_lengths: bool = False
 
@@ -75,8 +75,13 @@ async def prepare(
             logprobs=own.num_logprobs,
             prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
         )
-        if own.visible_special_ids or own.text_lengths:
-            params = replace(params, visible_special_ids=own.visible_special_ids, text_lengths=own.text_lengths)
+        if own.visible_special_ids or own.text_lengths or own.answer_begins_after:
+            params = replace(
+                params,
+                visible_special_ids=own.visible_special_ids,
+                text_lengths=own.text_lengths,
+                stop_after=own.answer_begins_after,
+            )
         if own.grammar is not None:
             params = replace(params, grammar=replace(own.grammar, after=own.answer_begins_after))
         exchange.params = protocol.recorded_params(body, params)

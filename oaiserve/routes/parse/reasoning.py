@@ -24,7 +24,7 @@ class ReasoningMode:
 
     @property
     def ends_with(self) -> str:
-        """The text after which a grammar begins; "" if it begins at once, because the model may not reason at all."""
+        """The text with which the reasoning ends; "" if there may be none."""
         return CLOSING if self.is_open else ""
 
 
@@ -42,13 +42,13 @@ class ReasoningForm:
         }
 
     def of_request(
-        self, template_kwargs: Mapping[str, Any], *, is_asked_for: bool = True, is_constrained: bool = False
+        self, template_kwargs: Mapping[str, Any], *, is_asked_for: bool = True, must_end: bool = False
     ) -> ReasoningMode:
         """Return how the model reasons with these variables of the template.
 
-        Without a generation prompt, as when the last message is continued, `is_asked_for` is False. If the answer
-        `is_constrained`, the grammar can only wait for the end of the reasoning if there certainly is one: so a model
-        that may choose is made to reason by the end of its prompt.
+        Without a generation prompt, as when the last message is continued, `is_asked_for` is False. A grammar and stop
+        strings wait for the end of the reasoning, so it `must_end`: a model that may choose is made to reason by the
+        end of its prompt.
         """
         if not is_asked_for:
             return ReasoningMode(is_open=False)
@@ -57,7 +57,7 @@ class ReasoningForm:
         if ending.endswith(OPENING):
             return ReasoningMode(is_open=True)
         is_off = ending.endswith(CLOSING) or asked is False
-        if is_constrained and self._switch is not None and not is_off:
+        if must_end and self._switch is not None and not is_off:
             return ReasoningMode(is_open=True, prompt_opening=OPENING + "\n")
         return ReasoningMode(is_open=self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off))
 
