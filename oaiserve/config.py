@@ -136,8 +136,8 @@ class ServerOptions:
     work. The first token is always sent at once."""
 
     tool_call_parser: ToolCallParser = "auto"
-    """Form in which the model writes calls of tools. auto: the one that its chat template shows, or hermes. none: calls
-    are not looked for, and stay in the text."""
+    """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
+    shows, or hermes. none: calls are not looked for, and stay in the text."""
 
     reasoning_parser: ReasoningParser = "auto"
     """How the model's reasoning is told from its answer: <think> ... </think>. deepseek_r1: each answer begins with it,

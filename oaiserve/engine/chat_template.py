@@ -46,6 +46,8 @@ class ChatTemplate:
         self._takes_systems = text in two_systems and more in two_systems
         source = tokenizer.chat_template
         self.source = "\n".join(source.values()) if isinstance(source, dict) else source
+        # How a model writes the parts of an answer, as its tokenizer declares it in transformers' form.
+        self.response_template: Mapping[str, Any] = getattr(tokenizer, "response_template", None) or {}
         self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:

@@ -21,13 +21,13 @@ class Function(msgspec.Struct):
     arguments: str = ""
 
 
-class ToolCall(msgspec.Struct):
-    """A call, or what a chunk adds to it: then it has an index, and the other fields only in its first chunk."""
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call, or what a chunk adds to it: then it has an index, and the id and the type only in its first chunk."""
 
-    function: Function
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
+    function: Function
 
 
 class ChatMessage(msgspec.Struct):

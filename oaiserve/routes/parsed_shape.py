@@ -41,6 +41,8 @@ class ParsedChatShape(ChatShape):
         """Read calls of `tools`, if there are any, and `reasoning`. The outcomes of calls are added to
         `counted_calls`."""
         super().__init__(kind, head, wanted)
+        # The model can write nothing but calls then, so that text is a part of a call that was cut.
+        self._is_forced = tools is not None and tools.is_forced
         self._family = family
         self._tools = tools
         self._reasoning = reasoning
@@ -99,31 +101,27 @@ class ParsedChatShape(ChatShape):
             reader = self._readers[index] = _Reader(AnswerParser(thinking, calls))
         return reader
 
-    @property
-    def _is_forced(self) -> bool:
-        """Whether the model can write nothing but calls: then text is a part of a call that was cut."""
-        return self._tools is not None and self._tools.is_forced
-
     def _deltas(self, reader: _Reader, parts: list[Part]) -> list[ChatMessage]:
         """Return what the parts add to a streamed message."""
         deltas = []
         for part in parts:
-            match part:
-                case Content(text) if not self._is_forced:
-                    deltas.append(ChatMessage(UNSET, text))
-                case Reasoning(text) if self._shows_reasoning:
-                    deltas.append(ChatMessage(reasoning=text, reasoning_content=text))
-                case CallBegin(name):
-                    reader.num_begun += 1
-                    deltas.append(self._call_delta(reader, Function(name), is_first=True))
-                case Arguments(text):
-                    deltas.append(self._call_delta(reader, Function(UNSET, text)))
+            if isinstance(part, Content):
+                if not self._is_forced:
+                    deltas.append(ChatMessage(UNSET, part.text))
+            elif isinstance(part, Reasoning):
+                if self._shows_reasoning:
+                    deltas.append(ChatMessage(reasoning=part.text, reasoning_content=part.text))
+            elif isinstance(part, Arguments):
+                deltas.append(self._call_delta(reader, Function(UNSET, part.text)))
+            elif isinstance(part, CallBegin):
+                reader.num_begun += 1
+                deltas.append(self._call_delta(reader, Function(part.name), is_first=True))
         return deltas
 
     def _call_delta(self, reader: _Reader, function: Function, *, is_first: bool = False) -> ChatMessage:
         if self._tools is not None and self._tools.is_legacy:
             return ChatMessage(function_call=function)
-        call = ToolCall(function, index=reader.num_begun - 1)
+        call = ToolCall(index=reader.num_begun - 1, function=function)
         if is_first:
             call.id, call.type = _new_id(), "function"
         return ChatMessage(tool_calls=[call])
@@ -157,7 +155,7 @@ class ParsedChatShape(ChatShape):
         if calls and self._tools is not None and self._tools.is_legacy:
             message.function_call = calls[0]
         elif calls:
-            message.tool_calls = [ToolCall(function, UNSET, _new_id(), "function") for function in calls]
+            message.tool_calls = [ToolCall(id=_new_id(), type="function", function=function) for function in calls]
         return message
 
     def _finish_reason(self, reader: _Reader, reason: FinishReason) -> str:
@@ -200,7 +198,7 @@ class _Reader:
             parts += self.parser.finish(is_cut=is_cut)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
-        return joined(parts)
+        return joined(parts) if len(parts) > 1 else parts
 
     def _count(self, text_lengths: list[int]) -> None:
         """Count the tokens whose text begins within the reasoning."""

@@ -7,7 +7,7 @@ import queue
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
@@ -42,6 +42,8 @@ Script = Callable[[Request], Iterable[list[Event]]]  # the events that the engin
 
 class FakeTemplate:
     """A chat template, of which only the source counts, and what it puts behind the messages."""
+
+    response_template: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, source: str, *, takes_system: bool = True) -> None:
         self.source = source

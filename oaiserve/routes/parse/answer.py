@@ -27,14 +27,15 @@ class AnswerParser:
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text
-        return parts + self._answer(text)
+        answer = self._answer(text)
+        return parts + answer if parts else answer
 
     def finish(self, *, is_cut: bool) -> list[Part]:
         """Return what is left at the end of the text, which may have been cut before the model had ended it."""
         parts: list[Part] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.finish()
-            parts += [Reasoning(reasoning), *self._answer(text)]
+            parts += [Reasoning(reasoning)] if reasoning else self._answer(text)
         return parts if self.calls is None else parts + self.calls.finish(is_cut=is_cut)
 
     def _answer(self, text: str) -> list[Part]:

@@ -53,7 +53,7 @@ class CallParser(ABC):
         """Return what is left at the end of the text. If the answer `is_cut` within a call, the call stays as it is."""
         parts: list[Part] = []
         if self._step == self._in_text:
-            if not (self._is_blank and self.num_called and self._text.isspace()):
+            if self._text and not (self._is_blank and self.num_called and self._text.isspace()):
                 parts.append(Content(self._text))
         elif self._step == self._in_head:
             self.num_unparsed += not is_cut

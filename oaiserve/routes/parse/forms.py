@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from oaiserve.routes.parse.declared import declared_calls, declared_reasoning
 from oaiserve.routes.parse.families import CallFamily, family_of
-from oaiserve.routes.parse.reasoning import CLOSING, OPENING, ReasoningForm, reasoning_form
+from oaiserve.routes.parse.reasoning import ReasoningForm, reasoning_form
 
 
 class Template(Protocol):
@@ -16,6 +17,9 @@ class Template(Protocol):
 
     @property
     def source(self) -> str: ...
+
+    @property
+    def response_template(self) -> Mapping[str, Any]: ...
 
     @property
     def takes_system(self) -> bool: ...
@@ -36,21 +40,22 @@ class AnswerForms:
         marks: list[str] = []
         if calls and self.calls is not None:
             marks += self.calls.parser.marks
-        if reasoning:
-            marks += OPENING, CLOSING
+        if reasoning and self.reasoning is not None:
+            marks += self.reasoning.marks
         return frozenset(self.special_ids[mark] for mark in marks if mark in self.special_ids)
 
 
 def answer_forms(
     tool_call_parser: str, reasoning_parser: str, template: Template | None, special_ids: Mapping[str, int]
 ) -> AnswerForms:
-    """Return the forms that the flags name, or that the chat template shows."""
+    """Return the forms that the flags name, or else those that the tokenizer declares or the chat template shows."""
     if template is None:  # no chat then
         return AnswerForms()
-    source = template.source
+    source, declared = template.source, template.response_template
+    calls = declared_calls(declared) if tool_call_parser == "auto" else None
     return AnswerForms(
-        family_of(tool_call_parser, source),
-        reasoning_form(reasoning_parser, source, template.generation_prompt),
+        calls or family_of(tool_call_parser, source),
+        reasoning_form(reasoning_parser, source, template.generation_prompt, declared_reasoning(declared)),
         template_takes_tools=re.search(r"\btools\b", source) is not None,
         template_takes_system=template.takes_system,
         special_ids=special_ids,

@@ -11,4 +11,4 @@ class HermesCalls(JsonCallParser):
     marks = ("<tool_call>", "</tool_call>")
 
     def _after_call(self, _parts: list[Part]) -> bool:
-        return self._close("</tool_call>")
+        return self._close(self.marks[1])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_IN_STRING = re.compile(r'["\\\x00-\x1f]')
-# Brackets, quotes, and everything that JSON has outside of strings nowhere.
+# Characters of a string up to its end, or up to an escape that is not whole.
+_IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
+# Brackets, quotes, and what JSON has nowhere outside of strings.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
 
 
@@ -31,21 +32,15 @@ class JsonScanner:
         Return the place behind it, or None if the text ends first. Raises Broken.
         """
         while at < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                at += 1
+            if self._in_string:
+                at = self._end_of_string(text, at)
                 continue
-            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            match = _OUTSIDE.search(text, at)
             if match is None:
                 return None
-            at = match.end()
-            character = match[0]
+            at, character = match.end(), match[0]
             if character == '"':
-                self._in_string = not self._in_string
-            elif self._in_string:
-                if character != "\\":
-                    raise Broken(at - 1)
-                self._is_escaped = True
+                self._in_string = True
             elif character in "{[":
                 self.depth += 1
             elif character in "}]":
@@ -55,3 +50,22 @@ class JsonScanner:
             else:
                 raise Broken(at - 1)
         return None
+
+    def _end_of_string(self, text: str, at: int) -> int:
+        """Return the place behind the string that `at` is in, or the end of the text. Raises Broken."""
+        if self._is_escaped:
+            if text[at] < " ":
+                raise Broken(at)
+            self._is_escaped = False
+            at += 1
+        if match := _IN_STRING.match(text, at):
+            at = match.end()
+        if at == len(text):
+            return at
+        if text[at] == '"':
+            self._in_string = False
+        elif text[at] == "\\" and at + 1 == len(text):
+            self._is_escaped = True
+        else:
+            raise Broken(at + (text[at] == "\\"))
+        return at + 1

@@ -11,8 +11,14 @@ def find(text: str, marks: Sequence[str]) -> tuple[int, str]:
     Without one, the mark is "", and the place is where the end of the text begins that may become a mark: the length of
     the text if there is none. No mark may be the beginning of another.
     """
-    found, which = min(((at, mark) for mark in marks if (at := text.find(mark)) != -1), default=(-1, ""))
-    return (found, which) if which else (min(unfinished(text, mark) for mark in marks), "")
+    found, which, pending = -1, "", len(text)
+    for mark in marks:
+        at = text.find(mark)
+        if at == -1:
+            pending = min(pending, unfinished(text, mark))
+        elif not which or at < found:
+            found, which = at, mark
+    return (found, which) if which else (pending, "")
 
 
 def unfinished(text: str, mark: str) -> int:

@@ -50,21 +50,12 @@ Part = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """Return the parts with neighbours of one kind put together, and without those that have no text."""
+    """Return the parts with the texts of neighbours of one kind put together."""
     result: list[Part] = []
     for part in parts:
-        match part, result[-1] if result else None:
-            case (Content(""), _) | (Reasoning(""), _) | (Arguments(""), _):
-                pass
-            case (
-                (Content(text), Content(before))
-                | (Reasoning(text), Reasoning(before))
-                | (
-                    Arguments(text),
-                    Arguments(before),
-                )
-            ):
-                result[-1] = type(part)(before + text)
-            case _:
-                result.append(part)
+        last = result[-1] if result else None
+        if isinstance(part, Content | Reasoning | Arguments) and type(last) is type(part):
+            result[-1] = type(part)(last.text + part.text)
+        else:
+            result.append(part)
     return result
