@@ -1,7 +1,7 @@
 """Reads what a tokenizer's `response_template` declares, in the form of transformers, of calls and reasoning.
 
-Only marks that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it has
-ended, cannot be passed on as it comes: then the chat template decides, as if nothing were declared.
+Only marks that are plain text are taken, and calls that are JSON. A pattern, or a form that is read as a whole when it
+has ended, cannot be passed on as it comes: then the chat template decides, as if nothing were declared.
 """
 
 from __future__ import annotations
