@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 
 import pytest
@@ -81,6 +82,26 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
     assert accepts(family, text)
     assert accepts(family, text, only_one=True) == (len(calls) == 1)
     assert calls_in(family, text) == Read(calls=[(name, json.dumps(given)) for name, given in calls])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFamily, seed: int) -> None:
+    draw = random.Random(seed)
+    backend, guidance, _ = tokenizer()
+    matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=False, special_ids={}))
+    token_ids: list[int] = []
+    while not (matcher.is_accepting() and draw.random() < 0.5):
+        bits = matcher.compute_bitmask()
+        allowed = [i for i in range(backend.get_vocab_size()) if bits[i // 8] >> i % 8 & 1 and i != guidance.eos_token]
+        if not allowed:
+            break
+        token_ids.append(draw.choice(allowed))
+        assert matcher.consume_token(token_ids[-1])
+    result = calls_in(family, backend.decode(token_ids, skip_special_tokens=False))
+    assert result.calls
+    assert result.content == ""
+    assert accepts(family, written(family, [(name, json.loads(given)) for name, given in result.calls]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
