@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.errors import InvalidRequest
+from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
 from oaiserve.routes.chat_shape import ChatShape
 from oaiserve.routes.parse.forms import AnswerForms
@@ -38,7 +39,7 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 class _Chat:
     """What one request is about: its tools and its reasoning, which the parameters, the prompt and the answer share."""
 
-    def __init__(self, forms: AnswerForms, counted_calls: dict[str, int]) -> None:
+    def __init__(self, forms: AnswerForms, counted_calls: dict[ToolCallOutcome, int]) -> None:
         self._forms = forms
         self._counted_calls = counted_calls
         self._tools: Tools | None = None

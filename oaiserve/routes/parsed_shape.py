@@ -36,7 +36,7 @@ class ParsedChatShape(ChatShape):
         tools: Tools | None,
         reasoning: ReasoningMode | None,
         shows_reasoning: bool,
-        counted_calls: dict[str, int],
+        counted_calls: dict[ToolCallOutcome, int],
     ) -> None:
         """Read calls of `tools`, if there are any, and `reasoning`. The outcomes of calls are added to
         `counted_calls`."""

@@ -142,6 +142,7 @@ class BlockedTokenizer:
 
     def __init__(self) -> None:
         self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
+        self.chat_template, self.special_token_ids = None, TOKENIZER.special_token_ids
         self.entered, self.release = Gate(), Gate()
         self.encoded: list[Prompt] = []
 

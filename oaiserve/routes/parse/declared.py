@@ -22,11 +22,13 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
     if marks is None or field.get("content") != "json" or field.get("content_args"):
         return None
 
-    class DeclaredCalls(HermesCalls):
-        opening_marks = marks[:1]
+    opening, closing = marks
 
-    DeclaredCalls.marks = marks
-    return CallFamily("declared", DeclaredCalls, f"{marks[0]}\n", f"\n{marks[1]}", "\n")
+    class DeclaredCalls(HermesCalls):
+        opening_marks = (opening,)
+        marks = (opening, closing)
+
+    return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
 
 
 def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from oaiserve.routes.parse.json_calls import JsonCallParser
 from oaiserve.routes.parse.parts import Part
 
 
 class HermesCalls(JsonCallParser):
-    opening_marks = ("<tool_call>",)
-    marks = ("<tool_call>", "</tool_call>")
+    opening_marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
     def _after_call(self, _parts: list[Part]) -> bool:
         return self._close(self.marks[1])
