@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -144,22 +144,23 @@ class _Preparation:
         self._definitions: dict[tuple[int, bool], _Definition] = {}
         self._by_name: dict[str, _Definition] = {}
         self._waiting: deque[_Definition] = deque()
-        self._current = _Definition("", document, "$", True)
+        self._root = self._current = _Definition("", document, "$", True)
         self._places: list[tuple[dict[str, Any], str]] = []
         self._num_schemas = self._num_items = self._num_compared = 0
         self._anchors = dict(_anchors(document))
         self._base = document.get("$id") if isinstance(document, dict) else None
 
     def run(self) -> Prepared:
-        root = self._current
+        root = self._root
         root.prepared = self._schema(root.schema, "$", 1, True)
         while self._waiting:
             self._current = self._waiting.popleft()
             self._current.prepared = self._schema(self._current.schema, self._current.place, 1, self._current.is_alone)
         if root.prepared is False:
             raise Refused("no answer is valid under the schema, which is false")
-        self._check_links(root)
-        self._check_joined(root)
+        self._check_loops()
+        self._check_links()
+        self._check_joined()
         document = dict(root.prepared) if isinstance(root.prepared, dict) else {}
         if self._by_name:
             document["$defs"] = {name: definition.prepared for name, definition in self._by_name.items()}
@@ -232,6 +233,7 @@ class _Preparation:
     def _finish(self, prepared: dict[str, Any], schema: dict[str, Any], place: str, is_alone: bool) -> None:
         """Check the keywords of a schema against each other, and put those right that depend on others."""
         _keep_values_of_types(prepared, place)
+        _make_integers(prepared)
         _check_bounds(prepared, place)
         _apply_format(prepared, place)
         if is_alone and _lists_properties(prepared):
@@ -383,30 +385,47 @@ class _Preparation:
             found, place = found[key], _step(place, key)
         return found, place
 
-    def _check_links(self, root: _Definition) -> None:
+    def _check_loops(self) -> None:
+        """Refuse a schema that refers to itself for the same instance, or for one within, without an end."""
+        for each in self._never(lambda each, done: all(name in done for name in _same_instance(each.prepared))):
+            raise Refused(f"the schema at {each.place} refers to itself for the same value")
+        for each in self._never(lambda each, done: _can_end(each.prepared, done)):
+            raise Refused(f"the schema at {each.place} refers to itself without an end")
+
+    def _check_links(self) -> None:
         """Refuse what would take llguidance too deep: it goes into a reference where it first meets it."""
         depths: dict[str, int] = {}  # of what is below a definition, at most
-        waiting = [*self._by_name.values(), root]
-        while waiting:
-            left = []
-            for each in waiting:
-                if all(name in depths for _, name in each.links):
-                    depths[each.name] = max((inner + depths[name] for inner, name in each.links), default=0)
-                else:
-                    left.append(each)
-            if len(left) == len(waiting):  # they lead back to each other, and each of them is gone into once
-                deepest = sum(max(inner for inner, _ in each.links) for each in left)
-                depths[root.name] = deepest + max(depths.values(), default=0)
-                break
-            waiting = left[::-1]  # the order in which they were found, and back: a chain is done in few rounds
-        if depths[root.name] > MOST_LINKED_DEPTH:
+
+        def is_known(each: _Definition, done: set[str]) -> bool:
+            if any(name not in done for _, name in each.links):
+                return False
+            depths[each.name] = max((inner + depths[name] for inner, name in each.links), default=0)
+            return True
+
+        # Those that lead back to each other: each of them is gone into once.
+        loops = sum(max(inner for inner, _ in each.links) for each in self._never(is_known))
+        if loops + max(depths.values(), default=0) > MOST_LINKED_DEPTH:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
-    def _check_joined(self, root: _Definition) -> None:
+    def _never(self, is_done: Callable[[_Definition, set[str]], bool]) -> list[_Definition]:
+        """Return the definitions that are never done, as each may depend on those that were done before."""
+        done: set[str] = set()
+        left = [self._root, *self._by_name.values()]
+        while True:
+            waiting, left = left[::-1], []  # forwards and backwards, so that a chain takes few rounds
+            for each in waiting:
+                if is_done(each, done):
+                    done.add(each.name)
+                else:
+                    left.append(each)
+            if len(left) == len(waiting):
+                return left
+
+    def _check_joined(self) -> None:
         """Refuse what would become too large when references that are joined with something are replaced."""
         sizes: dict[str, int] = {}
         total = 0
-        for definition in [root, *self._by_name.values()]:
+        for definition in [self._root, *self._by_name.values()]:
             if definition.joined:
                 total += self._joined_size(definition, sizes, ())
             if total > MOST_COMBINED:
@@ -535,6 +554,14 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
         prepared["enum"] = kept
 
 
+def _make_integers(prepared: dict[str, Any]) -> None:
+    """Say that multiples of integers are integers, so that it is known when a number is complete."""
+    if isinstance(prepared.get("multipleOf"), int):
+        kinds = prepared.get("type", list(TYPES))
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        prepared["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
+
+
 def _check_bounds(prepared: dict[str, Any], place: str) -> None:
     for low, high in (
         ("minimum", "maximum"),
@@ -576,6 +603,37 @@ def _apply_format(prepared: dict[str, Any], place: str) -> None:
             prepared["pattern"] = f"^{pattern}$"
     elif name == "hostname":
         prepared["maxLength"] = min(253, prepared.get("maxLength", 253))
+
+
+def _same_instance(prepared: Any) -> Iterator[str]:
+    """Yield the names of the definitions that an instance of the schema itself is held to."""
+    if isinstance(prepared, dict):
+        if "$ref" in prepared:
+            yield prepared["$ref"].removeprefix("#/$defs/")
+        for each in (*prepared.get("allOf", ()), *prepared.get("anyOf", ())):
+            yield from _same_instance(each)
+
+
+def _can_end(prepared: Any, ending: set[str]) -> bool:
+    """Return whether an instance may end, if one under each of these definitions may."""
+    if not isinstance(prepared, dict):
+        return True
+    if "$ref" in prepared and prepared["$ref"].removeprefix("#/$defs/") not in ending:
+        return False
+    if not all(_can_end(each, ending) for each in prepared.get("allOf", ())):
+        return False
+    if "anyOf" in prepared and not any(_can_end(each, ending) for each in prepared["anyOf"]):
+        return False
+    needed: list[Any] = []
+    if prepared.get("type") == "object":
+        listed = prepared.get("properties", {})
+        needed = [listed[name] for name in prepared.get("required", ()) if name in listed]
+    elif prepared.get("type") == "array":
+        first = prepared.get("prefixItems", [])
+        needed = first[: (least := prepared.get("minItems", 0))]
+        if least > len(first):
+            needed.append(prepared.get("items", True))
+    return all(_can_end(each, ending) for each in needed)
 
 
 def _lists_properties(prepared: dict[str, Any]) -> bool:
