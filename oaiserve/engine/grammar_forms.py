@@ -65,7 +65,7 @@ def _regex_grammar(regex: str) -> str:
 
 def _full_match(text: str) -> str:
     try:
-        return regexes.full_match(text)
+        return regexes.full_match(text).text
     except Refused as refused:
         raise Refused(f"the regex {refused.reason}") from None
 

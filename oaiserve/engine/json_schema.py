@@ -15,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,13 +23,16 @@ from oaiserve.engine import regexes
 from oaiserve.engine.refusal import Refused
 
 MOST_BYTES = 2**18
-MOST_SCHEMAS = 20_000  # in a document
+MOST_SCHEMAS = 8_000  # in a document
+MOST_PROPERTIES = 1_000  # of an object
 MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
 MOST_LINKED_DEPTH = 500  # the same through references, of which llguidance follows each once, on the stack
 MOST_COMBINED = 5_000  # schemas that are joined with others, by "allOf" or beside "$ref", and so are copied
+MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for a common match takes exponential time
 MOST_COMPARED = 20_000  # pairs of schemas in "oneOf"
 MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together ten times as many
 MOST_LENGTH = 2**31 - 1
+MOST_FORCED = 2**14  # characters that an answer must have at some place: they are looked at in one go
 LARGEST_NUMBER = 2**53  # beyond it, libraries disagree about which number is meant
 MOST_MULTIPLE = 65_536
 
@@ -146,6 +150,8 @@ class _Preparation:
         self._waiting: deque[_Definition] = deque()
         self._root = self._current = _Definition("", document, "$", True)
         self._places: list[tuple[dict[str, Any], str]] = []
+        self._joined_patterns: set[str] = set()
+        self._shortest: dict[str, int] = {}  # characters of the shortest match of each pattern
         self._num_schemas = self._num_items = self._num_compared = 0
         self._anchors = dict(_anchors(document))
         self._base = document.get("$id") if isinstance(document, dict) else None
@@ -260,11 +266,13 @@ class _Preparation:
     def _properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Refused(f"{where} must be an object, got {_kind(value)}")
+        if len(value) > MOST_PROPERTIES:
+            raise Refused(f"{where} has more than {MOST_PROPERTIES} properties")
         return {name: self._schema(each, _step(where, name), depth + 1, is_alone) for name, each in value.items()}
 
     def _pattern_properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
         prepared = self._properties(value, where, depth, is_alone)
-        translated = {self._pattern(name, _step(where, name)): each for name, each in prepared.items()}
+        translated = {self._pattern(name, _step(where, name), depth, is_alone): each for name, each in prepared.items()}
         if len(translated) < len(prepared):
             raise Refused(f"two patterns of {where} mean the same")
         return translated
@@ -332,13 +340,22 @@ class _Preparation:
             )
         return count
 
-    def _pattern(self, value: Any, where: str, *_: Any) -> str:
+    def _pattern(self, value: Any, where: str, depth: int, is_alone: bool) -> str:
         if not isinstance(value, str):
             raise Refused(f"{where} must be a string, got {_kind(value)}")
         try:
-            return f"^{regexes.search(value)}$"
+            regex = regexes.search(value)
         except Refused as refused:
             raise Refused(f"the pattern at {where} {refused.reason}") from None
+        anchored = f"^{regex.text}$"
+        self._shortest[anchored] = regex.least
+        if not is_alone:
+            self._joined_patterns.add(anchored)
+        if len(self._joined_patterns) > MOST_JOINED_PATTERNS:
+            raise Refused(
+                f"the pattern at {where} is one of more than {MOST_JOINED_PATTERNS} that are joined with others"
+            )
+        return anchored
 
     def _format(self, value: Any, where: str, *_: Any) -> str:
         if not isinstance(value, str):
@@ -389,8 +406,44 @@ class _Preparation:
         """Refuse a schema that refers to itself for the same instance, or for one within, without an end."""
         for each in self._never(lambda each, done: all(name in done for name in _same_instance(each.prepared))):
             raise Refused(f"the schema at {each.place} refers to itself for the same value")
-        for each in self._never(lambda each, done: _can_end(each.prepared, done)):
+        least: dict[str, float] = {}  # the characters of the shortest instance of each definition
+
+        def can_end(each: _Definition, done: set[str]) -> bool:
+            least[each.name] = self._least(each.prepared, least)
+            return least[each.name] < inf
+
+        for each in self._never(can_end):
             raise Refused(f"the schema at {each.place} refers to itself without an end")
+        for part, place in self._places:
+            if self._least(part, least) > MOST_FORCED:
+                raise Refused(f"a value that is valid at {place} must have more than {MOST_FORCED} characters")
+
+    def _least(self, prepared: Any, least: dict[str, float]) -> float:
+        """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends."""
+        if not isinstance(prepared, dict):
+            return 1
+        found: list[float] = [1]
+        if "$ref" in prepared:
+            found.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
+        found += [self._least(each, least) for each in prepared.get("allOf", ())]
+        if "anyOf" in prepared:
+            found.append(min(self._least(each, least) for each in prepared["anyOf"]))
+        if "const" in prepared or "enum" in prepared:
+            values = prepared["enum"] if "enum" in prepared else [prepared["const"]]
+            found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
+        match prepared.get("type"):
+            case "object":
+                listed = prepared.get("properties", {})
+                found.append(sum(len(n) + self._least(listed.get(n), least) for n in prepared.get("required", ())))
+            case "array":
+                first, num = prepared.get("prefixItems", []), prepared.get("minItems", 0)
+                more = num - len(first)
+                found.append(sum(self._least(each, least) for each in first[:num]))
+                if more > 0:
+                    found[-1] += more * self._least(prepared.get("items"), least)
+            case "string":
+                found.append(max(prepared.get("minLength", 0), self._shortest.get(prepared.get("pattern", ""), 0)))
+        return max(found)
 
     def _check_links(self) -> None:
         """Refuse what would take llguidance too deep: it goes into a reference where it first meets it."""
@@ -433,6 +486,24 @@ class _Preparation:
                     f"the schema joins more than {MOST_COMBINED} schemas with others, by 'allOf' or beside '$ref', "
                     f"at {definition.place}"
                 )
+
+        for part, place in self._places:
+            if self._num_options(part) > MOST_COMBINED:
+                raise Refused(f"the schema at {place} joins unions that come to more than {MOST_COMBINED} combinations")
+
+    def _num_options(self, prepared: Any) -> int:
+        """Return how many alternatives a schema has, where each of one union is joined with each of another."""
+        if not isinstance(prepared, dict):
+            return 1
+        num = len(prepared.get("enum", (None,)))
+        if "$ref" in prepared and len(prepared) > 1:
+            num *= self._num_options(self._by_name[prepared["$ref"].removeprefix("#/$defs/")].prepared)
+        if "anyOf" in prepared:
+            num *= sum(map(self._num_options, prepared["anyOf"]))
+        for each in prepared.get("allOf", ()):
+            is_reference = isinstance(each, dict) and "$ref" in each
+            num *= self._num_options({**each, "title": ""} if is_reference else each)
+        return num
 
     def _joined_size(self, definition: _Definition, sizes: dict[str, int], around: tuple[str, ...]) -> int:
         if definition.name in around or len(around) > MOST_LINKED_DEPTH:
@@ -612,28 +683,6 @@ def _same_instance(prepared: Any) -> Iterator[str]:
             yield prepared["$ref"].removeprefix("#/$defs/")
         for each in (*prepared.get("allOf", ()), *prepared.get("anyOf", ())):
             yield from _same_instance(each)
-
-
-def _can_end(prepared: Any, ending: set[str]) -> bool:
-    """Return whether an instance may end, if one under each of these definitions may."""
-    if not isinstance(prepared, dict):
-        return True
-    if "$ref" in prepared and prepared["$ref"].removeprefix("#/$defs/") not in ending:
-        return False
-    if not all(_can_end(each, ending) for each in prepared.get("allOf", ())):
-        return False
-    if "anyOf" in prepared and not any(_can_end(each, ending) for each in prepared["anyOf"]):
-        return False
-    needed: list[Any] = []
-    if prepared.get("type") == "object":
-        listed = prepared.get("properties", {})
-        needed = [listed[name] for name in prepared.get("required", ()) if name in listed]
-    elif prepared.get("type") == "array":
-        first = prepared.get("prefixItems", [])
-        needed = first[: (least := prepared.get("minItems", 0))]
-        if least > len(first):
-            needed.append(prepared.get("items", True))
-    return all(_can_end(each, ending) for each in needed)
 
 
 def _lists_properties(prepared: dict[str, Any]) -> bool:

@@ -16,7 +16,8 @@ from oaiserve.engine.refusal import Refused
 
 MOST_CHARACTERS = 2**14
 MOST_DEPTH = 50  # groups within groups
-MOST_REPETITIONS = 100_000  # of one part, those of groups around it included
+MOST_PLACES = 2**17  # for characters: one that is repeated has as many places as it may be repeated
+MOST_FORCED = 2**14  # characters of the shortest match
 
 ANYTHING = "(?s:.*)"
 NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # what "." stands for
@@ -33,14 +34,31 @@ _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}", re.ASCII)
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
 
 
-def search(pattern: str) -> str:
-    """Return a regex that matches a whole text if the pattern matches somewhere in it. Raises Refused."""
-    return _emit(_Parser(pattern).parse(), ANYTHING, ANYTHING)
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regex without anchors, for a whole text."""
+
+    text: str
+    least: int  # characters of the shortest match
 
 
-def full_match(pattern: str) -> str:
-    """Return a regex that matches what the pattern matches as a whole, with or without anchors. Raises Refused."""
-    return _emit(_Parser(pattern).parse(), "", "")
+def search(pattern: str) -> Regex:
+    """Return a regex for the texts in which the pattern matches somewhere. Raises Refused."""
+    return _translated(pattern, ANYTHING)
+
+
+def full_match(pattern: str) -> Regex:
+    """Return a regex for the texts that the pattern matches as a whole, with or without anchors. Raises Refused."""
+    return _translated(pattern, "")
+
+
+def _translated(pattern: str, around: str) -> Regex:
+    group = _Parser(pattern).parse()
+    if group.num_places > MOST_PLACES:
+        raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
+    if group.least > MOST_FORCED:
+        raise Refused(f"matches only texts with more than {MOST_FORCED} characters")
+    return Regex(_emit(group, around, around), group.least)
 
 
 def literal(text: str) -> str:
@@ -53,17 +71,41 @@ def _character(character: str) -> str:
 
 
 @dataclass(slots=True)
+class _Atom:
+    """What may be repeated: a character, a class or a group."""
+
+    item: str | _Group
+    num_places: int = 1
+    least: int = 1
+
+
+@dataclass(slots=True)
 class _Branch:
     """One alternative of a pattern or group."""
 
     is_start: bool = False  # it has "^" in front
     items: list[str | _Group] = field(default_factory=list)
     is_end: bool = False  # it has "$" at the end
+    num_places: int = 0
+    least: int = 0
+
+    def add(self, atom: _Atom) -> None:
+        self.items.append(atom.item)
+        self.num_places += atom.num_places
+        self.least += atom.least
 
 
 @dataclass(slots=True)
 class _Group:
     branches: list[_Branch]
+
+    @property
+    def num_places(self) -> int:
+        return sum(branch.num_places for branch in self.branches)
+
+    @property
+    def least(self) -> int:
+        return min(branch.least for branch in self.branches)
 
     @property
     def has_anchor(self) -> bool:
@@ -108,7 +150,7 @@ class _Parser:
         self._depth = 0
 
     def parse(self) -> _Group:
-        group, _ = self._group()
+        group = self._group()
         if self._at < len(self._text):
             raise Refused("has a ')' without a '('")
         return group
@@ -122,9 +164,9 @@ class _Parser:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _group(self) -> tuple[_Group, int]:
-        """Read alternatives up to the end of their group. Return them, and how often a part of them is repeated."""
-        branches, repeated = [_Branch()], 1
+    def _group(self) -> _Group:
+        """Read alternatives up to the end of their group."""
+        branches = [_Branch()]
         while (character := self._peek()) and character != ")":
             branch = branches[-1]
             self._at += 1
@@ -140,30 +182,25 @@ class _Parser:
             elif character == "$":
                 branch.is_end = True
             else:
-                item, times = self._atom(character)
-                item, times = self._quantified(item, times)
-                branch.items.append(item)
-                repeated = max(repeated, times)
-        return _Group(branches), repeated
+                branch.add(self._quantified(self._atom(character)))
+        return _Group(branches)
 
-    def _quantified(self, item: str | _Group, times: int) -> tuple[str | _Group, int]:
+    def _quantified(self, atom: _Atom) -> _Atom:
         quantifier = self._quantifier()
         if quantifier is None:
-            return item, times
-        text, most = quantifier
-        times *= max(1, most)
-        if times > MOST_REPETITIONS:
-            raise Refused(f"repeats a part more than {MOST_REPETITIONS} times")
+            return atom
         if self._quantifier() is not None:
             raise Refused("has two quantifiers in a row")
-        return (_emit(item, None, None) if isinstance(item, _Group) else item) + text, times
+        text, low, high = quantifier
+        repeated = _emit(atom.item, None, None) if isinstance(atom.item, _Group) else atom.item
+        return _Atom(repeated + text, atom.num_places * max(1, high), atom.least * low)
 
-    def _quantifier(self) -> tuple[str, int] | None:
-        """Read a quantifier, and return it with its highest count. A lazy one matches the same texts."""
+    def _quantifier(self) -> tuple[str, int, int] | None:
+        """Read a quantifier, and return it with its lowest and its highest count, which for no end is the lowest."""
         match self._peek():
             case "*" | "+" | "?" as text:
                 self._at += 1
-                most = 1
+                least = most = int(text == "+")
             case "{":
                 found = _COUNT.match(self._text, self._at)
                 if found is None:
@@ -173,33 +210,34 @@ class _Parser:
                 low, high = found[1], found[3]
                 if max(len(low), len(high or "")) > 9 or (high and int(high) < int(low)):
                     raise Refused(f"has the count {found[0][:40]}, which is no range")
-                text, most = found[0], int(high or low)
+                text, least, most = found[0], int(low), int(high or low)
                 self._at = found.end()
             case _:
                 return None
-        if self._peek() == "?":
+        if self._peek() == "?":  # lazy: it matches the same texts
             self._at += 1
-        return text, most
+        return text, least, most
 
-    def _atom(self, character: str) -> tuple[str | _Group, int]:
-        """Return what begins with this character, and how often a part of it is repeated."""
+    def _atom(self, character: str) -> _Atom:
+        """Return what begins with this character."""
         match character:
             case "(":
-                return self._parenthesis()
+                group = self._parenthesis()
+                return _Atom(group, group.num_places, group.least)
             case "[":
-                return self._class(), 1
+                return _Atom(self._class())
             case ".":
-                return NOT_LINE_END, 1
+                return _Atom(NOT_LINE_END)
             case "\\":
-                return self._escape(), 1
+                return _Atom(self._escape())
             case "*" | "+" | "?":
                 raise Refused(f"has a '{character}' with nothing to repeat")
             case "{" if _COUNT.match(self._text, self._at - 1):
                 raise Refused("has a '{' with nothing to repeat")
             case _:
-                return _character(_unbroken(character)), 1
+                return _Atom(_character(_unbroken(character)))
 
-    def _parenthesis(self) -> tuple[_Group, int]:
+    def _parenthesis(self) -> _Group:
         if self._peek() == "?":
             start = self._at - 1
             if named := _NAMED.match(self._text, start):
@@ -213,12 +251,12 @@ class _Parser:
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise Refused(f"has more than {MOST_DEPTH} groups in each other")
-        group, times = self._group()
+        group = self._group()
         if self._peek() != ")":
             raise Refused("has a '(' without a ')'")
         self._at += 1
         self._depth -= 1
-        return group, times
+        return group
 
     def _escape(self) -> str:
         letter = self._peek()
