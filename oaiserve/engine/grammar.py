@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_KEPT = 512  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
-MOST_QUOTED = 300  # characters of a library's message
+MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
 _Key = tuple[GrammarKind, str]
@@ -141,6 +141,8 @@ def _estimated_bytes(key: _Key) -> int:
 
 def _explained(error: str) -> str:
     """Return llguidance's message as part of a sentence."""
+    if error.startswith("NoExtensionBias"):
+        return "no text can satisfy it"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
 
 
