@@ -59,17 +59,19 @@ class TooManyTokens(Exception):
         self.is_exact = is_exact
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "lark_with_schemas"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the text of an answer. It is data: it can be pickled, and is compiled in the tokenize stage."""
+    """A constraint on the text of an answer. It is compiled in the tokenize stage."""
 
     kind: GrammarKind
-    text: str  # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object
+    # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object. For lark_with_schemas JSON
+    # of an object with a grammar, `lark`, and `schemas` by name: the first is @schema_0 in the grammar, and so on.
+    text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
-    after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": constrained at once
+    after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": never free
 
 
 @dataclass(frozen=True, slots=True)

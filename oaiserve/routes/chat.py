@@ -14,6 +14,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
 from oaiserve.routes.chat_shape import ChatShape
+from oaiserve.routes.constraints import is_constrained
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parse.reasoning import ReasoningMode
 from oaiserve.routes.parsed_shape import ParsedChatShape
@@ -59,7 +60,7 @@ class _Chat:
             self._reasoning = forms.reasoning.of_request(
                 self._template_kwargs,
                 is_asked_for=body.add_generation_prompt is not False and not body.continue_final_message,
-                must_end=bool(body.stop) or (tools is not None and tools.is_forced),
+                must_end=bool(body.stop) or is_constrained(body) or (tools is not None and tools.is_forced),
             )
         reasoning_format = "auto" if body.reasoning_format is None else body.reasoning_format
         if reasoning_format not in REASONING_FORMATS:
@@ -81,7 +82,7 @@ class _Chat:
             return None
         schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
         text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._forms.special_ids)
-        return Grammar("lark", text, param="functions" if tools.is_legacy else "tools")
+        return Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
         prompt = build_prompt(body, body.messages, self._forms, () if self._tools is None else self._tools.shown)

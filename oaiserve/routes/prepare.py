@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import Grammar, Prompt, Request
-from oaiserve.routes import protocol
+from oaiserve.routes import constraints, protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.off_loop import in_turns_if_large
@@ -38,6 +38,15 @@ class OwnParams:
     answer_begins_after: str = ""  # the text with which reasoning ends, for which neither grammars nor stops count
     visible_special_ids: frozenset[int] = frozenset()
     text_lengths: bool = False
+
+
+def _grammar(body: SamplingBody, own: OwnParams) -> Grammar | None:
+    """Return the constraint on the answer, which the client asks for or the route needs."""
+    grammar = constraints.grammar(body)
+    if grammar is not None and own.grammar is not None:
+        raise invalid(grammar.param, f"is not allowed together with '{own.grammar.param}' of which one must be called")
+    grammar = grammar or own.grammar
+    return None if grammar is None else replace(grammar, after=own.answer_begins_after)
 
 
 async def prepare(
@@ -74,6 +83,7 @@ async def prepare(
             max_tokens=own.max_tokens,
             logprobs=own.num_logprobs,
             prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
+            grammar=_grammar(body, own),
         )
         if own.visible_special_ids or own.text_lengths or own.answer_begins_after:
             params = replace(
@@ -82,8 +92,6 @@ async def prepare(
                 text_lengths=own.text_lengths,
                 stop_after=own.answer_begins_after,
             )
-        if own.grammar is not None:
-            params = replace(params, grammar=replace(own.grammar, after=own.answer_begins_after))
         exchange.params = protocol.recorded_params(body, params)
         wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
         if own.best_of is not None and own.best_of > params.n:

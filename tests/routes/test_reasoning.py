@@ -151,6 +151,22 @@ def test_a_grammar_begins_after_the_reasoning(
     assert (request.params.grammar.after, prompt.opening) == (after, opening)
 
 
+def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
+    body = {"response_format": {"type": "json_object"}}
+    for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
+        request, prompt = submitted(serve(template=template), **body)
+        assert request.params.grammar is not None
+        assert (request.params.grammar.after, prompt.opening) == ("</think>", opening)
+    request, prompt = submitted(serve(template=HYBRID), response_format={"type": "text"})
+    assert (request.params.grammar, prompt.opening) == (None, "")
+
+
+def test_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
+    for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
+        request, prompt = submitted(serve(template=template), stop=["x"])
+        assert (request.params.stop_after, prompt.opening) == ("</think>", opening)
+
+
 def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
     for name in ("reasoning", "reasoning_content"):
         message = {"role": "assistant", "content": "Yes.", name: "I think."}

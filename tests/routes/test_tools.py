@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from openai import pydantic_function_tool
 from pydantic import BaseModel
 
+from oaiserve.engine.grammar_forms import translate
 from oaiserve.engine.request import ChatPrompt, FinishReason, Request
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.routes.conftest import Serve, Served
@@ -364,12 +365,12 @@ def test_a_forced_call_has_a_grammar(
 ) -> None:
     grammar = request_of(serve(template=CHATML), **{"tools": TOOLS, **body}).params.grammar
     assert grammar is not None
-    assert (grammar.kind, grammar.after) == ("lark", "")
+    assert (grammar.kind, grammar.after) == ("lark_with_schemas", "")
     assert grammar.param == ("functions" if "functions" in body else "tools")
     backend = byte_level()
     guidance = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size())
     # The double's tokenizer has the opening mark as a special token, this one has not.
-    text = grammar.text.replace("<[998]>", '"<tool_call>"')
+    text = translate(grammar.kind, grammar.text.replace("<[998]>", '\\"<tool_call>\\"')).text
 
     def takes(answer: str) -> bool:
         matcher = LLMatcher(guidance, text)
@@ -394,6 +395,22 @@ def test_an_unforced_call_has_no_grammar(serve: Serve) -> None:
 def test_a_call_cannot_be_forced_if_none_is_read(serve: Serve) -> None:
     response = serve(template=CHATML, tool_call_parser="none").chat(tools=TOOLS, tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve, body: dict[str, Any], param: str) -> None:
+    served = serve(template=CHATML)
+    response = served.chat(tools=TOOLS, tool_choice="required", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "together with" in response.json()["error"]["message"]
+    assert served.chat(tools=TOOLS, **body).status_code == 200
+    assert served.chat(tools=TOOLS, tool_choice="required", response_format={"type": "text"}).status_code == 200
 
 
 def test_functions_are_answered_with_a_function_call(serve: Serve) -> None:

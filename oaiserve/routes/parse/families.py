@@ -44,7 +44,7 @@ class CallFamily:
     def grammar(
         self, schemas: Mapping[str, Mapping[str, Any]], *, only_one: bool, special_ids: Mapping[str, int]
     ) -> str:
-        """Return a grammar in llguidance's form of Lark for one call of these tools, or for several.
+        """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
 
         The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
         """
@@ -52,29 +52,21 @@ class CallFamily:
         def lark(text: str) -> str:
             return _lark(text, special_ids)
 
-        bodies, rules = [], []
-        for number, (name, schema) in enumerate(schemas.items()):
+        bodies = []
+        for number, name in enumerate(schemas):
             head, tail = self._around(name)
-            bodies.append(" ".join(filter(None, (lark(head), f"arguments_{number}", lark(tail)))))
-            rules.append(f"arguments_{number}: %json {msgspec.json.encode(_spaced(schema)).decode()}")
+            bodies.append(" ".join(filter(None, (lark(head), f"@schema_{number}", lark(tail)))))
         more = "" if only_one else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
         start = " ".join(filter(None, (lark(self.before), "call", more, lark(self.after))))
         call = " ".join(filter(None, (lark(self.opening), "body", lark(self.closing))))
-        return "\n".join([f"start: {start}", f"call: {call}", f"body: {' | '.join(bodies)}", *rules])
+        rules = f"start: {start}\ncall: {call}\nbody: {' | '.join(bodies)}"
+        return msgspec.json.encode({"lark": rules, "schemas": schemas}).decode()
 
     def _around(self, name: str) -> tuple[str, str]:
         """Return what is written before and after the arguments of a call."""
         if not self.arguments_key:
             return name + self.name_end, ""
         return f'{{"name": "{name}", "{self.arguments_key}": ', "}"
-
-
-def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema for JSON with a blank after each separator: the form in which templates show it to models."""
-    return {
-        **schema,
-        "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    }
 
 
 def _lark(text: str, special_ids: Mapping[str, int]) -> str:

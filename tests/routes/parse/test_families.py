@@ -6,12 +6,17 @@ import json
 import random
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from oaiserve.engine.grammar import Grammars
+from oaiserve.engine.grammar_forms import translate
+from oaiserve.engine.request import Grammar
+from oaiserve.errors import InvalidRequest
 from oaiserve.routes.parse.answer import AnswerParser
 from oaiserve.routes.parse.families import (
     HERMES,
@@ -55,10 +60,15 @@ def tokenizer(*special: str) -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
     return backend, LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size()), ids
 
 
+def grammar(family: CallFamily, *, only_one: bool, special_ids: dict[str, int]) -> str:
+    text = family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids)
+    return translate("lark_with_schemas", text).text
+
+
 def accepts(family: CallFamily, text: str, *, only_one: bool = False, special: tuple[str, ...] = ()) -> bool:
     """Return whether the grammar of forced calls takes the whole text, and may end there."""
     backend, guidance, special_ids = tokenizer(*special)
-    matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=only_one, special_ids=special_ids))
+    matcher = LLMatcher(guidance, grammar(family, only_one=only_one, special_ids=special_ids))
     assert not matcher.get_error()
     ids = backend.encode(text, add_special_tokens=False).ids
     return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
@@ -89,7 +99,7 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
 def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFamily, seed: int) -> None:
     draw = random.Random(seed)
     backend, guidance, _ = tokenizer()
-    matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=False, special_ids={}))
+    matcher = LLMatcher(guidance, grammar(family, only_one=False, special_ids={}))
     token_ids: list[int] = []
     while not (matcher.is_accepting() and draw.random() < 0.5):
         bits = matcher.compute_bitmask()
@@ -132,8 +142,35 @@ def test_marks_that_are_special_tokens_are_forced_as_these(family: CallFamily, s
     text = written(family, [("get_time", {"zone": "utc"}), ("add-2", {})])
     assert accepts(family, text, special=special)
     _, guidance, special_ids = tokenizer(*special)
-    matcher = LLMatcher(guidance, family.grammar(SCHEMAS, only_one=True, special_ids=special_ids))
+    matcher = LLMatcher(guidance, grammar(family, only_one=True, special_ids=special_ids))
     assert matcher.consume_token(special_ids[special[0]])
+
+
+def test_the_engine_lets_through_exactly_the_special_tokens_that_are_marks() -> None:
+    backend, _, special_ids = tokenizer("[TOOL_CALLS]", "[ARGS]")
+    (eos,) = (backend.token_to_id("<|im_end|>"),)
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
+    text = MISTRAL_NAMED.grammar(SCHEMAS, only_one=True, special_ids=special_ids)
+    matcher = grammars.compile(Grammar("lark_with_schemas", text, param="tools")).matcher()
+    words = np.zeros(-(-backend.get_vocab_size() // 32), np.uint32)
+    answer = written(MISTRAL_NAMED, [("get_time", {"zone": "utc"})])
+    for token_id in backend.encode(answer, add_special_tokens=False).ids:
+        matcher.fill_mask(words)
+        assert words[token_id // 32] >> np.uint32(token_id % 32) & 1
+        assert not words[eos // 32] >> np.uint32(eos % 32) & 1
+        matcher.push(token_id)
+    assert matcher.is_complete
+
+
+@pytest.mark.parametrize("keyword", [{"not": {}}, {"properties": {"a": {"$ref": "https://example.com/a"}}}])
+def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keyword: dict[str, object]) -> None:
+    backend, _, _ = tokenizer()
+    eos = backend.token_to_id("<|im_end|>")
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
+    text = HERMES.grammar({**SCHEMAS, "bad": {"type": "object", **keyword}}, only_one=True, special_ids={})
+    with pytest.raises(InvalidRequest, match="in the parameters of 'bad'") as caught:
+        grammars.compile(Grammar("lark_with_schemas", text, param="tools"))
+    assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize(
