@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
+from oaiserve.engine.constraint import Constraint, GrammarViolation
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.logprobs import TokenLogprobs
@@ -39,6 +40,11 @@ from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
+
+# Forced tokens are taken at once while the steps have fewer tokens than this in all: so few cost little more than one,
+# because their time is that of reading the weights. In larger steps each token costs the other sequences time, so the
+# model is asked for forced tokens, too, one a step.
+FEW_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,8 @@ class OpenRequests:
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
+        self._num_forceable = 0  # tokens that grammars may force as results of the step under way
+        self.num_forced_tokens = 0  # so far
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -156,6 +164,9 @@ class OpenRequests:
         if opened is None:
             return
         opened.times.tokenized = tokenized.at_ns
+        if tokenized.grammar is not None:
+            opened.account.grammar_compile_ns = tokenized.grammar.compile_ns
+            opened.account.grammar_was_cached = tokenized.grammar.was_cached
         if not self._waiting_tokens.take(request.client, tokenized.num_prompt_tokens):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
@@ -184,6 +195,11 @@ class OpenRequests:
                     cache_salt=request.cache_salt,
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
+                    constraint=None
+                    if tokenized.grammar is None
+                    else Constraint(
+                        tokenized.grammar.matcher(), params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids
+                    ),
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 opened.outputs[sequence] = ChoiceOutput(
@@ -238,6 +254,7 @@ class OpenRequests:
 
     def computed(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
         """Process the results of a step: commit them to the scheduler, and make events of them."""
+        self._num_forceable = FEW_TOKENS - len(step.chunks)
         for chunk, result in zip(step.chunks, results, strict=True):
             opened = self._open.get(chunk.sequence.request_id)
             if opened is None or chunk.sequence not in opened.outputs:
@@ -246,9 +263,17 @@ class OpenRequests:
                 continue  # it is scheduled again
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
+            except GrammarViolation:
+                log.exception("Request %s failed", chunk.sequence.request_id)
+                self._fail(opened, InternalError("The server drew a token that the request's grammar does not allow."))
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 log.exception("Request %s failed", chunk.sequence.request_id)
                 self._fail(opened, InternalError("The server failed on this request's output."))
+
+    def has_open(self, sequence: Sequence) -> bool:
+        """Return whether the choice of a sequence has not ended."""
+        opened = self._open.get(sequence.request_id)
+        return opened is not None and sequence in opened.outputs
 
     def observe_drain(self) -> None:
         self.drain_rate.observe(self.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
@@ -291,8 +316,11 @@ class OpenRequests:
             prompt.logprobs.truncate(chunk.start + 1)
             for row in result.prompt_logprobs:
                 add_logprobs(prompt.logprobs, self._table, row)
-        if chunk.num_tokens > 1:
+        if chunk.num_tokens > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
             notes.computed(chunk, now_ns, batch)
+        if chunk.is_superseded:
+            self._scheduler.commit(chunk, [])
+            return
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
@@ -333,7 +361,27 @@ class OpenRequests:
             output.push(token_id, None if result.logprobs is None else result.logprobs[index])
             if output.finish_reason is not None:
                 return result.token_ids[: index + 1]
-        return result.token_ids
+        return result.token_ids + self._push_forced(opened, output, sequence, now_ns, batch)
+
+    def _push_forced(
+        self, opened: OpenRequest, output: ChoiceOutput, sequence: Sequence, now_ns: int, batch: int
+    ) -> list[int]:
+        """Push the tokens that a grammar forces after those that were drawn, as many as may be taken now."""
+        pushed: list[int] = []
+        if sequence.constraint is None:
+            return pushed
+        while output.finish_reason is None and self._num_forceable > 0 and (ids := sequence.constraint.forced_ids()):
+            for token_id in ids[: self._num_forceable]:
+                opened.notes.drew(sequence, now_ns, batch)
+                opened.usage.completion_tokens += 1
+                opened.account.num_forced_tokens += 1
+                self.num_forced_tokens += 1
+                self._num_forceable -= 1
+                output.push(token_id, None)
+                pushed.append(token_id)
+                if output.finish_reason is not None:
+                    break
+        return pushed
 
     def _emit_chunk(self, opened: OpenRequest, prompt: _Prompt, sequence: Sequence, output: ChoiceOutput) -> None:
         token_chunk = output.take()

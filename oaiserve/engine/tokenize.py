@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from oaiserve.engine.constraint import CompiledGrammar
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
@@ -37,6 +38,7 @@ class Tokenized:
     token_ids: list[list[int]]
     bad_words: list[list[int]] = field(default_factory=list)
     at_ns: int | None = None  # None: it was not encoded
+    grammar: CompiledGrammar | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.doubles import EOS, LETTERS, Launched, Leaver, ScriptedRunner, make_engine
 from tests.engine.memory import NEVER
 
@@ -65,8 +65,8 @@ class Device(ScriptedRunner):
         launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
         return launched
 
-    def draw(self, launched: Launched) -> None:
-        super().draw(launched)
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
+        super().draw(launched, masks)
         assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
             if chunk.sequence in self._waiting and chunk.end == len(chunk.sequence.token_ids):
