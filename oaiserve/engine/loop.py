@@ -302,8 +302,8 @@ class EngineLoop:
             return None
         self._host.enter(HostPart.MASKS, step)
         masks, failed = fill_masks(constrained, self._vocab_size)
-        for sequence in failed:
-            self.requests.fail(sequence.request_id, InternalError("The server failed on this request's grammar."))
+        for sequence, error in failed:
+            self.requests.grammar_failed(sequence, error)
         if masks is not None:
             self._account.masks_filled(len(masks.rows))
         return masks

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks
 
-log = logging.getLogger(__name__)
 
-
-def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[Sequence]]:
-    """Return the masks of these chunks, which draw a token, and the sequences whose grammar has failed.
+def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:
+    """Return the masks of these chunks, which draw a token, and the sequences whose grammar has failed, with the error.
 
     There is no mask for a chunk that may draw any id, nor for one whose draw is dropped.
     """
@@ -29,10 +25,8 @@ def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list
     words = np.zeros((len(drawing), -(-vocab_size // 32)), dtype=np.uint32)
     failed = []
     for row, (chunk, constraint) in zip(words, drawing, strict=True):
-        sequence = chunk.sequence
         try:
-            constraint.fill_mask(row, chunk.end - sequence.prompt_len)
-        except BaseException:  # a panic in Rust code is no Exception, and other requests go on
-            log.exception("The grammar of request %s failed", sequence.request_id)
-            failed.append(sequence)
+            constraint.fill_mask(row, chunk.end - chunk.sequence.prompt_len)
+        except BaseException as error:  # a panic in Rust code is no Exception, and other requests go on
+            failed.append((chunk.sequence, error))
     return Masks({chunk.sequence: row for row, (chunk, _) in enumerate(drawing)}, words), failed

@@ -7,7 +7,7 @@ one call per consumer. Engine thread only, except for the numbers that are marke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
@@ -32,7 +32,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
@@ -224,6 +224,12 @@ class OpenRequests:
         if opened is not None:
             self._fail(opened, error)
 
+    def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
+        """Fail the request of a sequence whose grammar does not say what may come next, or forbids what came."""
+        log.error("The grammar of request %s failed", sequence.request_id, exc_info=error)
+        reason = f": {error}" if isinstance(error, GrammarViolation) else "."
+        self.fail(sequence.request_id, InternalError(f"The server failed on this request's grammar{reason}"))
+
     def fail_all(self, error: APIError) -> None:
         for opened in list(self._open.values()):
             self._fail(opened, error)
@@ -263,9 +269,8 @@ class OpenRequests:
                 continue  # it is scheduled again
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
-            except GrammarViolation:
-                log.exception("Request %s failed", chunk.sequence.request_id)
-                self._fail(opened, InternalError("The server drew a token that the request's grammar does not allow."))
+            except GrammarViolation as error:
+                self.grammar_failed(chunk.sequence, error)
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 log.exception("Request %s failed", chunk.sequence.request_id)
                 self._fail(opened, InternalError("The server failed on this request's output."))
@@ -341,7 +346,7 @@ class OpenRequests:
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
     ) -> list[int]:
-        """Push the tokens that a chunk has drawn to the output of its choice, one by one, up to the end of the choice.
+        """Push the tokens of a chunk's result to the output of its choice, one by one, up to the end of the choice.
 
         Return those that were taken. What comes after the end counts nowhere.
         """
@@ -355,33 +360,34 @@ class OpenRequests:
             notes.drew(sequence, now_ns, batch)
             output.finish_without_token()
             return []
-        for index, token_id in enumerate(result.token_ids):
+        taken: list[int] = []
+        for token_id, logprobs in self._tokens(opened, sequence, result):
             notes.drew(sequence, now_ns, batch)
             opened.usage.completion_tokens += 1
-            output.push(token_id, None if result.logprobs is None else result.logprobs[index])
+            output.push(token_id, logprobs)
+            taken.append(token_id)
             if output.finish_reason is not None:
-                return result.token_ids[: index + 1]
-        return result.token_ids + self._push_forced(opened, output, sequence, now_ns, batch)
+                break
+        return taken
 
-    def _push_forced(
-        self, opened: OpenRequest, output: ChoiceOutput, sequence: Sequence, now_ns: int, batch: int
-    ) -> list[int]:
-        """Push the tokens that a grammar forces after those that were drawn, as many as may be taken now."""
-        pushed: list[int] = []
-        if sequence.constraint is None:
-            return pushed
-        while output.finish_reason is None and self._num_forceable > 0 and (ids := sequence.constraint.forced_ids()):
-            for token_id in ids[: self._num_forceable]:
-                opened.notes.drew(sequence, now_ns, batch)
-                opened.usage.completion_tokens += 1
-                opened.account.num_forced_tokens += 1
-                self.num_forced_tokens += 1
+    def _tokens(
+        self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
+    ) -> Iterator[tuple[int, Logprobs | None]]:
+        """Yield the tokens that were drawn, and behind these the ones that a grammar forces, as many as may be taken.
+
+        The caller pushes each token before it asks for the next one.
+        """
+        for index, token_id in enumerate(result.token_ids):
+            yield token_id, None if result.logprobs is None else result.logprobs[index]
+        constraint = sequence.constraint
+        if constraint is None or not result.token_ids:
+            return
+        while self._num_forceable > 0 and (forced_ids := constraint.forced_ids()):
+            for token_id in forced_ids[: self._num_forceable]:
                 self._num_forceable -= 1
-                output.push(token_id, None)
-                pushed.append(token_id)
-                if output.finish_reason is not None:
-                    break
-        return pushed
+                self.num_forced_tokens += 1
+                opened.account.num_forced_tokens += 1
+                yield token_id, None
 
     def _emit_chunk(self, opened: OpenRequest, prompt: _Prompt, sequence: Sequence, output: ChoiceOutput) -> None:
         token_chunk = output.take()

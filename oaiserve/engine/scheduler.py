@@ -174,7 +174,8 @@ class Scheduler:
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
-        Behind these may be any number of forced ones. A superseded chunk appends nothing, since its token is known.
+        Behind at least one of these may be any number of forced ones. A superseded chunk appends nothing: its token is
+        known.
         Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
         nothing. If other than the reserved number of tokens came, the sequence goes on from those that are known.
         Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted

@@ -1,6 +1,6 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `sampler`.
 
-`sample_ids` and `apply_masks` are passed to `Sampling`. The sampled ids are those of plain torch up to float32 rounding.
+`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of plain torch up to float32 rounding.
 Sums of probabilities are added up in another order, so a draw that falls within a few millionths of a border between
 two tokens may go the other way, and a token whose probability is that close to the floor of min_p may be on the other
 side of it.
