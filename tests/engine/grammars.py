@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from oaiserve.engine.constraint import Constraint, GrammarViolation
-
 from oaiserve.engine.request import SamplingParams
 
 
