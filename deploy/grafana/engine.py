@@ -152,8 +152,8 @@ def _grammars() -> list[Panel]:
     return [
         lines(
             "Tokens under grammars",
-            "Per second. drawn: by the model, among the tokens that a grammar lets come next. forced: not drawn, because "
-            "the grammar left no other.",
+            "Per second. drawn: by the model, among the tokens that a grammar lets come next. forced: not drawn, "
+            "because the grammar left no other.",
             "short",
             [
                 Query(rate("oaiserve_grammar_masked_draws_total", ENGINE), "drawn"),
@@ -164,8 +164,8 @@ def _grammars() -> list[Panel]:
         ),
         lines(
             "Time to compile a grammar, p99",
-            "99th percentile, within the phase tokenize. hit: an earlier request had the same grammar. Many misses mean "
-            "that clients send ever new schemas.",
+            "99th percentile, within the phase tokenize. hit: an earlier request had the same grammar. Many misses "
+            "mean that clients send ever new schemas.",
             "s",
             [
                 Query(
