@@ -51,6 +51,11 @@ class OneOf:
         return ids | (set(self._eos) if before in longer else set())
 
 
+def allowed_ids(mask: np.ndarray) -> list[int]:
+    """Return the ids whose bits are set."""
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+
+
 def constraint(matcher: OneOf, *, stop_ids: frozenset[int] | None = None, **params: object) -> Constraint:
     """Return the constraint of a choice, whose end-of-sequence id is 0."""
     asked = SamplingParams(**params)  # type: ignore[arg-type]

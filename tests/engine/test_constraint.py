@@ -10,20 +10,15 @@ from oaiserve.engine.masks import fill_masks
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk
-from tests.engine.grammars import OneOf, constraint
+from tests.engine.grammars import OneOf, allowed_ids, constraint
 
 VOCAB = 70  # so that the last word of a mask is not full
-
-
-def allowed(words: np.ndarray) -> list[int]:
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return [int(i) for i in np.flatnonzero(bits)]
 
 
 def allowed_by(made: Constraint, num_generated: int = 0) -> list[int]:
     words = np.full(3, 0xFFFFFFFF, np.uint32)
     made.fill_mask(words, num_generated)
-    return allowed(words)
+    return allowed_ids(words)
 
 
 def pushed(matcher: OneOf, *ids: int) -> OneOf:
@@ -108,7 +103,7 @@ def test_each_chunk_that_is_constrained_now_has_a_row() -> None:
     assert masks is not None
     assert masks.words.shape == (3, 3)
     found = {
-        place: allowed(masks.words[masks.rows[c.sequence]])
+        place: allowed_ids(masks.words[masks.rows[c.sequence]])
         for place, c in enumerate(chunks)
         if c.sequence in masks.rows
     }
@@ -130,4 +125,4 @@ def test_a_grammar_that_fails_leaves_the_masks_of_the_others_as_they_are() -> No
     assert masks is not None
     assert [str(error) for one, error in failed if one is broken.sequence] == ["a bug"]
     assert len(failed) == 1
-    assert allowed(masks.words[masks.rows[sound.sequence]]) == [6]
+    assert allowed_ids(masks.words[masks.rows[sound.sequence]]) == [6]
