@@ -34,18 +34,6 @@ class Matcher(Protocol):
         """Go on with this token. Raises GrammarViolation if it may not come next."""
 
 
-class CompiledGrammar(Protocol):
-    def matcher(self) -> Matcher: ...
-    @property
-    def compile_ns(self) -> int: ...
-    @property
-    def was_cached(self) -> bool: ...
-
-
-class GrammarViolation(Exception):
-    """A token was pushed that may not come next."""
-
-
 class Constraint:
     """The constraint of one choice, whose tokens are pushed one by one. The end of its grammar wins.
 

@@ -23,6 +23,7 @@ from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
@@ -165,6 +166,7 @@ class Engine:
         )
         self._tokenize = TokenizeStage(
             tokenizer,
+            Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids).compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
             max_model_len=max_model_len,

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
-from oaiserve.engine.constraint import Constraint, GrammarViolation
+from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
+from oaiserve.engine.grammar import GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.request import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
@@ -56,6 +56,19 @@ class TooManyTokens(Exception):
         self.is_exact = is_exact
 
 
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the text of an answer. It is compiled in the tokenize stage."""
+
+    kind: GrammarKind
+    text: str  # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object
+    param: str = "response_format"  # the field of the request that it came from, for errors
+    after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": never free
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later, against the
@@ -82,6 +95,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

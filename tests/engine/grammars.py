@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from oaiserve.engine.constraint import Constraint, GrammarViolation
+from oaiserve.engine.constraint import Constraint
+from oaiserve.engine.grammar import GrammarViolation
 from oaiserve.engine.request import SamplingParams
 
 
