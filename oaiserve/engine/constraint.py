@@ -90,6 +90,8 @@ def _remove(words: np.ndarray, token_ids: Iterable[int]) -> None:
     """Clear the bits of these ids, unless no other bit is set."""
     kept = words.copy()
     for token_id in token_ids:
+        if token_id >= 32 * len(kept):
+            continue  # a tokenizer may know more ids than its model
         kept[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
     if kept.any():
         words[:] = kept

@@ -97,6 +97,24 @@ def test_the_neighbours_of_constrained_answers_get_what_they_get_without_these()
     assert all(found.of(one.request_id) == expected.of(one.request_id) for one in plain)
 
 
+@pytest.mark.parametrize("grammar", GRAMMARS[:3], ids=lambda grammar: grammar.kind)
+def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
+    rng, num_forced = random.Random(0), 0
+    for _ in range(20):
+        matcher = COMPILED.compile(grammar).matcher()
+        while not matcher.is_complete:
+            forced = matcher.forced_ids()
+            num_forced += len(forced)
+            for token_id in forced:
+                assert allowed_ids(mask_of(matcher)) == [token_id]
+                matcher.push(token_id)
+            drawn = rng.choice(allowed_ids(mask_of(matcher)))
+            if drawn == EOS:
+                break
+            matcher.push(drawn)
+    assert num_forced > 100
+
+
 def events_of(runner: ScriptedRunner, asked: Request) -> tuple[str, list[TokenChunk], Event]:
     with make_engine(runner, tokenize_workers=0) as engine:
         *events, end = engine.stream(asked)
