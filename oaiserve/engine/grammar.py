@@ -201,7 +201,9 @@ class Tokens:
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.table = table
         self.eos_token_id, self.bos_token_id = eos_token_ids[0], None
-        self.tokens = [b"" if i in table.special_ids else table.bytes_of(i) for i in range(vocab_size)]
+        # An end is no text, also where a tokenizer does not mark it as special.
+        textless = table.special_ids | set(eos_token_ids)
+        self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
         self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=eos_token_ids)
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
