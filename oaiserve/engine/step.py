@@ -38,7 +38,8 @@ class Chunk(NamedTuple):
     @property
     def draws_late(self) -> bool:
         """Return whether the chunk's draw is none of those that a launch makes: it waits for ids, or for a mask."""
-        return self.waits_for_ids or (self.sequence.constraint is not None and self.max_draws > 0)
+        sequence = self.sequence
+        return sequence.needs_ids and self.max_draws > 0 and (sequence.constraint is not None or self.waits_for_ids)
 
     @property
     def is_superseded(self) -> bool:
