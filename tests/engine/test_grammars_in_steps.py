@@ -112,7 +112,7 @@ def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
             if drawn == EOS:
                 break
             matcher.push(drawn)
-    assert num_forced > 100
+    assert num_forced > 20
 
 
 def events_of(runner: ScriptedRunner, asked: Request) -> tuple[str, list[TokenChunk], Event]:
@@ -147,14 +147,15 @@ def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
 
 @in_both_ways
 def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
-    runner = ScriptedRunner(obeying("aBCDEFGxYZ".lower()))
+    runner = ScriptedRunner(obeying("abcdefgxyz!"))
     asked = request(max_tokens=20, grammar=Grammar("regex", "(a|b)bcdefg(x|y)yz"))
     text, chunks, end = events_of(runner, asked)
     assert text == "abcdefgxyz"
     assert [len(chunk.token_ids) for chunk in chunks] == [7, 3]
     assert (end.usage.completion_tokens, end.account.num_forced_tokens) == (10, 8)
-    # With overlap, the step in flight draws for what is forced meanwhile.
-    assert len(runner.steps) == (3 if runner.is_asynchronous else 2)
+    # With overlap, the draws of the second step and of the last are those of tokens that were forced meanwhile.
+    tokens = [chunk[2] for step in runner.steps for chunk in step]
+    assert tokens == ([5, 1, 6, 1] if runner.is_asynchronous else [5, 7])
     assert list(end.account.inter_token_ns).count(0) >= 8
     assert [event.kind for event in end.account.events].count("prefill_chunk") == 1
 
