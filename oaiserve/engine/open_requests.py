@@ -15,7 +15,7 @@ from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.grammar import GrammarViolation
+from oaiserve.engine.grammar import CompiledGrammar, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.request import (
@@ -26,6 +26,7 @@ from oaiserve.engine.request import (
     Finished,
     PromptDone,
     Request,
+    SamplingParams,
     Terminal,
     TextPrompt,
     Usage,
@@ -196,11 +197,7 @@ class OpenRequests:
                     cache_salt=request.cache_salt,
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
-                    constraint=None
-                    if tokenized.grammar is None
-                    else Constraint(
-                        tokenized.grammar.matcher(), params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids
-                    ),
+                    constraint=self._constraint(tokenized.grammar, params, stop_ids),
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 opened.outputs[sequence] = ChoiceOutput(
@@ -212,6 +209,14 @@ class OpenRequests:
                 )
                 self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
                 leader = leader or sequence
+
+    def _constraint(
+        self, grammar: CompiledGrammar | None, params: SamplingParams, stop_ids: frozenset[int]
+    ) -> Constraint | None:
+        """Return the constraint of one choice."""
+        if grammar is None:
+            return None
+        return Constraint(grammar.matcher(), params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 
     def abort(self, request_id: str) -> None:
         """Abort a request. This does nothing if it has ended."""

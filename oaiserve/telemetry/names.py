@@ -217,7 +217,6 @@ GRAMMAR_MASKED_DRAWS = Metric(
     "counter",
     "Tokens drawn from those that a grammar lets come next. The time to find these is the part masks of "
     "oaiserve_engine_host_seconds_total.",
-    "tokens",
 )
 GRAMMAR_FORCED_TOKENS = Metric(
     "oaiserve_grammar_forced_tokens_total",

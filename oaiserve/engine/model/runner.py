@@ -172,7 +172,7 @@ class ModelRunner:
                 if is_finite:
                     result.token_ids, result.logprobs = [token_id], None if logprobs is None else [logprobs]
                 else:
-                    result.error = NOTHING_LEFT if _masks(_chunk(launched, row).sequence) else BAD_LOGITS
+                    result.error = NOTHING_LEFT if _can_exclude(_chunk(launched, row).sequence) else BAD_LOGITS
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
             results[launched.sample_chunks[row]].error = NO_MEMORY
@@ -264,7 +264,7 @@ def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) ->
     return None if begin is None or end is None else int(begin.elapsed_time(end) * 1e6)
 
 
-def _masks(sequence: Sequence) -> bool:
+def _can_exclude(sequence: Sequence) -> bool:
     """Return whether the sequence's parameters can exclude tokens."""
     params = sequence.params
     return bool(

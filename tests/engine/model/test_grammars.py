@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ GRAMMARS = [
 
 
 def make_engine(*, overlap: bool) -> tuple[Engine, PreTrainedModel, Tokenizer]:
-    model = random_model(FAMILIES["llama"])
+    model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     loaded, tokenizer = prepare(model), Tokenizer(byte_tokenizer())
     runner = eager_runner(loaded, num_blocks=200, block_size=4)
     runner.is_asynchronous = overlap
@@ -65,7 +67,7 @@ def plain_answer(model: PreTrainedModel, grammars: Grammars, prompt: list[int], 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 def test_greedy_answers_are_those_of_mask_and_argmax(overlap: bool) -> None:
     engine, _, tokenizer = make_engine(overlap=overlap)
-    plain_model = random_model(FAMILIES["llama"])
+    plain_model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     grammars = Grammars(tokenizer.backend, vocab_size=engine.vocab_size, eos_token_ids=frozenset([EOS]))
     requests = [
         Request(

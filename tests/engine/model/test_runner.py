@@ -125,6 +125,7 @@ def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows)
     """Return the results of a prefill and of the next decode, which with overlap is launched before they are known."""
     params = [SamplingParams(temperature=0.0), PENALTY, SamplingParams(seed=3, logprobs=1), BAD_WORD]
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    runner.is_asynchronous = overlap
     sequences = []
     for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
         bad_words = [[7, 9]] if asked is BAD_WORD else None
