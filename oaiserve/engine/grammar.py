@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oaiserve.engine.detokenize import TokenTable
-from oaiserve.engine.grammar_forms import as_llguidance
+from oaiserve.engine.grammar_forms import Translated, translate
 from oaiserve.engine.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.errors import InvalidRequest
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 512  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
+MOST_SEARCH_NS = 200_000_000  # for the place of an error
 MOST_QUOTED = 300  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
@@ -97,12 +98,30 @@ class Grammars:
             future.set_exception(error)
 
     def _compile(self, tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
-        matcher = llguidance.LLMatcher(tokens.tokenizer, as_llguidance(kind, text), log_level=0, limits=_LIMITS)
-        # The states that a mask needs are made when they are first needed, and copies have those of the original.
-        matcher.compute_bitmask()
+        translated = translate(kind, text)
+        matcher = _matcher(tokens, translated.text)
         if matcher.is_error():
-            raise Refused(_explained(matcher.get_error()))
+            raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
         return matcher
+
+
+def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
+    matcher = llguidance.LLMatcher(tokens.tokenizer, text, log_level=0, limits=_LIMITS)
+    # The first mask is part of compiling: it takes longer than others, and shows errors.
+    matcher.compute_bitmask()
+    return matcher
+
+
+def _place(tokens: Tokens, translated: Translated, error: str) -> str:
+    """Find the innermost part of a schema that has the same kind of error: llguidance does not say where it is."""
+    kind = error.partition(":")[0]
+    deadline_ns = monotonic_ns() + MOST_SEARCH_NS
+    for part, place in translated.parts():
+        if monotonic_ns() > deadline_ns:
+            break
+        if _matcher(tokens, part).get_error().startswith(kind):
+            return f" at {place}"
+    return ""
 
 
 # What one grammar, and one mask, may take of time and memory. A mask that would take more ends its choice.
