@@ -23,6 +23,10 @@ Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 # has the N rows of the logits that these masks belong to.
 ApplyMasks = Callable[[torch.Tensor, list[int], np.ndarray], None]
 
+# For each byte of a mask: what the eight logits are limited to that it is about, infinity or -infinity.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
+
 
 def edit_logits(
     logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None, apply_masks: ApplyMasks | None = None
@@ -147,12 +151,15 @@ def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarra
 
 
 def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-    """Apply masks, as `ApplyMasks` says, on a CPU."""
-    vocab = logits.shape[1]
-    is_banned = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab, bitorder="little").view(np.bool_)
-    of_row = logits.numpy()
-    for row, banned in zip(rows, is_banned, strict=True):
-        np.putmask(of_row[row], banned, -np.inf)
+    """Apply masks, as `ApplyMasks` says, on a CPU.
+
+    A look-up for each byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
+    half of them are.
+    """
+    of_row, limits = logits.numpy(), np.empty((words.shape[1] * 4, 8), dtype=np.float32)
+    for row, mask in zip(rows, words.view(np.uint8), strict=True):
+        np.take(_LIMITS, mask, axis=0, out=limits, mode="clip")
+        np.minimum(of_row[row], limits.ravel()[: logits.shape[1]], out=of_row[row])
 
 
 def _token_counts(sequence: Sequence) -> TokenCounts:
