@@ -26,18 +26,29 @@ from oaiserve.times import monotonic_ns
 if TYPE_CHECKING:
     import tokenizers
 
-MOST_KEPT = 512  # compiled grammars, and refusals
+MOST_KEPT = 128  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
-MOST_QUOTED = 300  # characters of a library's message
+MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
+MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
 _Key = tuple[GrammarKind, str]
-_Outcome = llguidance.LLMatcher | Refused
 
 
 class GrammarViolation(Exception):
     """A token came that the grammar does not allow, or no token can come any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Original:
+    """What all matchers of a grammar are copies of. They share the states that were made so far, and their limit."""
+
+    matcher: llguidance.LLMatcher
+    is_spent: bool = False  # one of them has failed, and so others may
+
+
+_Outcome = _Original | Refused
 
 
 class Grammars:
@@ -78,11 +89,12 @@ class Grammars:
     def _find(self, key: _Key) -> tuple[Future[_Outcome], bool]:
         """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
         with self._lock:
-            if (future := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
+            if (future := self._kept.pop(key, None)) is not None and not _is_spent(future):
+                self._kept[key] = future
                 return future, True
+            if future is None:
+                self._kept_bytes += _estimated_bytes(key)
             future = self._kept[key] = Future()
-            self._kept_bytes += _estimated_bytes(key)
             while len(self._kept) > MOST_KEPT or (self._kept_bytes > MOST_KEPT_BYTES and len(self._kept) > 1):
                 oldest, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= _estimated_bytes(oldest)
@@ -91,9 +103,9 @@ class Grammars:
     def _fulfil(self, future: Future[_Outcome], kind: GrammarKind, text: str) -> None:
         assert self._tokens is not None
         try:
-            future.set_result(self._compile(self._tokens, kind, text))
+            future.set_result(_Original(self._compile(self._tokens, kind, text)))
         except Refused as refused:
-            future.set_result(refused.with_traceback(None))  # its frames hold the text
+            future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
         except BaseException as error:  # a bug, or a panic in Rust: whoever waits for it must hear of it
             future.set_exception(error)
 
@@ -103,6 +115,13 @@ class Grammars:
         if matcher.is_error():
             raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
         return matcher
+
+
+def _is_spent(future: Future[_Outcome]) -> bool:
+    if not future.done():
+        return False
+    outcome = future.exception() or future.result()
+    return not isinstance(outcome, Refused) and (isinstance(outcome, BaseException) or outcome.is_spent)
 
 
 def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
@@ -129,7 +148,7 @@ _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
-    max_lexer_states=50_000,
+    max_lexer_states=25_000,  # up to half a KiB each
     max_grammar_size=500_000,
     verbose_errors=False,
 )
@@ -141,6 +160,8 @@ def _estimated_bytes(key: _Key) -> int:
 
 def _explained(error: str) -> str:
     """Return llguidance's message as part of a sentence."""
+    if error.startswith("NoExtensionBias"):
+        return "no text can satisfy it"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
 
 
@@ -148,7 +169,7 @@ def _explained(error: str) -> str:
 class CompiledGrammar:
     """A grammar that is ready for any number of choices. It is not picklable."""
 
-    _original: llguidance.LLMatcher
+    _original: _Original
     _tokens: Tokens
     _after: bytes
     compile_ns: int  # what it took this request
@@ -156,7 +177,7 @@ class CompiledGrammar:
 
     def matcher(self) -> Matcher:
         """Return a matcher for one choice."""
-        return Matcher(self._original.deep_copy(), self._tokens, self._after)
+        return Matcher(self._original, self._tokens, self._after)
 
 
 class Matcher:
@@ -166,8 +187,9 @@ class Matcher:
     beginning of the answer, but for white space: tokens such as ">\\n\\n" end what comes before.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, tokens: Tokens, after: bytes) -> None:
-        self._matcher = matcher
+    def __init__(self, original: _Original, tokens: Tokens, after: bytes) -> None:
+        self._original = original
+        self._matcher = original.matcher.deep_copy()
         self._tokens = tokens
         self._after = after
         self._tail = b""  # the last bytes, while `after` has not come: they may be its beginning
@@ -210,6 +232,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._original.is_spent = True
             raise GrammarViolation(_explained(self._matcher.get_error()))
         self.is_complete = self._matcher.is_stopped()
 
@@ -229,7 +252,9 @@ class Tokens:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of a text that the grammar forces, as the model is used to see it."""
+        """Return the ids of a text that the grammar forces, as the model is used to see it; of its beginning if it is
+        long, for only the first one counts."""
+        text = text[:MOST_FORCED_CHARACTERS]
         token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():
             return token_ids

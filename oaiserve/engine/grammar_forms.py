@@ -6,16 +6,25 @@ It must not know llguidance's code, tokens or requests.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.engine import json_schema, regexes
+from oaiserve.engine import gbnf, json_schema, regexes
 from oaiserve.engine.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
 MOST_CHARACTERS = 2**16  # of a grammar, and of choices
 MOST_CHOICES = 10_000
+MOST_DEFINITIONS = 500  # of a Lark grammar
+_LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*.*?:", re.MULTILINE)
+# Tokens by name or number; other grammars; options of llguidance; options of rules that act on tokens; operators that
+# Lark does not have.
+_LARK_REFUSED = re.compile(
+    r"<[^>\n]*>|@\w+|%(?!import\b|ignore\b)\w+|\b(?:stop|max_tokens|temperature)\s*=|&|~(?!\s*\d)"
+)
 # How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
 _JSON_OPTIONS = {
     "whitespace_flexible": False,
@@ -51,16 +60,40 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_regex_grammar(_full_match(text)))
         case "choice":
             return Translated(_regex_grammar("|".join(map(regexes.literal, _choices(text)))))
-        case "lark" | "gbnf":
-            raise Refused("not yet")
+        case "lark":
+            _check_size(text)
+            _check_lark(text)
+            return Translated(_lark_grammar(text))
+        case "gbnf":
+            _check_size(text)
+            return Translated(_lark_grammar(gbnf.as_lark(text)))
 
 
 def _schema_grammar(document: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
 
 
+def _lark_grammar(lark: str) -> str:
+    # To force text means to look ahead, maybe very far. A model takes the only token that it can without that.
+    return json.dumps({"grammars": [{"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}]})
+
+
 def _regex_grammar(regex: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": f"start: /{regex}/"}]})
+    return _lark_grammar(f"start: /{regex}/")
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
+
+
+def _check_lark(text: str) -> None:
+    """Refuse what would constrain something other than text, and what would take too long to compile."""
+    bare = _LARK_TEXTS.sub('""', text)  # what is not within a string, a regex or a comment
+    if found := _LARK_REFUSED.search(bare):
+        raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
+    if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:
+        raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
 
 
 def _full_match(text: str) -> str:

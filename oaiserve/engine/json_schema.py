@@ -418,32 +418,49 @@ class _Preparation:
             if self._least(part, least) > MOST_FORCED:
                 raise Refused(f"a value that is valid at {place} must have more than {MOST_FORCED} characters")
 
-    def _least(self, prepared: Any, least: dict[str, float]) -> float:
-        """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends."""
+    def _least(self, prepared: Any, least: dict[str, float], around: frozenset[str] = frozenset(TYPES)) -> float:
+        """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends.
+
+        The instance is of a type in `around`.
+        """
         if not isinstance(prepared, dict):
             return 1
+        kinds = around & self._possible(prepared)
         found: list[float] = [1]
         if "$ref" in prepared:
             found.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
-        found += [self._least(each, least) for each in prepared.get("allOf", ())]
+        found += [self._least(each, least, kinds) for each in prepared.get("allOf", ())]
         if "anyOf" in prepared:
             found.append(min(self._least(each, least) for each in prepared["anyOf"]))
         if "const" in prepared or "enum" in prepared:
             values = prepared["enum"] if "enum" in prepared else [prepared["const"]]
             found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
-        match prepared.get("type"):
-            case "object":
+        match sorted(kinds):
+            case ["object"]:
                 listed = prepared.get("properties", {})
                 found.append(sum(len(n) + self._least(listed.get(n), least) for n in prepared.get("required", ())))
-            case "array":
+            case ["array"]:
                 first, num = prepared.get("prefixItems", []), prepared.get("minItems", 0)
                 more = num - len(first)
                 found.append(sum(self._least(each, least) for each in first[:num]))
                 if more > 0:
                     found[-1] += more * self._least(prepared.get("items"), least)
-            case "string":
+            case ["string"]:
                 found.append(max(prepared.get("minLength", 0), self._shortest.get(prepared.get("pattern", ""), 0)))
         return max(found)
+
+    def _possible(self, prepared: Any) -> frozenset[str]:
+        """Return the types that an instance may have, or more of them."""
+        if not isinstance(prepared, dict):
+            return frozenset(TYPES)
+        possible = frozenset(_kinds(prepared))
+        for each in prepared.get("allOf", ()):
+            possible &= self._possible(each)
+        if "$ref" in prepared:
+            possible &= self._possible(self._by_name[prepared["$ref"].removeprefix("#/$defs/")].prepared)
+        if "anyOf" in prepared:
+            possible &= frozenset[str]().union(*map(self._possible, prepared["anyOf"]))
+        return possible
 
     def _check_links(self) -> None:
         """Refuse what would take llguidance too deep: it goes into a reference where it first meets it."""

@@ -198,9 +198,9 @@ class _Parser:
     def _quantifier(self) -> tuple[str, int, int] | None:
         """Read a quantifier, and return it with its lowest and its highest count, which for no end is the lowest."""
         match self._peek():
-            case "*" | "+" | "?" as text:
+            case "*" | "+" | "?" as sign:
                 self._at += 1
-                least = most = int(text == "+")
+                text, least, most = str(sign), int(sign == "+"), 1
             case "{":
                 found = _COUNT.match(self._text, self._at)
                 if found is None:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import Prompt, Request
-from oaiserve.routes import protocol
+from oaiserve.routes import constraints, protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.off_loop import in_turns_if_large
@@ -69,6 +69,7 @@ async def prepare(
             max_tokens=own.max_tokens,
             logprobs=own.num_logprobs,
             prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
+            grammar=constraints.grammar(body),
         )
         exchange.params = protocol.recorded_params(body, params)
         wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.times import monotonic_ns
 
@@ -60,6 +60,14 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Integer | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     stream_interval: Integer | None = None
@@ -120,17 +128,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
-    "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
@@ -299,6 +301,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: Grammar | None,
 ) -> SamplingParams:
     """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
     which are the model's, or else from OpenAI."""
@@ -335,6 +338,7 @@ def sampling_params(
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 
