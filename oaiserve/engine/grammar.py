@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -212,7 +213,12 @@ class Matcher:
 
     def forced_ids(self) -> list[int]:
         """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
-        return [] if self.is_free else self._matcher.compute_ff_tokens()
+        if self.is_free:
+            return []
+        forced_ids = self._matcher.compute_ff_tokens()
+        # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
+        ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
+        return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""
@@ -253,7 +259,7 @@ class Tokens:
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a text that the grammar forces, as the model is used to see it; of its beginning if it is
-        long, for only the first one counts."""
+        long, for only the first ones count."""
         text = text[:MOST_FORCED_CHARACTERS]
         token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():

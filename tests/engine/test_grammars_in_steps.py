@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,17 @@ import pytest
 
 from oaiserve.engine import open_requests
 from oaiserve.engine.grammar import Grammars, GrammarViolation, Matcher
-from oaiserve.engine.request import Event, Failed, Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
 from oaiserve.engine.sequence import Sequence
 from oaiserve.record import HostPart
 from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
@@ -113,6 +124,17 @@ def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
                 break
             matcher.push(drawn)
     assert num_forced > 20
+
+
+def test_ids_are_forced_only_where_a_long_text_is_not_cut() -> None:
+    """Near the cut of a long text, the ids may not be those of the whole."""
+    text = "hello" * 100
+    matcher = COMPILED.compile(Grammar("choice", json.dumps([text, "x"]))).matcher()
+    (hello,) = TOKENIZER.encode(TextPrompt("hello"))
+    matcher.push(hello)
+    forced = matcher.forced_ids()
+    assert forced == [hello] * len(forced)
+    assert 10 < len(forced) < 60
 
 
 def events_of(runner: ScriptedRunner, asked: Request) -> tuple[str, list[TokenChunk], Event]:
