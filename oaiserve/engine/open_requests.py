@@ -43,9 +43,9 @@ from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
 
-# Forced tokens are taken at once while a step has fewer tokens than this in all. So few cost little more than one, since
-# their time is that of reading the weights: on two CPU cores, 8 tokens take the demo model 10.0 ms, one takes 8.2 ms, but
-# 64 take 45 ms. In larger steps, where each token makes the others wait, forced tokens are drawn like others.
+# Forced tokens are taken at once while a step has fewer tokens than this in all. So few cost little more than one,
+# since the weights are read once for all: on two CPU cores, the demo model takes 8.2 ms for one token and 10.0 ms for
+# 8, but 45 ms for 64. In larger steps, where each token makes the others wait, forced tokens are drawn like others.
 FEW_TOKENS = 8
 
 
