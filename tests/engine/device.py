@@ -162,11 +162,17 @@ class Answers(NamedTuple):
         return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
 
 
+OBJECT = """{
+    "type": "object",
+    "properties": {"is_it_so": {"enum": ["alpha", "beta"]}, "n": {"type": "integer"}},
+    "required": ["is_it_so", "n"],
+    "additionalProperties": false
+}"""
 GRAMMARS = (
-    Grammar("regex", "[a-f]{1,4}(xyzzy and so on|hello)[a-z]{0,6}"),
-    Grammar("choice", '["abcabcabc", "abd", "hello world or another"]'),
-    Grammar("json_schema", '{"type": "object", "properties": {"is_it": {"enum": ["a", "b"]}}, "required": ["is_it"]}'),
-    Grammar("regex", "[a-z]{3,9}", after="c"),
+    Grammar("json_schema", OBJECT),
+    Grammar("json_schema", '{"enum": ["hello hello hello", "world", "words"]}'),
+    Grammar("regex", "[a-f]{1,4}(xyzzy|hello)[a-z]{0,6}"),
+    Grammar("json_schema", OBJECT, after="c"),
 )
 
 

@@ -194,7 +194,7 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
                     {"logit_bias": {7: 3.0}},
                     {"min_tokens": 3},
                     {"allowed_token_ids": (5, 6, 7, 8)},
-                    {"grammar": Grammar("regex", "[A-Z0-9]{1,4}(hello|ZZTOP)[a-z]{2,8}")},
+                    {"grammar": Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABC"]}')},
                 ]
             )
         params = SamplingParams(

@@ -38,7 +38,7 @@ from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
-GRAMMAR = Grammar("regex", "[A-Z0-9]{1,4}(hello|ZZTOP)[a-z]{2,8}")  # "I" is the end of sequence
+GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
 
 
 class CountingExecutor(EagerExecutor):
