@@ -1,8 +1,8 @@
 """JSON Schemas of clients, checked and prepared for llguidance.
 
 A schema is obeyed or refused, never ignored: every answer is valid under it. What a schema may contain is decided here,
-keyword by keyword, so that a refusal names the keyword and its place. llguidance gets a document that holds only what
-it is known to obey. What it would take too long over is refused here as well, because compiling cannot be interrupted.
+keyword by keyword, so that a refusal names the keyword and its place. Names that JSON Schema does not define are
+annotations, as it says, and are left out with the others. llguidance gets a document of what it is known to obey.
 
 Answers may be narrower than the schema: no white space between tokens, properties in the order of the schema, none
 beyond those that are listed unless the schema says something about them, dates that every library accepts.
@@ -41,13 +41,6 @@ MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together 
 MOST_LENGTH = 2**31 - 1
 MOST_MULTIPLE = 65_536
 
-ANNOTATIONS = frozenset(
-    {
-        "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor", "$vocabulary",
-        "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-        "contentEncoding", "contentMediaType", "contentSchema",
-    }
-)  # fmt: skip
 # What is never obeyed, with the values that demand nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
