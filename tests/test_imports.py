@@ -137,7 +137,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.shared_limit": set(),
     f"{ENGINE}.refusal": set(),
     f"{ENGINE}.regexes": {f"{ENGINE}.refusal"},
-    f"{ENGINE}.json_schema": {*(f"{ENGINE}.{m}" for m in ("refusal", "regexes"))},
+    f"{ENGINE}.json_schema": {*(f"{ENGINE}.{m}" for m in ("json_schema", "refusal", "regexes"))},
     f"{ENGINE}.gbnf": {*(f"{ENGINE}.{m}" for m in ("refusal", "regexes"))},
     f"{ENGINE}.grammar_forms": {*(f"{ENGINE}.{m}" for m in ("gbnf", "json_schema", "refusal", "regexes", "request"))},
     f"{ENGINE}.grammar": {

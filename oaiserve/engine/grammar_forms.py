@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.engine import gbnf, json_schema, regexes
+from oaiserve.engine import gbnf, regexes
+from oaiserve.engine.json_schema.prepare import Prepared, prepare
 from oaiserve.engine.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
@@ -39,7 +40,7 @@ class Translated:
     """A grammar as llguidance reads it."""
 
     text: str
-    schema: json_schema.Prepared | None = None
+    schema: Prepared | None = None
 
     def parts(self) -> Iterator[tuple[str, str]]:
         """Yield the parts of a schema as grammars of their own, each with its place, the innermost ones first."""
@@ -54,7 +55,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
         case "json_object":
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
-            prepared = json_schema.prepare(text)
+            prepared = prepare(text)
             return Translated(_schema_grammar(prepared.document), prepared)
         case "regex":
             return Translated(_regex_grammar(_full_match(text)))
