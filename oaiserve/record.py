@@ -97,6 +97,10 @@ class EngineAccount:
     model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
+    # These describe the grammar of the request, if it has one.
+    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar
+    grammar_was_cached: bool = False
+    num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
 
     def note(self, kind: EventKind, at_ns: int, choice: int, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:
@@ -155,6 +159,7 @@ class HostPart(StrEnum):
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
+    MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
     WAIT = "wait"  # it waits for the results of a step
     PROCESS = "process"  # it turns the results into text, and ends answers
     HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
@@ -174,6 +179,7 @@ class StepRecord(NamedTuple):
     # These two are by the device's own clock, and None if it has none.
     device_ns: int | None = None  # the time that the device was busy with this step
     device_gap_ns: int | None = None  # since the end of the step before, with or without work
+    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
 
 
 class Recording(Protocol):

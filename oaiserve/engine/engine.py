@@ -155,6 +155,7 @@ class Engine:
                 request_timeout_seconds=options.request_timeout_seconds,
             ),
             waiting=self._waiting,
+            vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -210,6 +211,15 @@ class Matcher:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
 
+    def forced_ids(self) -> list[int]:
+        """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
+        if self.is_free:
+            return []
+        forced_ids = self._matcher.compute_ff_tokens()
+        # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
+        ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
+        return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
+
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""
         if not self.is_free:
@@ -239,7 +249,9 @@ class Tokens:
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.table = table
         self.eos_token_id, self.bos_token_id = eos_token_ids[0], None
-        self.tokens = [b"" if i in table.special_ids else table.bytes_of(i) for i in range(vocab_size)]
+        # An end is no text, also where a tokenizer does not mark it as special.
+        textless = table.special_ids | set(eos_token_ids)
+        self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
         self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=eos_token_ids)
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
@@ -247,7 +259,7 @@ class Tokens:
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a text that the grammar forces, as the model is used to see it; of its beginning if it is
-        long, for only the first one counts."""
+        long, for only the first ones count."""
         text = text[:MOST_FORCED_CHARACTERS]
         token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.engine import gbnf, json_schema, regexes
+from oaiserve.engine import gbnf, regexes
+from oaiserve.engine.json_schema.prepare import Prepared, prepare
 from oaiserve.engine.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
@@ -41,7 +42,7 @@ class Translated:
     """A grammar as llguidance reads it."""
 
     text: str
-    schema: json_schema.Prepared | None = None
+    schema: Prepared | None = None
 
     def parts(self) -> Iterator[tuple[str, str]]:
         """Yield the parts of a schema as grammars of their own, each with its place, the innermost ones first."""
@@ -56,7 +57,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
         case "json_object":
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
-            prepared = json_schema.prepare(text)
+            prepared = prepare(text)
             return Translated(_schema_grammar(prepared.document), prepared)
         case "regex":
             return Translated(_regex_grammar(_full_match(text)))
@@ -91,7 +92,7 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any]) -> Translated:
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
         try:
-            prepared = json_schema.prepare(json.dumps(schema))
+            prepared = prepare(json.dumps(schema))
         except Refused as refused:
             raise Refused(f"{refused.reason}, in the parameters of '{name}'") from None
         document = {**prepared.document, "x-guidance": _SPACED_OPTIONS}

@@ -48,16 +48,17 @@ class ChoiceOutput:
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
-        The checks are made in this order: end of sequence, stop token, stop string, length. So a stop string that
-        completes with the last allowed token counts as a stop.
+        The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length. So a
+        stop string that completes with the last allowed token counts as a stop. Raises GrammarViolation if the token is
+        not in the grammar.
         """
-        params = self._sequence.params
+        params, constraint = self._sequence.params, self._sequence.constraint
         num_texts = len(self._text)
         self._num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
             add_logprobs(self._logprobs, self._table, logprobs)
-        if token_id in self._eos_token_ids:
+        if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._finish(FinishReason.STOP)
         elif token_id in params.stop_token_ids:
             if params.include_stop_str_in_output:
@@ -65,6 +66,10 @@ class ChoiceOutput:
             self._finish(FinishReason.STOP, token_id)
         else:
             self._add(self._detokenizer.push(token_id))
+            if constraint is not None:
+                constraint.push(token_id)
+                if self.finish_reason is None and constraint.is_complete:
+                    self._finish(FinishReason.STOP)
             if self.finish_reason is None and self._num_tokens >= self._max_tokens:
                 self._finish(FinishReason.LENGTH)
         if self._text_lengths is not None:

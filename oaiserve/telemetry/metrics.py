@@ -191,6 +191,7 @@ def _request_families(observed: Observations) -> list[Family]:
         CounterFamily(names.CACHED_PROMPT_TOKENS, observed.cached_tokens),
         CounterFamily(names.GENERATION_TOKENS, observed.generation_tokens),
         CounterFamily(names.QUEUE_WAIT_SECONDS, observed.queue_wait),
+        HistogramFamily(names.GRAMMAR_COMPILE_SECONDS, observed.grammar_compile),
     ]
 
 

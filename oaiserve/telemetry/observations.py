@@ -79,6 +79,7 @@ class Observations:
         self.cached_tokens = Counter("operation", "model")
         self.generation_tokens = Counter("operation", "model")
         self.queue_wait = Counter("reason", per_unit=NS_PER_SECOND)
+        self.grammar_compile = _seconds("cache", shown_as=(names.GRAMMAR_COMPILE_SECONDS,))
         self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
         self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS,))
@@ -117,6 +118,9 @@ class Observations:
             self.inference.add(labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:
             self.stall.add((operation, self._model), account.stalled_ns, origin)
+        if account.grammar_compile_ns is not None:
+            cache = "hit" if account.grammar_was_cached else "miss"
+            self.grammar_compile.add((cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
             self.request_generation_tokens.add(labels, record.completion_tokens, origin)

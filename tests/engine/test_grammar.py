@@ -144,7 +144,7 @@ def test_a_character_may_be_split_over_tokens() -> None:
     matcher = compiled("choice", '["€uro"]').matcher()
     for byte in "€".encode():
         token_id = BACKEND.token_to_id(BYTE_LEVEL_CHARACTERS[byte])
-        assert token_id in allowed(matcher) or byte == 0x82  # for which the tokenizer has a merged token
+        assert token_id in allowed(matcher)
         matcher.push(token_id)
     assert pushed(matcher, "uro").is_complete
 
@@ -268,7 +268,7 @@ def test_a_grammar_whose_matcher_has_failed_is_compiled_again() -> None:
 
 
 def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = llguidance.LLParserLimits(max_lexer_states=40, verbose_errors=False)
+    limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
     monkeypatch.setattr(grammar_module, "_LIMITS", limits)
     matcher = compiled("regex", ".*a.{50}").matcher()
 
