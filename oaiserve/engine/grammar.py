@@ -27,7 +27,7 @@ from oaiserve.times import monotonic_ns
 if TYPE_CHECKING:
     import tokenizers
 
-MOST_KEPT = 128  # compiled grammars, and refusals
+MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
 MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
@@ -148,7 +148,8 @@ def _place(tokens: Tokens, translated: Translated, error: str) -> str:
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
-    step_max_items=50_000,
+    step_max_items=25_000,
+    max_items_in_row=10_000,  # an object takes four for each property that may come next
     max_lexer_states=25_000,  # up to half a KiB each
     max_grammar_size=500_000,
     verbose_errors=False,
