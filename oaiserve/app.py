@@ -28,6 +28,7 @@ from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Or
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
@@ -80,6 +81,12 @@ def create_app(
             version=__version__,
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
+            forms=answer_forms(
+                config.server.tool_call_parser,
+                config.server.reasoning_parser,
+                engine.tokenizer.chat_template,
+                engine.tokenizer.special_token_ids,
+            ),
             stream_interval=config.server.stream_interval,
             profile_dir=config.telemetry.profile_dir,
             trace_prompt_characters=config.telemetry.trace_prompt_characters,

@@ -19,6 +19,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
@@ -133,6 +135,15 @@ class ServerOptions:
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
     work. The first token is always sent at once."""
 
+    tool_call_parser: ToolCallParser = "auto"
+    """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
+    shows, or hermes. none: calls are not looked for, and stay in the text."""
+
+    reasoning_parser: ReasoningParser = "auto"
+    """How the model's reasoning is told from its answer: <think> ... </think>. deepseek_r1: each answer begins with it,
+    without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none: it
+    stays in the text."""
+
     log_level: LogLevel = "info"
     """Lowest severity of messages to log."""
 
@@ -169,6 +180,8 @@ class ServerOptions:
         _check(most is None or most >= 1, "--max-connections", most, "at least 1")
         _check(per_address is None or per_address >= 0, "--max-connections-per-address", per_address, "at least 0")
         _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
+        _check_choice("--tool-call-parser", self.tool_call_parser, ToolCallParser)
+        _check_choice("--reasoning-parser", self.reasoning_parser, ReasoningParser)
         _check_choice("--log-level", self.log_level, LogLevel)
         _check_choice("--log-format", self.log_format, LogFormat)
 

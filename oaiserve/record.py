@@ -30,6 +30,13 @@ class Outcome(StrEnum):
     FAILED = "failed"  # a fault of the server
 
 
+class ToolCallOutcome(StrEnum):
+    """The ways in which what looks like a call of a tool in an answer can turn out."""
+
+    CALLED = "called"  # the client got a call whose arguments are a JSON object
+    UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
+
+
 class WaitReason(StrEnum):
     """The reasons why a tokenized request was not in a step yet."""
 
@@ -90,6 +97,10 @@ class EngineAccount:
     model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
+    # These describe the grammar of the request, if it has one.
+    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar
+    grammar_was_cached: bool = False
+    num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
 
     def note(self, kind: EventKind, at_ns: int, choice: int, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:
@@ -122,6 +133,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: tuple[str, ...] = ()
+    tool_calls: Mapping[ToolCallOutcome, int] = field(default_factory=dict)  # those in the answer
     params: Mapping[str, str | int | float | bool] = field(
         default_factory=dict
     )  # the client's parameters, without text
@@ -147,6 +159,7 @@ class HostPart(StrEnum):
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
+    MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
     WAIT = "wait"  # it waits for the results of a step
     PROCESS = "process"  # it turns the results into text, and ends answers
     HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
@@ -166,6 +179,7 @@ class StepRecord(NamedTuple):
     # These two are by the device's own clock, and None if it has none.
     device_ns: int | None = None  # the time that the device was busy with this step
     device_gap_ns: int | None = None  # since the end of the step before, with or without work
+    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
 
 
 class Recording(Protocol):

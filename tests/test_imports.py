@@ -51,7 +51,7 @@ MODEL_ROWS = {
     # running steps
     "eager": "attention attention.reference batch kv_cache spec",
     "graphs": "batch logit_edits sampler spec transfer",
-    "runner": "batch executor graphs sampler",
+    "runner": "batch executor graphs logit_edits sampler",
     # loading, measuring, compiling, capturing
     "split": "",
     "load": "attention attention.select batch rehearsal spec split",
@@ -78,8 +78,8 @@ MODEL_ROWS = {
     "parallel.executor": "batch executor parallel.messages parallel.workers",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
-    "device_memory eager executor graph_capture graphs memory parallel.executor parallel.group parallel.workers "
-    "profiler rehearsal runner sampler spec triton_sampling",
+    "device_memory eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
+    "parallel.workers profiler rehearsal runner sampler spec triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -107,7 +107,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
-    f"{ENGINE}.sequence": {f"{ENGINE}.blocks", f"{ENGINE}.request", "oaiserve.record"},
+    f"{ENGINE}.constraint": {f"{ENGINE}.request"},
+    f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
+    f"{ENGINE}.sequence": {*(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "request")), "oaiserve.record"},
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
     f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
@@ -133,7 +135,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(f"{ENGINE}.{m}" for m in ("freed_memory", "turns")),
     },
     f"{ENGINE}.shared_limit": set(),
-    f"{ENGINE}.tokenize": {*LEAVES, *(f"{ENGINE}.{m}" for m in ("request", "turn_workers"))},
+    f"{ENGINE}.refusal": set(),
+    f"{ENGINE}.regexes": {f"{ENGINE}.refusal"},
+    f"{ENGINE}.json_schema": {*(f"{ENGINE}.{m}" for m in ("json_schema", "refusal", "regexes"))},
+    f"{ENGINE}.gbnf": {*(f"{ENGINE}.{m}" for m in ("refusal", "regexes"))},
+    f"{ENGINE}.grammar_forms": {*(f"{ENGINE}.{m}" for m in ("gbnf", "json_schema", "refusal", "regexes", "request"))},
+    f"{ENGINE}.grammar": {
+        "oaiserve.errors",
+        "oaiserve.times",
+        *(f"{ENGINE}.{m}" for m in ("detokenize", "grammar_forms", "refusal", "request")),
+    },
+    f"{ENGINE}.tokenize": {*LEAVES, *(f"{ENGINE}.{m}" for m in ("grammar", "request", "turn_workers"))},
     f"{ENGINE}.detokenize": set(),
     f"{ENGINE}.output": {*(f"{ENGINE}.{m}" for m in ("detokenize", "logprobs", "request", "sequence", "step"))},
     f"{ENGINE}.streams": {f"{ENGINE}.request", "oaiserve.times"},
@@ -144,6 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             for m in (
                 "detokenize",
                 "host_time",
+                "masks",
                 "open_requests",
                 "pacing",
                 "profiling",
@@ -164,8 +177,10 @@ MAY_IMPORT: dict[str, set[str]] = {
             f"{ENGINE}.{m}"
             for m in (
                 "backpressure",
+                "constraint",
                 "detokenize",
                 "draws",
+                "grammar",
                 "logprobs",
                 "output",
                 "request",
@@ -216,6 +231,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"{ENGINE}.streams",
         f"{ENGINE}.turn_workers",
     },
+    # The parsers know texts, and nothing of requests or HTTP.
+    "oaiserve.routes.parse": {"oaiserve.routes.parse"},
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},
@@ -254,6 +271,7 @@ ONLY_IN: dict[str, set[str]] = {
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},
     "msgspec": {"oaiserve.routes", "loadtest.http_target"},
+    "llguidance": {f"{ENGINE}.grammar"},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
     "cyclopts": {"oaiserve.cli", "loadtest.cli"},
     "httpx": {"loadtest"},

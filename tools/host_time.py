@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.step import ChunkResult, Step, StepResult
+from oaiserve.engine.step import ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import HostPart, StepKind
 from oaiserve.times import monotonic_ns
@@ -51,7 +51,7 @@ class DeviceDouble:
         self._ends_ns = max(now_ns, self._ends_ns) + self._step_ns
         return Launched(step, self._ends_ns)
 
-    def draw(self, launched: Launched) -> None:
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
         """Do nothing: the device draws behind the forward pass that it is still computing."""
 
     def collect(self, launched: Launched) -> StepResult:

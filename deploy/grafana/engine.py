@@ -18,6 +18,7 @@ def dashboard() -> Dashboard:
             ("Device and host", _host()),
             ("Steps", _steps()),
             ("KV cache", _cache()),
+            ("Grammars", _grammars()),
             ("Queue", _queue()),
             ("Process", _process()),
         ],
@@ -142,6 +143,44 @@ def _cache() -> list[Panel]:
                 Query(rate("oaiserve_preemptions_total", ENGINE, "instance"), "preemptions {{instance}}"),
                 Query(rate("oaiserve_engine_out_of_memory_total", ENGINE, "instance"), "out of memory {{instance}}"),
             ],
+            span=8,
+        ),
+    ]
+
+
+def _grammars() -> list[Panel]:
+    return [
+        lines(
+            "Tokens under grammars",
+            "Per second. drawn: by the model, among the tokens that a grammar lets come next. forced: not drawn, "
+            "because the grammar left no other.",
+            "short",
+            [
+                Query(rate("oaiserve_grammar_masked_draws_total", ENGINE), "drawn"),
+                Query(rate("oaiserve_grammar_forced_tokens_total", ENGINE), "forced"),
+            ],
+            stacked=True,
+            span=8,
+        ),
+        lines(
+            "Time to compile a grammar, p99",
+            "99th percentile, within the phase tokenize. hit: an earlier request had the same grammar. Many misses "
+            "mean that clients send ever new schemas.",
+            "s",
+            [
+                Query(
+                    f"histogram_quantile(0.99, {rate('oaiserve_grammar_compile_seconds_bucket', ENGINE, 'cache, le')})",
+                    "{{cache}}",
+                )
+            ],
+            span=8,
+        ),
+        lines(
+            "Grammars by cache",
+            "Requests with a grammar per second.",
+            "short",
+            [Query(rate("oaiserve_grammar_compile_seconds_count", ENGINE, "cache"), "{{cache}}")],
+            stacked=True,
             span=8,
         ),
     ]

@@ -40,11 +40,26 @@ class ChatTemplate:
         self._needs_parts = not takes_strings and text in as_parts
         self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
         systems = [{"role": "system", "content": self._content(content)} for content in (text, more)]
-        two_systems = self._sample([*systems, {"role": "user", "content": self._content("Hello.")}])
+        hello = {"role": "user", "content": self._content("Hello.")}
+        self.takes_system = text in self._sample([systems[0], hello])
+        two_systems = self._sample([*systems, hello])
         self._takes_systems = text in two_systems and more in two_systems
         source = tokenizer.chat_template
-        sources = source.values() if isinstance(source, dict) else [source]
-        self._knows_developer = any(re.search(r"""['"]developer['"]""", source) for source in sources)
+        self.source = "\n".join(source.values()) if isinstance(source, dict) else source
+        # How a model writes the parts of an answer, as its tokenizer declares it in transformers' form.
+        self.response_template: Mapping[str, Any] = getattr(tokenizer, "response_template", None) or {}
+        self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
+
+    def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
+        """Return what the template puts behind the last message to ask for an answer; "" if it cannot be told."""
+        hello: list[Message] = [{"role": "user", "content": self._content("Hello.")}]
+        try:
+            bare, asking = (
+                self._apply(hello, {**template_kwargs, "add_generation_prompt": adds}) for adds in (False, True)
+            )
+        except InvalidRequest:
+            return ""
+        return asking.removeprefix(bare) if asking.startswith(bare) else ""
 
     def _sample(self, messages: list[Message]) -> str:
         try:
@@ -62,14 +77,14 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
             )
-        return self._apply(
-            self._prepare(prompt.messages),
-            {
-                "add_generation_prompt": prompt.add_generation_prompt,
-                "continue_final_message": prompt.continue_final_message,
-                **prompt.template_kwargs,
-            },
-        )
+        arguments: dict[str, Any] = {
+            "add_generation_prompt": prompt.add_generation_prompt,
+            "continue_final_message": prompt.continue_final_message,
+            **prompt.template_kwargs,
+        }
+        if prompt.tools:
+            arguments["tools"] = prompt.tools
+        return self._apply(self._prepare(prompt.messages), arguments) + prompt.opening
 
     def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
         try:
@@ -122,7 +137,8 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
-    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object.
+    """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object. The empty
+    string stands for no arguments.
 
     Raises InvalidRequest if they are nested too deeply.
     """
@@ -130,7 +146,7 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return dict(call)
     except RecursionError:

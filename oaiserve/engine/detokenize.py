@@ -127,9 +127,14 @@ class TokenTable:
         """Decode a whole text at once, with its special tokens."""
         return self.backend.decode(token_ids, skip_special_tokens=False)
 
-    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a detokenizer for one choice, for the text that its tokens add to `prompt_ids`, which may be empty."""
-        hidden = self.special_ids if skip_special_tokens else frozenset()
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """Return a detokenizer for one choice, for the text that its tokens add to `prompt_ids`, which may be empty.
+
+        Special tokens are skipped if asked for, except those in `visible_ids`.
+        """
+        hidden = self.special_ids - visible_ids if skip_special_tokens else frozenset()
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
 
 

@@ -23,6 +23,7 @@ from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
@@ -154,6 +155,7 @@ class Engine:
                 request_timeout_seconds=options.request_timeout_seconds,
             ),
             waiting=self._waiting,
+            vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
@@ -164,6 +166,7 @@ class Engine:
         )
         self._tokenize = TokenizeStage(
             tokenizer,
+            Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids).compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
             encode_rest=ENCODE_REST_ON_CPU if device == "cpu" else 0.0,

@@ -6,7 +6,8 @@ step and consumer, and numbers leave as an immutable snapshot. So there are no l
 
 With overlap, a step is launched before the results of the step before are on the host, so that the device computes
 while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
-step in flight wait until these are committed; the forward and all other draws of the step do not.
+step in flight wait until these are committed; the forward and all other draws of the step do not. The masks of grammars
+are filled behind the launch of the forward, while the device computes it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.host_time import HostTime, Ranges
+from oaiserve.engine.masks import fill_masks
 from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
 from oaiserve.engine.pacing import PrefillBudget
 from oaiserve.engine.profiling import EndProfile, Profiler, Profiling, StartProfile
@@ -28,7 +30,7 @@ from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
-from oaiserve.engine.step import ChunkResult, OutOfMemory, Step, StepResult
+from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError, Unavailable
@@ -43,7 +45,8 @@ WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
 class Runner(Protocol):
     """The runner computes steps in the order of their launches, and writes into none of them.
 
-    The draw of a chunk waits if its sequence `needs_ids` and the chunk ends with a token that the step in flight draws.
+    The draw of a chunk waits if its sequence `needs_ids` and the chunk ends with a token that the step in flight draws,
+    or if a grammar constrains the sequence. `Chunk.draws_late` is true of these.
     """
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
@@ -60,11 +63,11 @@ class Runner(Protocol):
         Return what `draw` and `collect` are given. May raise OutOfMemory; the step may then come again in parts.
         """
 
-    def draw(self, launched: Any) -> None:
+    def draw(self, launched: Any, masks: Masks | None) -> None:
         """Draw for the chunks that wait, now that the results of the step before are committed.
 
         This is called once for each launched step, before its `collect` and before the next launch. A sequence may have
-        ended meanwhile, or its chunk may be void: its result is dropped.
+        ended meanwhile, or its chunk may be void or superseded: its result is dropped.
         """
 
     def collect(self, launched: Any) -> StepResult:
@@ -112,7 +115,7 @@ class _Launched:
     handle: Any  # what the runner has returned
     at_ns: int
     newcomers: list[OpenRequest]  # the requests whose first step it is
-    has_waiting_draws: bool = False
+    late: list[Chunk]  # those whose draws were not launched with the step
 
 
 class EngineLoop:
@@ -124,6 +127,7 @@ class EngineLoop:
         bounds: Bounds,
         *,
         waiting: SharedLimit,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
@@ -134,6 +138,7 @@ class EngineLoop:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._vocab_size = vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
         self._inbox: SimpleQueue[Command] = SimpleQueue()
@@ -203,9 +208,10 @@ class EngineLoop:
         if in_flight is not None:
             self._complete(in_flight)
         if launched is not None:
-            if launched.has_waiting_draws:
+            masks = self._fill_masks(launched.step, launched.late)
+            if launched.late:
                 self._host.enter(HostPart.LAUNCH, launched.step)
-            self._runner.draw(launched.handle)
+            self._runner.draw(launched.handle, masks)
         if launched is not None and not self._overlap:
             self._in_flight = None
             self._complete(launched)
@@ -229,7 +235,7 @@ class EngineLoop:
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
         if self._shortage.allows(step):
-            has_waiting_draws = self._in_flight is not None and any(chunk.waits_for_ids for chunk in step.chunks)
+            late = [chunk for chunk in step.chunks if chunk.draws_late]
             try:
                 handle = self._runner.launch(step)
             except OutOfMemory as error:
@@ -237,7 +243,7 @@ class EngineLoop:
             else:
                 self._profiling.launched()
                 self._scheduler.advance(step)
-                return _Launched(step, handle, at_ns, newcomers, has_waiting_draws)
+                return _Launched(step, handle, at_ns, newcomers, late)
         self._compute_in_parts(step, at_ns, newcomers)
         return None
 
@@ -277,14 +283,30 @@ class EngineLoop:
         if computed:
             step = Step([chunk for chunk, _ in computed])
             self._scheduler.advance(step)
-            self._end_step(_Launched(step, None, at_ns, newcomers), StepResult([result for _, result in computed]))
+            self._end_step(_Launched(step, None, at_ns, newcomers, []), StepResult([result for _, result in computed]))
 
     def _compute(self, part: Step) -> list[ChunkResult]:
         self._host.enter(HostPart.LAUNCH, part)
         handle = self._runner.launch(part)
-        self._runner.draw(handle)
+        masks = self._fill_masks(part, [chunk for chunk in part.chunks if chunk.draws_late])
+        if self._host.part is not HostPart.LAUNCH:
+            self._host.enter(HostPart.LAUNCH, part)
+        self._runner.draw(handle, masks)
         self._host.enter(HostPart.WAIT, part)
         return self._runner.collect(handle).chunks
+
+    def _fill_masks(self, step: Step, late: list[Chunk]) -> Masks | None:
+        """Return the masks for the draws of a step. A request whose grammar fails has failed."""
+        constrained = [c for c in late if c.sequence.constraint is not None and self.requests.has_open(c.sequence)]
+        if not constrained:
+            return None
+        self._host.enter(HostPart.MASKS, step)
+        masks, failed = fill_masks(constrained, self._vocab_size)
+        for sequence, error in failed:
+            self.requests.grammar_failed(sequence, error)
+        if masks is not None:
+            self._account.masks_filled(len(masks.rows))
+        return masks
 
     def _fail_for_memory(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -409,6 +431,7 @@ class EngineLoop:
             num_waiting_tokens=self.requests.num_waiting_tokens,
             drain_rate=self.requests.drain_rate.per_second,
             num_out_of_memory=self._shortage.num_steps,
+            num_forced_tokens=self.requests.num_forced_tokens,
         )
 
     def _close(self) -> None:

@@ -29,10 +29,17 @@ class ChoiceOutput:
         self._table = table
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._stream_interval = stream_interval  # see Request
-        self._detokenizer = table.detokenizer(sequence.token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = table.detokenizer(
+            sequence.token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            visible_ids=params.visible_special_ids,
+        )
         self._stops = stops.matcher()
+        self._stop_after = params.stop_after  # until it has come
+        self._end_of_text = ""  # in which it may have begun
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self.finish_reason: FinishReason | None = None
@@ -41,15 +48,17 @@ class ChoiceOutput:
     def push(self, token_id: int, logprobs: Logprobs | None) -> None:
         """Take the next token of the choice, which may end it. Nothing may be pushed after the end.
 
-        The checks are made in this order: end of sequence, stop token, stop string, length. So a stop string that
-        completes with the last allowed token counts as a stop.
+        The checks are made in this order: end of sequence, stop token, stop string, end of the grammar, length. So a
+        stop string that completes with the last allowed token counts as a stop. Raises GrammarViolation if the token is
+        not in the grammar.
         """
-        params = self._sequence.params
+        params, constraint = self._sequence.params, self._sequence.constraint
+        num_texts = len(self._text)
         self._num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
             add_logprobs(self._logprobs, self._table, logprobs)
-        if token_id in self._eos_token_ids:
+        if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._finish(FinishReason.STOP)
         elif token_id in params.stop_token_ids:
             if params.include_stop_str_in_output:
@@ -57,8 +66,14 @@ class ChoiceOutput:
             self._finish(FinishReason.STOP, token_id)
         else:
             self._add(self._detokenizer.push(token_id))
+            if constraint is not None:
+                constraint.push(token_id)
+                if self.finish_reason is None and constraint.is_complete:
+                    self._finish(FinishReason.STOP)
             if self.finish_reason is None and self._num_tokens >= self._max_tokens:
                 self._finish(FinishReason.LENGTH)
+        if self._text_lengths is not None:
+            self._text_lengths.append(sum(map(len, self._text[num_texts:])))
 
     def finish_without_token(self) -> None:
         """End a choice without tokens (`max_tokens` is 0), whose prompt has been computed."""
@@ -79,15 +94,28 @@ class ChoiceOutput:
             self._logprobs if self._sequence.params.logprobs is not None else None,
             self.finish_reason,
             self.stop_reason,
+            self._text_lengths,
         )
         self._text, self._token_ids = [], []
+        if self._text_lengths is not None:
+            self._text_lengths = []
         if self._logprobs:
             self._logprobs = TokenLogprobs()
         self._chunk_tokens = self._stream_interval
         return chunk
 
     def _add(self, text: str) -> None:
-        """Add whole characters to the text. Before `min_tokens`, stop strings do not count."""
+        """Add whole characters to the text. Before `min_tokens` and before `stop_after`, stop strings do not count."""
+        if self._stop_after:
+            num_before = len(self._end_of_text)
+            so_far = self._end_of_text + text
+            at = so_far.find(self._stop_after)
+            num_free = len(text) if at == -1 else at + len(self._stop_after) - num_before
+            self._end_of_text = so_far[max(0, len(so_far) - len(self._stop_after) + 1) :]
+            if at != -1:
+                self._stop_after = ""
+            self._text.append(self._stops.push(text[:num_free], enabled=False)[0])
+            text = text[num_free:]
         if not text:
             return
         enabled = self._num_tokens >= self._sequence.params.min_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
@@ -34,7 +34,8 @@ class TokenPrompt:
 class ChatPrompt:
     """A prompt of messages for the model's chat template.
 
-    The `content` of a message is a string or a list of `{"type": "text", "text": str}`.
+    The `content` of a message is a string or a list of `{"type": "text", "text": str}`. The `opening` is put behind the
+    generation prompt: the answer goes on from it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -42,6 +43,8 @@ class ChatPrompt:
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes them itself
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()  # for the template's variable of that name
+    opening: str = ""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -54,6 +57,21 @@ class TooManyTokens(Exception):
         super().__init__(num_tokens, is_exact)
         self.num_tokens = num_tokens
         self.is_exact = is_exact
+
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "lark_with_schemas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the text of an answer. It is compiled in the tokenize stage."""
+
+    kind: GrammarKind
+    # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object. For lark_with_schemas JSON
+    # of an object with a grammar, `lark`, and `schemas` by name: the first is @schema_0 in the grammar, and so on.
+    text: str
+    param: str = "response_format"  # the field of the request that it came from, for errors
+    after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": never free
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +94,16 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in a row
     seed: int | None = None  # None: fresh entropy
     stop: tuple[str, ...] = ()
+    stop_after: str = ""  # stop strings count only behind this text; "": everywhere
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    visible_special_ids: frozenset[int] = frozenset()  # special tokens that are not skipped
+    text_lengths: bool = False  # tell in each chunk how many characters each token has added
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +160,8 @@ class TokenChunk:
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
+    # Characters by which each token has made the text longer; only with SamplingParams.text_lengths.
+    text_lengths: list[int] | None = None
 
 
 @dataclass(slots=True)

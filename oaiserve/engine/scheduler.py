@@ -8,6 +8,9 @@ Each step is scheduled, launched, advanced, and committed when its results are o
 scheduled before that commit. Then the ids that the first one draws are not known yet. Where it can draw only one token
 for a sequence, their number is known, and the sequence takes part in the next step. Where it can draw several, the
 number is not known either: the sequence is held until the commit, and takes no part in the next step.
+
+A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
+prompt. If a step is under way whose draw is one of them, that draw is superseded, and dropped.
 """
 
 from __future__ import annotations
@@ -155,13 +158,14 @@ class Scheduler:
         that draws its last token by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size
-        for sequence, start, num_tokens, max_draws in step.chunks:
+        for chunk in step.chunks:
+            sequence, start, num_tokens, max_draws = chunk
             sequence.num_computed = end = start + num_tokens
             if end % size < num_tokens and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
             if sequence.siblings and end >= sequence.prompt_len:
                 self._fork(sequence)
-            if max_draws:
+            if max_draws and not chunk.is_superseded:
                 if end < sequence.max_len:
                     sequence.num_tokens = end + max_draws
                 if end + 1 >= sequence.max_len and max_draws == 1:
@@ -170,19 +174,28 @@ class Scheduler:
     def commit(self, chunk: Chunk, token_ids: list[int]) -> bool:
         """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
+        Behind at least one of these may be any number of forced ones. A superseded chunk appends nothing: its token is
+        known.
         Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
-        nothing. If fewer tokens came than were reserved, the sequence goes on from those that are known. Return True if
-        it had left for its length and turns out to be shorter: then it waits again, like a preempted sequence.
+        nothing. If other than the reserved number of tokens came, the sequence goes on from those that are known.
+        Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted
+        sequence.
         """
         sequence, start, num_tokens, max_draws = chunk
         known, end = sequence.token_ids, start + num_tokens
         if end > len(known):  # see is_void
             return False
-        known += token_ids
+        is_superseded = chunk.is_superseded
+        if not is_superseded:
+            known += token_ids
         # A token whose id was not known when the step was launched may have filled a block. A sequence that was
         # preempted since has lost it.
         if num_tokens == 1 and end % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
             self._publish(sequence, start, end)
+        if is_superseded:
+            return False
+        if len(token_ids) > max_draws:
+            self._waiting.charge_forced(sequence, len(token_ids) - max_draws)
         if len(token_ids) == max_draws:
             if max_draws > 1 and len(known) >= sequence.max_len:
                 self.remove(sequence)

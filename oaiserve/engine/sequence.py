@@ -6,6 +6,7 @@ from array import array
 from enum import Enum
 
 from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.request import SamplingParams
 from oaiserve.record import WaitReason
 
@@ -71,6 +72,7 @@ class Sequence:
         "cache_salt",
         "client",
         "client_name",
+        "constraint",
         "draw_key",
         "hashes",
         "index",
@@ -114,6 +116,7 @@ class Sequence:
         cache_salt: str = "",
         client_name: str = "",
         bad_words: list[list[int]] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         # written here, then fixed
         self.request_id = request_id
@@ -127,9 +130,11 @@ class Sequence:
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
         self.client_name = client_name  # clients take turns, where the policy asks for it
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
+        self.constraint = constraint  # by a grammar, on its answer
         # Whether its logits are edited by the ids before, on the host, so that all of them must be known when it draws.
         self.needs_ids = (
-            params.repetition_penalty != 1.0
+            constraint is not None
+            or params.repetition_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
             or any(len(word) > 1 for word in self.bad_words)

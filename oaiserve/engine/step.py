@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from oaiserve.engine.sequence import Sequence
 
 
@@ -32,6 +34,27 @@ class Chunk(NamedTuple):
         """Return whether the chunk's draw has to wait: it needs ids on the host that the step in flight still draws."""
         sequence = self.sequence
         return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
+
+    @property
+    def draws_late(self) -> bool:
+        """Return whether the chunk's draw is none of those that a launch makes: it waits for ids, or for a mask."""
+        sequence = self.sequence
+        return sequence.needs_ids and self.max_draws > 0 and (sequence.constraint is not None or self.waits_for_ids)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Return whether the token that the chunk is to draw is known meanwhile, because a grammar has forced it."""
+        return self.max_draws > 0 and self.end < len(self.sequence.token_ids)
+
+
+class Masks(NamedTuple):
+    """The masks of a step's draws: the ids that may be drawn for those of its sequences that a grammar constrains now.
+
+    Bit i % 32 of word i // 32 says whether id i may be drawn.
+    """
+
+    rows: dict[Sequence, int]  # of `words`
+    words: np.ndarray  # uint32 [number of rows, ceil(vocab / 32)]
 
 
 @dataclass(slots=True)

@@ -33,6 +33,8 @@ class EngineSnapshot(NamedTuple):
     blocks_total: int = 0
     num_preemptions: int = 0
     num_out_of_memory: int = 0  # steps that the device had no memory for as a whole
+    num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
+    num_forced_tokens: int = 0  # tokens that grammars forced, so that none was drawn
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int = 0  # prompt tokens that were found there
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
@@ -127,6 +129,8 @@ class StepAccount:
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.totals = StepTotals()
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
+        self._num_masked = 0
+        self._num_masked_before = 0  # when the last step ended
         self._idle_ns = 0
         self._work_since_ns = 0
         self._last_ended_ns = 0
@@ -134,6 +138,10 @@ class StepAccount:
     def work_arrived(self, now_ns: int) -> None:
         """Note that there is something to compute again."""
         self._work_since_ns = now_ns
+
+    def masks_filled(self, number: int) -> None:
+        """Note that so many draws of the step under way get a mask."""
+        self._num_masked += number
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host. Return how long it took.
@@ -152,6 +160,7 @@ class StepAccount:
         self._last_ended_ns = ended_ns
         num_sequences, num_tokens = len(step.chunks), step.num_tokens
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
+        num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
         self.steps.append(
             StepRecord(
                 kind_of(step, num_tokens),
@@ -164,6 +173,7 @@ class StepAccount:
                 host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
                 device_ns=result.device_ns,
                 device_gap_ns=result.device_gap_ns,
+                num_masked_draws=self._num_masked - num_masked_before,
             )
         )
         self._idle_ns += idle_ns
@@ -174,7 +184,13 @@ class StepAccount:
         return duration_ns
 
     def snapshot(
-        self, scheduler: Scheduler, *, num_waiting_tokens: int, drain_rate: float, num_out_of_memory: int
+        self,
+        scheduler: Scheduler,
+        *,
+        num_waiting_tokens: int,
+        drain_rate: float,
+        num_out_of_memory: int,
+        num_forced_tokens: int,
     ) -> EngineSnapshot:
         pool = scheduler.pool
         return EngineSnapshot(
@@ -186,6 +202,8 @@ class StepAccount:
             blocks_total=pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
             num_out_of_memory=num_out_of_memory,
+            num_masked_draws=self._num_masked,
+            num_forced_tokens=num_forced_tokens,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,

@@ -210,6 +210,8 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
     """Append a chunk to the chunk before it of the same choice."""
     chunk.text += more.text
     chunk.token_ids += more.token_ids
+    if chunk.text_lengths is not None and more.text_lengths is not None:
+        chunk.text_lengths += more.text_lengths
     if chunk.logprobs is not None and more.logprobs is not None:
         chunk.logprobs.extend(more.logprobs)
     chunk.finish_reason = more.finish_reason

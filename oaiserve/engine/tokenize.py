@@ -1,4 +1,5 @@
-"""The tokenize stage: worker threads turn the prompts of a request into token ids, once, and check lengths and ids.
+"""The tokenize stage: worker threads turn the prompts of a request into token ids, once, compile its grammar, and check
+lengths and ids.
 
 Clients take turns, and a turn is one piece of work, so a long prompt keeps others waiting for milliseconds. It knows
 the length of the context and the model's ids. It must not know HTTP, torch, the scheduler, or how a tokenizer works.
@@ -13,7 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from oaiserve.engine.request import ChatPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.grammar import CompiledGrammar
+from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
@@ -40,6 +42,7 @@ class Tokenized:
     request: Request
     token_ids: list[list[int]]
     bad_words: list[list[int]] = field(default_factory=list)
+    grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
 
     @property
@@ -67,6 +70,7 @@ class Encoder(Protocol):
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
 
+Compile = Callable[[Grammar], CompiledGrammar]  # may raise an APIError
 Post = Callable[[TokenizeStarted | Tokenized | TokenizeFailed], None]
 
 
@@ -94,6 +98,7 @@ class TokenizeStage:
     def __init__(
         self,
         tokenizer: Encoder,
+        compile_grammar: Compile,
         post: Post,
         *,
         max_model_len: int,
@@ -106,6 +111,7 @@ class TokenizeStage:
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
         workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
+        self._compile_grammar = compile_grammar
         self._post = post
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -196,12 +202,16 @@ class TokenizeStage:
         self._check_ids(request.params.stop_token_ids, "stop_token_ids")
         self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
         bad_words = self._encode_bad_words(request.params.bad_words)
+        grammar = None
+        if request.params.grammar is not None:
+            grammar = self._compile_grammar(request.params.grammar)
+            yield  # it may have taken long
         token_ids: list[list[int]] = []
         for prompt in request.prompts:
             if token_ids:
                 yield
             token_ids.append((yield from self._encode(prompt, request.params.max_tokens)))
-        return Tokenized(request, token_ids, bad_words, self._clock())
+        return Tokenized(request, token_ids, bad_words, grammar, self._clock())
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_bad_words(words) if words else []

@@ -51,6 +51,8 @@ class Tokenizer:
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self._table = TokenTable(self.backend)
         self.special_ids = self._table.special_ids
+        added = self.backend.get_added_tokens_decoder()
+        self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
         self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()

@@ -129,6 +129,11 @@ class WaitingQueue:
             for sequence, _, _, max_draws in step.chunks:
                 sequence.client.service += GENERATED_WEIGHT * max_draws
 
+    def charge_forced(self, sequence: Sequence, number: int) -> None:
+        """Count so many tokens as service that the sequence got without a draw. They are computed as drawn ones are."""
+        if len(self._clients) > 1:
+            sequence.client.service += GENERATED_WEIGHT * number
+
     def _insert(self, sequence: Sequence, client: Client) -> None:
         sequence.client = client
         heapq.heappush(client.waiting, (sequence.key, sequence))

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.engine.request import Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
-from oaiserve.record import EngineAccount, Outcome, RequestRecord
+from oaiserve.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
@@ -39,6 +39,7 @@ class Exchange:
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
+    tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
     prompt_text: str | None = None  # only if the operator wants it in traces
@@ -172,6 +173,7 @@ class Accounting:
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
                 finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+                tool_calls=exchange.tool_calls,
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
                 account=exchange.account,

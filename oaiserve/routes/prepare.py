@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Prompt, Request
-from oaiserve.routes import protocol
+from oaiserve.engine.request import Grammar, Prompt, Request
+from oaiserve.routes import constraints, protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.off_loop import in_turns_if_large
@@ -34,6 +34,19 @@ class OwnParams:
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
     best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
     echo: bool = False
+    grammar: Grammar | None = None  # that the route itself needs: forced calls of tools
+    answer_begins_after: str = ""  # the text with which reasoning ends, for which neither grammars nor stops count
+    visible_special_ids: frozenset[int] = frozenset()
+    text_lengths: bool = False
+
+
+def _grammar(body: SamplingBody, own: OwnParams) -> Grammar | None:
+    """Return the constraint on the answer, which the client asks for or the route needs."""
+    grammar = constraints.grammar(body)
+    if grammar is not None and own.grammar is not None:
+        raise invalid(grammar.param, f"is not allowed together with '{own.grammar.param}' of which one must be called")
+    grammar = grammar or own.grammar
+    return None if grammar is None else replace(grammar, after=own.answer_begins_after)
 
 
 async def prepare(
@@ -47,8 +60,9 @@ async def prepare(
 ) -> Answer:
     """Read and check the request, and return the answer that is ready to be submitted to the engine.
 
-    The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. Large
-    bodies are checked in a worker thread, so the callables must not touch the event loop. Raises an APIError.
+    The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. The
+    callables are called in the order in which they stand here. Large bodies are checked in a worker thread, so they
+    must not touch the event loop. Raises an APIError.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
@@ -69,7 +83,15 @@ async def prepare(
             max_tokens=own.max_tokens,
             logprobs=own.num_logprobs,
             prompt_logprobs=max((k for k in (echoed, num_prompt_logprobs) if k is not None), default=None),
+            grammar=_grammar(body, own),
         )
+        if own.visible_special_ids or own.text_lengths or own.answer_begins_after:
+            params = replace(
+                params,
+                visible_special_ids=own.visible_special_ids,
+                text_lengths=own.text_lengths,
+                stop_after=own.answer_begins_after,
+            )
         exchange.params = protocol.recorded_params(body, params)
         wanted = protocol.wanted(body, params, own.num_logprobs, num_prompt_logprobs)
         if own.best_of is not None and own.best_of > params.n:

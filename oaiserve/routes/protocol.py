@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.times import monotonic_ns
 
@@ -61,6 +61,14 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Integer | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     stream_interval: Integer | None = None
@@ -85,7 +93,7 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None  # the older form of one call
     tool_call_id: str | None = None
 
 
@@ -96,6 +104,14 @@ class ChatBody(SamplingBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: str | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -107,6 +123,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -114,24 +131,19 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[Integer]
 
 
-# Parameters that would change the answer and that this server does not support, with the values that change nothing.
+# Parameters that would change the answer and that this server, or the route, does not support, with the values that
+# change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
-    "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
@@ -198,7 +210,8 @@ def parse(decoder: msgspec.json.Decoder[Body], body: bytes, unknown: UnknownName
     try:
         parsed = decoder.decode(body)
         given = _names_decoder.decode(body)
-        unsupported = {name: msgspec.json.decode(given[name]) for name in given.keys() & UNSUPPORTED.keys()}
+        names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
+        unsupported = {name: msgspec.json.decode(given[name]) for name in names}
     except msgspec.ValidationError as error:
         raise _invalid_type(str(error)) from None
     except UnicodeDecodeError:
@@ -300,6 +313,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: Grammar | None,
 ) -> SamplingParams:
     """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
     which are the model's, or else from OpenAI."""
@@ -336,6 +350,7 @@ def sampling_params(
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -19,6 +19,7 @@ from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
 from oaiserve.record import Profile, RequestRecord
 from oaiserve.routes.feed import Feed
+from oaiserve.routes.parse.forms import AnswerForms, Template
 from oaiserve.routes.protocol import UnknownNames
 
 MOST_RECEIVED_BYTES = 256 * 2**20
@@ -33,6 +34,12 @@ class ServedTokenizer(Protocol):
     def decode_in_pieces(self, token_ids: Sequence[int], /) -> Generator[None, None, str]: ...
 
     def token_text(self, token_id: int, /) -> str: ...
+
+    @property
+    def chat_template(self) -> Template | None: ...
+
+    @property
+    def special_token_ids(self) -> Mapping[str, int]: ...
 
 
 class ServedEngine(Protocol):
@@ -101,6 +108,7 @@ class Serving:
     body_timeout_seconds: float = 60.0
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
+    forms: AnswerForms = field(default_factory=AnswerForms)  # of calls and reasoning in the model's answers
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     profile_dir: Path | None = None  # None: this server makes no profiles
     trace_prompt_characters: int = 0  # most characters of a prompt in its record

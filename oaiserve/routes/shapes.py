@@ -98,7 +98,7 @@ class ChoicesShape(ABC):
         because others read choices[0] of every chunk."""
         more: dict[str, Any] = {}
         if self._wanted.include_usage:
-            more["usage"] = usage_object(usage)
+            more["usage"] = self._usage_object(usage)
         if self._wanted.include_timings:
             more["timings"] = timings(usage)
         return self._chunk_event((), **more) + DONE if more else DONE
@@ -113,14 +113,18 @@ class ChoicesShape(ABC):
 
     def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         if self._wanted.include_usage:
-            more.setdefault("usage", usage_object(self._usage) if self._wanted.continuous_usage else None)
+            more.setdefault("usage", self._usage_object(self._usage) if self._wanted.continuous_usage else None)
         return sse.event(encode(Chunk(*self._first_values, choices=choices, **more)))
 
     def _whole(
         self, choices: Iterable[Iterable[bytes]], usage: Usage, *after: Iterable[bytes], **more: Any
     ) -> Iterator[bytes]:
         """Render a whole answer. `choices` are rendered one by one, and `after` are the parts of holes in `more`."""
-        return filled(encode(Whole(*self._first_values, HOLE, usage_object(usage), **more)), joined(choices), *after)
+        frame = encode(Whole(*self._first_values, HOLE, self._usage_object(usage), **more))
+        return filled(frame, joined(choices), *after)
+
+    def _usage_object(self, usage: Usage) -> dict[str, Any]:
+        return usage_object(usage)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

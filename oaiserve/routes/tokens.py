@@ -18,8 +18,10 @@ from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
+from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.tools import shown_tools
 
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
@@ -57,7 +59,7 @@ def _answer(content: bytes) -> Response:
 
 
 def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:
-    prompt = _prompt(body)
+    prompt = _prompt(body, serving.forms)
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
     most = max(MOST_TOKENS, max_model_len)
     try:
@@ -104,9 +106,9 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
     return b"[" + b",".join(parts) + b"]"
 
 
-def _prompt(body: TokenizeBody) -> Prompt:
+def _prompt(body: TokenizeBody, forms: AnswerForms) -> Prompt:
     if body.messages is not None and body.prompt is None:
-        return build_prompt(body, body.messages)
+        return build_prompt(body, body.messages, forms, shown_tools("tools", body.tools or []))
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

@@ -186,10 +186,12 @@ def _request_families(observed: Observations) -> list[Family]:
         CounterFamily(names.REQUESTS, observed.requests),
         CounterFamily(names.REJECTED, observed.rejected),
         CounterFamily(names.FINISHED_CHOICES, observed.choices),
+        CounterFamily(names.TOOL_CALLS, observed.tool_calls),
         CounterFamily(names.PROMPT_TOKENS, observed.prompt_tokens),
         CounterFamily(names.CACHED_PROMPT_TOKENS, observed.cached_tokens),
         CounterFamily(names.GENERATION_TOKENS, observed.generation_tokens),
         CounterFamily(names.QUEUE_WAIT_SECONDS, observed.queue_wait),
+        HistogramFamily(names.GRAMMAR_COMPILE_SECONDS, observed.grammar_compile),
     ]
 
 

@@ -134,6 +134,12 @@ FINISHED_CHOICES = Metric(
     "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
     labels=("operation", "model", "reason"),
 )
+TOOL_CALLS = Metric(
+    "oaiserve_tool_calls_total",
+    "counter",
+    "Calls of tools in ended answers. outcome: called, or unparsed if it stayed text because it was no valid call.",
+    labels=("outcome",),
+)
 PROMPT_TOKENS = Metric(
     "oaiserve_prompt_tokens_total", "counter", "Prompt tokens of ended requests.", "tokens", ("operation", "model")
 )
@@ -157,6 +163,16 @@ QUEUE_WAIT_SECONDS = Metric(
     "Time that ended requests spent in the phase queue, by what they waited for.",
     "seconds",
     ("reason",),
+)
+
+GRAMMAR_COMPILE_SECONDS = Metric(
+    "oaiserve_grammar_compile_seconds",
+    "histogram",
+    "Time to compile the grammar of an ended request, within the phase tokenize. cache: hit, if an earlier request had "
+    "the same grammar, or miss.",
+    "seconds",
+    ("cache",),
+    PHASE_BUCKETS,
 )
 
 # Metrics of the engine. They are read from its snapshot at each scrape, except the histograms, which have every step.
@@ -202,6 +218,18 @@ ENGINE_OUT_OF_MEMORY = Metric(
     "counter",
     "Steps for which the GPU ran out of memory, so that they were computed in parts.",
 )
+GRAMMAR_MASKED_DRAWS = Metric(
+    "oaiserve_grammar_masked_draws_total",
+    "counter",
+    "Tokens drawn from those that a grammar lets come next. The time to find these is the part masks of "
+    "oaiserve_engine_host_seconds_total.",
+)
+GRAMMAR_FORCED_TOKENS = Metric(
+    "oaiserve_grammar_forced_tokens_total",
+    "counter",
+    "Tokens that were not drawn, because a grammar left no other.",
+    "tokens",
+)
 ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
 ENGINE_STEP_SECONDS = Metric(
     "oaiserve_engine_step_seconds",
@@ -237,8 +265,8 @@ ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
 ENGINE_HOST_SECONDS = Metric(
     "oaiserve_engine_host_seconds_total",
     "counter",
-    "Time of the engine thread by what it did: idle, commands, schedule, launch, wait, process or hand_over. The parts "
-    "add up to all of its time.",
+    "Time of the engine thread by what it did: idle, commands, schedule, launch, masks, wait, process or hand_over. "
+    "The parts add up to all of its time.",
     "seconds",
     ("part",),
 )
@@ -306,10 +334,11 @@ LOG_MESSAGES = Metric(
 METRICS = (
     *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
     *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
-    *(REQUESTS, REJECTED, FINISHED_CHOICES, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
-    *(QUEUE_WAIT_SECONDS, REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
+    *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
+    *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
+    *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
-    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY),
+    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from oaiserve.errors import APIError
-from oaiserve.record import Outcome, RequestRecord, StepRecord, WaitReason
+from oaiserve.record import Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 
@@ -74,10 +74,12 @@ class Observations:
         self.requests = Counter(*request, "status", "error_type")
         self.rejected = Counter("reason")
         self.choices = Counter("operation", "model", "reason")
+        self.tool_calls = Counter("outcome")
         self.prompt_tokens = Counter("operation", "model")
         self.cached_tokens = Counter("operation", "model")
         self.generation_tokens = Counter("operation", "model")
         self.queue_wait = Counter("reason", per_unit=NS_PER_SECOND)
+        self.grammar_compile = _seconds("cache", shown_as=(names.GRAMMAR_COMPILE_SECONDS,))
         self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
         self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS,))
@@ -88,6 +90,8 @@ class Observations:
                 counter.add((operation, model), 0)
             for reason in (*sorted(FINISH_REASONS), ABORT):
                 self.choices.add((operation, model, reason), 0)
+        for outcome in ToolCallOutcome:
+            self.tool_calls.add((outcome,), 0)
         for wait in WaitReason:
             self.queue_wait.add((wait,), 0)
 
@@ -114,6 +118,9 @@ class Observations:
             self.inference.add(labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:
             self.stall.add((operation, self._model), account.stalled_ns, origin)
+        if account.grammar_compile_ns is not None:
+            cache = "hit" if account.grammar_was_cached else "miss"
+            self.grammar_compile.add((cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
             self.request_generation_tokens.add(labels, record.completion_tokens, origin)
@@ -126,6 +133,8 @@ class Observations:
             self.rejected.add((_snake_case(error_type or OTHER),))
         for reason in record.finish_reasons:
             self.choices.add((operation, self._model, _known(reason, FINISH_REASONS)))
+        for outcome, number in record.tool_calls.items():
+            self.tool_calls.add((outcome,), number)
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
             num_aborted = account.num_choices - len(record.finish_reasons)
             self.choices.add((operation, self._model, ABORT), max(0, num_aborted))

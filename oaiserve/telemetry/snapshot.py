@@ -41,6 +41,10 @@ class Snapshot(Protocol):
     @property
     def num_out_of_memory(self) -> int: ...
     @property
+    def num_masked_draws(self) -> int: ...
+    @property
+    def num_forced_tokens(self) -> int: ...
+    @property
     def num_steps(self) -> int: ...
     @property
     def model_ns(self) -> int: ...
@@ -88,6 +92,8 @@ def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:
         from_snapshot(names.PREFIX_CACHE_HIT_TOKENS, lambda snapshot: snapshot.num_prefix_hits),
         from_snapshot(names.PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
         from_snapshot(names.ENGINE_OUT_OF_MEMORY, lambda snapshot: snapshot.num_out_of_memory),
+        from_snapshot(names.GRAMMAR_MASKED_DRAWS, lambda snapshot: snapshot.num_masked_draws),
+        from_snapshot(names.GRAMMAR_FORCED_TOKENS, lambda snapshot: snapshot.num_forced_tokens),
         from_snapshot(names.ENGINE_STEPS, lambda snapshot: snapshot.num_steps),
         from_snapshot(names.ENGINE_MODEL_SECONDS, lambda snapshot: snapshot.model_ns / NS_PER_SECOND),
         from_snapshot(names.ENGINE_IDLE_WITH_WORK_SECONDS, lambda snapshot: snapshot.idle_with_work_ns / NS_PER_SECOND),

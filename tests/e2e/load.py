@@ -1,6 +1,7 @@
 """A small load that moves every metric of a server with 20 KV blocks of 16 tokens.
 
-It has streams that preempt each other, prompts with a common prefix, refused requests, and clients that disconnect.
+It has streams that preempt each other, prompts with a common prefix, an answer under a grammar, refused requests, and
+clients that disconnect.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def calls() -> Iterator[Call]:
         yield Call(CHAT, body)
     for number in range(4):
         yield Call(TEXTS, {"prompt": f"{number} and", "max_tokens": 20, "ignore_eos": True, "n": 1 + number % 2})
+    yield Call(TEXTS, {"prompt": "Is it?", "max_tokens": 20, "structured_outputs": {"choice": ["yes", "no"]}})
     for _ in range(2):
         yield Call(TEXTS, {"prompt": "I go", "max_tokens": 150, "ignore_eos": True, "stream": True}, disconnects=True)
     yield Call(TEXTS, {"prompt": "So hot", "temperature": 3}, status=400)

@@ -13,7 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
-from oaiserve.engine.step import Step, StepResult
+from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.engine.tokenizer import Tokenizer
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
@@ -52,8 +52,8 @@ class RecordingRunner:
         self.sequences_per_step.append(len(step.chunks))
         return self._runner.launch(step)
 
-    def draw(self, launched: Launched) -> None:
-        self._runner.draw(launched)
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
+        self._runner.draw(launched, masks)
 
     def collect(self, launched: Launched) -> StepResult:
         return self._runner.collect(launched)

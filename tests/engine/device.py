@@ -6,10 +6,22 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
+import numpy as np
+
+from oaiserve.engine.request import (
+    Event,
+    Finished,
+    Grammar,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
+from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.doubles import EOS, LETTERS, Launched, Leaver, ScriptedRunner, make_engine
+from tests.engine.grammars import allowed_ids
 from tests.engine.memory import NEVER
 
 STAGES = ("before", "written")  # how far a step gets that there is no memory for
@@ -19,8 +31,9 @@ Slot = tuple[int, int]
 class Device(ScriptedRunner):
     """A device that computes a step when it is launched, and returns what it draws when the step is collected.
 
-    A slot of the cache holds all ids up to its token. A draw that is edited by ids waits until the host knows these.
-    `has_room` returns which steps fit, `can_copy` which copies do. With `max_draws`, 0 to so many tokens are drawn.
+    A slot of the cache holds all ids up to its token. A draw that is edited by ids waits until the host knows these,
+    and one under a grammar until it has its mask. `has_room` returns which steps fit, `can_copy` which copies do. With
+    `max_draws`, 0 to so many tokens are drawn.
     """
 
     def __init__(self, has_room: Callable[[Step], bool] = lambda _: True, *, seed: int = 0, max_draws: int = 1) -> None:
@@ -32,6 +45,7 @@ class Device(ScriptedRunner):
         self.num_copies_refused = 0
         self.num_waited = 0  # draws
         self.num_void = 0  # chunks whose last token was never drawn
+        self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._random = random.Random(seed)
         self._size = 4
         self._slots: dict[Slot, tuple[int, ...]] = {}
@@ -65,12 +79,13 @@ class Device(ScriptedRunner):
         launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
         return launched
 
-    def draw(self, launched: Launched) -> None:
-        super().draw(launched)
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
+        super().draw(launched, masks)
         assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
+            self.num_superseded += chunk.is_superseded
             if chunk.sequence in self._waiting and chunk.end == len(chunk.sequence.token_ids):
-                self._draw(chunk, chunk.sequence.token_ids, result)
+                self._draw(chunk, chunk.sequence.token_ids, result, masks)
 
     def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
         for chunk in step.chunks:
@@ -81,11 +96,7 @@ class Device(ScriptedRunner):
             sequence, ids = chunk.sequence, ids_of[chunk.sequence]
             read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]
             assert read == [tuple(ids[: position + 1]) for position in range(chunk.end)], "it attends to its own tokens"
-        self._waiting = {
-            chunk.sequence
-            for chunk in step.chunks
-            if chunk.max_draws and chunk.sequence.needs_ids and chunk.end > len(chunk.sequence.token_ids)
-        }
+        self._waiting = {chunk.sequence for chunk in step.chunks if chunk.draws_late}
         self.num_waited += len(self._waiting)
 
     def _result(self, chunk: Chunk, ids: list[int]) -> ChunkResult:
@@ -97,13 +108,15 @@ class Device(ScriptedRunner):
             result.prompt_logprobs = [Logprobs(ids[i + 1], -float(i + 1), [], []) for i in range(chunk.start, last)]
         return result
 
-    def _draw(self, chunk: Chunk, ids: list[int], result: ChunkResult) -> None:
+    def _draw(self, chunk: Chunk, ids: list[int], result: ChunkResult, masks: Masks | None = None) -> None:
         assert chunk.max_draws == 0 or chunk.end == len(ids)
         num_tokens = chunk.max_draws if self.max_draws == 1 else self._random.randint(0, chunk.max_draws)
+        if chunk.sequence.constraint is not None:
+            num_tokens = min(num_tokens, 1)  # its mask is for one
+        mask = None if masks is None or chunk.sequence not in masks.rows else masks.words[masks.rows[chunk.sequence]]
         drawn: list[int] = []
         for _ in range(num_tokens):
-            letter = hash((*ids, *drawn)) % 29  # of integers: the same in every process
-            drawn.append(LETTERS[letter] if letter < len(LETTERS) else EOS)
+            drawn.append(drawn_after([*ids, *drawn], mask))
         result.token_ids = drawn
         if chunk.sequence.params.logprobs is not None:
             result.logprobs = [Logprobs(token_id, -float(len(ids) + i), [], []) for i, token_id in enumerate(drawn)]
@@ -122,6 +135,12 @@ class Device(ScriptedRunner):
 
     def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
         return [(sequence.blocks[p // self._size], p % self._size) for p in range(start, end)]
+
+
+def drawn_after(ids: list[int], mask: np.ndarray | None = None) -> int:
+    """Return the id that this device draws after `ids`: one that the mask allows, or a letter or the end."""
+    choices = [*LETTERS, EOS, EOS, EOS] if mask is None else allowed_ids(mask)
+    return choices[hash(tuple(ids)) % len(choices)]  # of integers: the same in every process
 
 
 class Answers(NamedTuple):
@@ -143,8 +162,22 @@ class Answers(NamedTuple):
         return [*found, self.prompt_logprobs.get(request_id), event.usage.prompt_tokens, event.usage.completion_tokens]
 
 
+OBJECT = """{
+    "type": "object",
+    "properties": {"is_it_so": {"enum": ["alpha", "beta"]}, "n": {"type": "integer"}},
+    "required": ["is_it_so", "n"],
+    "additionalProperties": false
+}"""
+GRAMMARS = (
+    Grammar("json_schema", OBJECT),
+    Grammar("json_schema", '{"enum": ["hello hello hello", "world", "words"]}'),
+    Grammar("regex", "[a-f]{1,4}(xyzzy|hello)[a-z]{0,6}"),
+    Grammar("json_schema", OBJECT, after="c"),
+)
+
+
 def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
-    """Return requests with several choices, common prefixes, ends of every kind, edits by ids, and logprobs."""
+    """Return requests with several choices, common prefixes, ends of every kind, edits by ids, grammars, logprobs."""
     requests = []
     for i in range(number):
         prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 30)))]
@@ -153,6 +186,9 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
         params = SamplingParams(
             max_tokens=rng.choice([0, 1, 2, 8, 16]),
             n=rng.choice([1, 1, 2, 3]),
+            grammar=rng.choice([None, None, *GRAMMARS]),
+            min_tokens=rng.choice([0, 0, 0, 4]),
+            ignore_eos=rng.random() < 0.1,
             **asked,
             **ends,  # type: ignore[arg-type]
         )

@@ -28,7 +28,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
 )
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Logprobs, Step, StepResult
+from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
@@ -105,7 +105,7 @@ class ScriptedRunner:
         self._last = Launched(step)
         return self._last
 
-    def draw(self, launched: Launched) -> None:
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
         assert launched is self._last, "only the step that was launched last can wait for its draw"
         assert not launched.is_drawn, "a step is drawn twice"
         launched.is_drawn = True
@@ -142,6 +142,7 @@ class BlockedTokenizer:
 
     def __init__(self) -> None:
         self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
+        self.chat_template, self.special_token_ids = None, TOKENIZER.special_token_ids
         self.entered, self.release = Gate(), Gate()
         self.encoded: list[Prompt] = []
 

@@ -40,10 +40,11 @@ class Memory:
     A slot of its memory holds the token whose keys and values would be in it, and all tokens before.
 
     With overlap, the results of a step are committed when the next one has been launched. `last_token` ends a sequence,
-    which the scheduler cannot know before.
+    which the scheduler cannot know before. `forced` returns tokens that come behind those that were drawn.
     """
 
     overlap = False
+    forced: Callable[[Sequence], list[int]] = staticmethod(lambda _: [])
 
     def __init__(self, scheduler: Scheduler, *, last_token: int | None = None) -> None:
         self.scheduler = scheduler
@@ -51,6 +52,7 @@ class Memory:
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.num_computed = 0  # tokens, in all
         self.num_void = 0  # chunks whose last token was never drawn
+        self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._drawn: dict[Sequence, list[int]] = {}  # ids that the scheduler does not know yet
         self._in_flight: list[tuple[Chunk, list[int]]] = []
 
@@ -129,19 +131,25 @@ class Memory:
     def _commit(self, drawn: list[tuple[Chunk, list[int]]]) -> None:
         for chunk, tokens in drawn:
             sequence = chunk.sequence
-            if is_void(chunk):
+            if is_void(chunk) or chunk.is_superseded:
                 before = (sequence.token_ids.copy(), sequence.num_tokens, sequence.num_computed, sequence.place)
+                self.num_void += is_void(chunk)
+                self.num_superseded += chunk.is_superseded
                 self.scheduler.commit(chunk, tokens)
                 assert before == (sequence.token_ids, sequence.num_tokens, sequence.num_computed, sequence.place)
-                self.num_void += 1
                 continue
             assert self._drawn.get(sequence, [])[: len(tokens)] == tokens
             if tokens:
                 del self._drawn[sequence][: len(tokens)]
+            if tokens and self.last_token not in tokens:
+                forced = self.forced(sequence)[: sequence.max_len - chunk.end - len(tokens)]
+                tokens = [*tokens, *forced]
+                if forced and sequence in self._drawn:
+                    del self._drawn[sequence]  # what the step in flight draws is dropped
             if self.last_token in tokens:
                 tokens = tokens[: tokens.index(self.last_token) + 1]  # what comes after the end does not count
             self.scheduler.commit(chunk, tokens)
             assert sequence.num_pending == len(self._drawn.get(sequence, ())) or self.is_in_flight(sequence)
-            if self.last_token in tokens:
+            if self.last_token in tokens or len(sequence.token_ids) == sequence.max_len:
                 self.remove(sequence)
         self.scheduler.check_integrity()

@@ -102,7 +102,7 @@ def test_system_messages_are_merged_only_where_the_template_takes_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [('{"city": "Rome"}', "Rome"), ("no json", "none"), ("[1]", "none"), ("", "none")]
+    ("arguments", "expected"), [('{"city": "Rome"}', "Rome"), ("no json", "none"), ("[1]", "none"), ("", "")]
 )
 def test_tool_arguments_are_parsed_where_they_are_an_object(arguments: str, expected: str) -> None:
     template = (
@@ -122,6 +122,37 @@ def test_the_clients_messages_are_not_changed() -> None:
 def test_template_variables_reach_the_template() -> None:
     template = "{{ messages[0].content }} {{ mood }} {{ tools[0].name }}"
     assert render(template, HELLO, template_kwargs={"mood": "calm", "tools": [{"name": "f"}]}) == "hello calm f"
+
+
+def test_tools_reach_the_template_and_the_opening_is_behind_the_prompt() -> None:
+    template = "{{ messages[0].content }} {{ (tools or [{'name': 'none'}])[0].name }}"
+    assert render(template, HELLO, tools=[{"name": "f"}]) == "hello f"
+    assert render(template, HELLO, template_kwargs={"tools": [{"name": "g"}]}, tools=[{"name": "f"}]) == "hello f"
+    assert render(template, HELLO, opening="<think>") == "hello none<think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "expected"),
+    [
+        (CHATML, {}, "<|im_start|>assistant\n"),
+        (CHATML + "{% if deep %}<think>{% endif %}", {}, "<|im_start|>assistant\n"),
+        ("{{ messages[0].content }}{% if add_generation_prompt %}A{{ deep }}{% endif %}", {"deep": "B"}, "AB"),
+        ("{% if add_generation_prompt %}A{% endif %}{{ messages[0].content }}", {}, ""),
+        ("{{ raise_exception('No.') }}", {}, ""),
+    ],
+)
+def test_what_a_template_asks_for_an_answer_with(template: str, variables: dict[str, Any], expected: str) -> None:
+    chat_template = Tokenizer(wrap(template)).chat_template
+    assert chat_template is not None
+    assert chat_template.generation_prompt(variables) == expected
+
+
+def test_a_template_shows_whether_it_takes_a_system_message() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}" + CHATML
+    for template, takes in ((CHATML, True), (ALTERNATING, True), (PARTS, True), (refusing, False)):
+        chat_template = Tokenizer(wrap(template)).chat_template
+        assert chat_template is not None
+        assert chat_template.takes_system == takes
 
 
 @pytest.mark.parametrize(

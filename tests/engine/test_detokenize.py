@@ -53,6 +53,13 @@ def ids(table: TokenTable, text: str) -> list[int]:
 
 
 @every_kind
+def test_special_tokens_can_be_seen_one_by_one(table: TokenTable) -> None:
+    first, *others = sorted(table.special_ids)
+    detokenizer = table.detokenizer([], skip_special_tokens=True, visible_ids=frozenset({first}))
+    assert text_of(detokenizer, [first, *others]).strip() == table.backend.id_to_token(first)
+
+
+@every_kind
 @given(data=st.data(), skip=st.booleans())
 def test_the_pieces_joined_are_the_decoded_text(table: TokenTable, data: st.DataObject, skip: bool) -> None:
     token_ids = data.draw(ids_of(table))

@@ -116,6 +116,22 @@ def test_min_tokens_lets_an_early_stop_string_pass() -> None:
     assert "".join(texts(events)) == "abcd"
 
 
+def test_stop_strings_count_only_behind_the_text_after_which_they_are_asked_for() -> None:
+    for after, expected in (("cd", "abcde"), ("b", "abcde"), ("a", "a"), ("xyz", "abcdefghi")):
+        events = events_of(make_engine(), request(max_tokens=9, stop=("b", "f"), stop_after=after))
+        assert "".join(texts(events)) == expected
+
+
+def test_each_token_tells_how_much_text_it_has_added() -> None:
+    chunks = events_of(make_engine(), request(max_tokens=9, stop=("cx", "ef"), text_lengths=True, stream_interval=0))
+    assert [(chunk.text, chunk.text_lengths) for chunk in chunks if isinstance(chunk, TokenChunk)] == [
+        ("abcd", [1, 1, 0, 2, 0, 0])
+    ]
+    streamed = events_of(make_engine(), request(max_tokens=9, stop=("cx", "ef"), text_lengths=True))
+    lengths = [chunk.text_lengths for chunk in streamed if isinstance(chunk, TokenChunk)]
+    assert lengths == [[1], [1], [0, 2], [0, 0]]
+
+
 def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
     events = events_of(make_engine(), request(max_tokens=0))
     assert [(event.text, event.finish_reason) for event in events if isinstance(event, TokenChunk)] == [("", "length")]

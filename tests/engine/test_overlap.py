@@ -16,7 +16,7 @@ from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Step, StepResult
+from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.record import StepRecord
 from tests.engine.doubles import (
     EOS,
@@ -162,8 +162,8 @@ class Device(ScriptedRunner):
         self._times_ns[launched] = gap_ns, self._ended_ns
         return launched
 
-    def draw(self, launched: Launched) -> None:
-        super().draw(launched)
+    def draw(self, launched: Launched, masks: Masks | None) -> None:
+        super().draw(launched, masks)
         number = self.launched.index(launched.step)
         self.calls.append(("draw", number))
         assert all(one.num_pending <= 1 for one in self.waiting[number]), "an id before its draw is not known"

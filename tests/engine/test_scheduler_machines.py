@@ -22,6 +22,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     policy, prefix_cache, overlap = "fcfs", True, False
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
+    most_forced = 0  # tokens that a grammar forces behind these
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +72,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=4), min_size=4, max_size=4),
         max_draws=st.integers(0, 99),
         took_ns=st.integers(0, 9),
+        forced=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=6), min_size=4, max_size=4),
     )
-    def step(self, tokens: list[list[int]], max_draws: int = 0, took_ns: int = 1) -> None:
+    def step(
+        self, tokens: list[list[int]], max_draws: int = 0, took_ns: int = 1, forced: list[list[int]] | None = None
+    ) -> None:
         self.now_ns += took_ns
+        if forced is not None:
+            self.memory.forced = lambda one: forced[self.open.index(one) % len(forced)][: self.most_forced]
         for number, one in enumerate(self.open):
             one.max_draws = 1 + (max_draws + number) % self.most_draws
         if self.fewest_draws == 1:
@@ -188,6 +194,26 @@ class SeveralOverlapByPriority(OverlapByPriority):
     fewest_draws, most_draws = 0, 4
 
 
+class Forced(SchedulerMachine):
+    most_forced = 6
+
+
+class ForcedOverlap(Overlap):
+    most_forced = 6
+
+
+class ForcedOverlapWithoutCache(OverlapWithoutCache):
+    most_forced = 6
+
+
+class ForcedOverlapFair(OverlapFair):
+    most_forced = 6
+
+
+class ForcedSeveralOverlap(SeveralOverlap):
+    most_forced = 3
+
+
 class AtMostOneOverlap(Overlap):
     """A machine whose steps often compute for a token that the step before does not draw."""
 
@@ -197,7 +223,8 @@ class AtMostOneOverlap(Overlap):
 MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, OverlapWithoutCache, OverlapByPriority)
 SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
 FAIR = (Fair, OverlapFair, SeveralOverlapFair)
-for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR):
+FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
+for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED):
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
@@ -205,6 +232,8 @@ TestOverlap, TestOverlapWithoutCache, TestOverlapByPriority = (machine.TestCase 
 TestSeveral, TestSeveralWithoutCache, TestSeveralOverlap = (machine.TestCase for machine in SEVERAL[:3])
 TestSeveralOverlapWithoutCache, TestSeveralOverlapByPriority = (machine.TestCase for machine in SEVERAL[3:])
 TestAtMostOneOverlap = AtMostOneOverlap.TestCase
+TestForced, TestForcedOverlap, TestForcedOverlapWithoutCache = (machine.TestCase for machine in FORCED[:3])
+TestForcedOverlapFair, TestForcedSeveralOverlap = (machine.TestCase for machine in FORCED[3:])
 TestFair, TestOverlapFair, TestSeveralOverlapFair = (machine.TestCase for machine in FAIR)
 
 

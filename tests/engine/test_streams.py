@@ -67,6 +67,12 @@ def test_logprobs_are_joined_with_their_tokens() -> None:
     assert gathered(chunk("a", num_top=2), chunk("b", num_top=2)) == [chunk("ab", num_top=2)]
 
 
+def test_lengths_of_texts_are_joined_with_their_tokens() -> None:
+    assert gathered(chunk("a", text_lengths=[1]), chunk("bc", text_lengths=[0, 2])) == [
+        chunk("abc", text_lengths=[1, 0, 2])
+    ]
+
+
 def test_a_joined_chunk_has_the_finish_reason_of_its_last_part() -> None:
     last = chunk("b", finish_reason=FinishReason.STOP, stop_reason="!")
     assert gathered(chunk("a"), last) == [chunk("ab", finish_reason=FinishReason.STOP, stop_reason="!")]

@@ -3,11 +3,21 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.grammar import CompiledGrammar
+from oaiserve.engine.request import (
+    ChatPrompt,
+    Grammar,
+    Prompt,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    TooManyTokens,
+)
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 
@@ -56,9 +66,18 @@ class Stage:
     def __init__(self, **options: Any) -> None:
         self.encoder = Encoder()
         self.started: list[TokenizeStarted] = []
+        self.compiled: list[Grammar] = []
         self.posted: SimpleQueue[Tokenized | TokenizeFailed] = SimpleQueue()
         options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, **options}
-        self.stage = TokenizeStage(self.encoder, self._post, **options)
+        self.stage = TokenizeStage(self.encoder, self._compile, self._post, **options)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        """A compiled grammar only passes through here, so its text stands for it. It waits while `gate` is unset."""
+        self.encoder.gate.wait(10)
+        self.compiled.append(grammar)
+        if grammar.text == "broken":
+            raise InvalidRequest("This grammar is broken.", param=grammar.param)
+        return cast(CompiledGrammar, grammar.text)
 
     def _post(self, posted: TokenizeStarted | Tokenized | TokenizeFailed) -> None:
         if isinstance(posted, TokenizeStarted):
@@ -437,3 +456,36 @@ def test_an_error_does_not_keep_the_prompt() -> None:
     with running(max_model_len=2) as stage:
         error = stage.error(TextPrompt("abc"))
     assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
+def test_the_grammar_of_a_request_is_compiled_once_whatever_the_number_of_its_prompts() -> None:
+    with running() as stage:
+        result = stage.run(TextPrompt("ab"), TextPrompt("cd"), grammar=Grammar("regex", "a+"))
+    assert isinstance(result, Tokenized)
+    assert (result.grammar, len(result.token_ids), len(stage.compiled)) == ("a+", 2, 1)
+
+
+def test_a_request_without_a_grammar_has_none() -> None:
+    with running() as stage:
+        result = stage.run(TextPrompt("ab"))
+    assert isinstance(result, Tokenized)
+    assert result.grammar is None
+
+
+def test_a_grammar_that_cannot_be_compiled_is_refused_before_a_prompt_is_encoded() -> None:
+    with running() as stage:
+        error = stage.error(TextPrompt("ab"), grammar=Grammar("regex", "broken", param="structured_outputs"))
+    assert (error.status, error.param) == (400, "structured_outputs")
+    assert stage.encoder.prompts == []
+
+
+def test_a_request_that_is_aborted_while_its_grammar_compiles_is_not_encoded() -> None:
+    with running() as stage:
+        stage.encoder.gate.clear()
+        params = SamplingParams(grammar=Grammar("regex", "a+"))
+        stage.stage.submit(Request("r", (TextPrompt("ab"),), params))
+        stage.stage.abort("r")
+        stage.encoder.gate.set()
+        result = stage.result()
+    assert result == Tokenized(Request("r", (TextPrompt("ab"),), params), [])
+    assert stage.encoder.prompts == []

@@ -19,7 +19,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.connections import allowed_connections
 from oaiserve.server import Server
-from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
 
 
 class RunningServer(Server):
@@ -102,12 +102,13 @@ Serve = Callable[..., Served]
 
 @pytest.fixture(scope="session")
 def serve_session() -> Iterator[Serve]:
-    """Return a function that starts one server for each set of ServerOptions."""
+    """Return a function that starts one server for each chat template and set of ServerOptions."""
     with ExitStack() as running:
 
         @cache
-        def start(**options: object) -> Served:
-            engine, telemetry = FakeEngine(), FakeTelemetry()
+        def start(template: str | None = None, takes_system: bool = True, **options: object) -> Served:
+            chat_template = None if template is None else FakeTemplate(template, takes_system=takes_system)
+            engine, telemetry = FakeEngine(chat_template), FakeTelemetry()
             server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
             app = create_app(Config("org/demo", server_options), engine, telemetry)
             url = running.enter_context(run_server(app, server_options))

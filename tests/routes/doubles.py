@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import queue
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
@@ -40,8 +40,27 @@ VOCAB_SIZE = 1000
 Script = Callable[[Request], Iterable[list[Event]]]  # the events that the engine delivers, step by step
 
 
+class FakeTemplate:
+    """A chat template, of which only the source counts, and what it puts behind the messages."""
+
+    response_template: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, source: str, *, takes_system: bool = True) -> None:
+        self.source = source
+        self.takes_system = takes_system
+
+    def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
+        if "enable_thinking" in self.source and template_kwargs.get("enable_thinking") is False:
+            return "assistant: <think>\n\n</think>\n\n"
+        return "assistant: <think>\n" if self.source.endswith("<think>") else "assistant: "
+
+
 class FakeTokenizer:
     """A tokenizer in which each character is a token."""
+
+    def __init__(self, template: FakeTemplate | None = None) -> None:
+        self.chat_template = template
+        self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
@@ -68,10 +87,10 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    def __init__(self) -> None:
+    def __init__(self, template: FakeTemplate | None = None) -> None:
         self.max_model_len = 4096
         self.vocab_size = VOCAB_SIZE
-        self.tokenizer = FakeTokenizer()
+        self.tokenizer = FakeTokenizer(template)
         self.reset()
 
     def reset(self) -> None:
@@ -204,6 +223,7 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
                     TokenLogprobs([logprob(text, position + 10)]) if params.logprobs is not None else None,
                     finish if is_last else None,
                     stop_reason if is_last else None,
+                    [len(text)] if params.text_lengths else None,
                 )
                 for index in range(num_choices)
             ]

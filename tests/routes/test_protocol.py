@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
 from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse, sampling_params, traced_prompts
 
@@ -28,7 +29,7 @@ json_values = st.recursive(
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
         parsed = parse(decoder, body, UnknownNames())
-        sampling_params(parsed, {}, max_tokens=16, logprobs=None, prompt_logprobs=None)
+        sampling_params(parsed, {}, max_tokens=16, logprobs=None, prompt_logprobs=None, grammar=grammar(parsed))
     except InvalidRequest as error:
         return error
     return None

@@ -93,6 +93,8 @@ def snapshot() -> SimpleNamespace:
         blocks_total=120,
         num_preemptions=7,
         num_out_of_memory=4,
+        num_masked_draws=600,
+        num_forced_tokens=50,
         num_steps=99,
         blocks_reusable=25,  # free ones that the prefix cache can find
         num_waiting_tokens=2000,

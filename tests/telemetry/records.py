@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from oaiserve.record import EngineAccount, Outcome, RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
@@ -48,6 +48,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         cached_tokens=draw(TOKENS),
         completion_tokens=draw(TOKENS),
         finish_reasons=finish_reasons,
+        tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
         params=draw(st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}])),
         account=EngineAccount(
             num_choices=draw(st.integers(0, 5)),
@@ -55,6 +56,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
             inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
             num_preemptions=num_preemptions,
             stalled_ns=draw(NS) if num_preemptions else 0,
+            grammar_compile_ns=draw(st.none() | NS),
+            grammar_was_cached=draw(st.booleans()),
         ),
     )
 
@@ -130,6 +133,9 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     if account.num_preemptions:
         stall = {"operation": record.operation, "model": MODEL}
         yield n.PREEMPTION_STALL_SECONDS, stall, seconds(account.stalled_ns)
+    if account.grammar_compile_ns is not None:
+        cache = "hit" if account.grammar_was_cached else "miss"
+        yield n.GRAMMAR_COMPILE_SECONDS, {"cache": cache}, seconds(account.grammar_compile_ns)
     if record.prompt_tokens:
         yield n.REQUEST_PROMPT_TOKENS, own, record.prompt_tokens
         yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens
@@ -159,6 +165,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     for reason in choices:
         yield n.FINISHED_CHOICES, where | {"reason": reason}, 1
         yield n.VLLM_REQUEST_SUCCESS, vllm | {"finished_reason": reason}, 1
+    for outcome, number in record.tool_calls.items():
+        yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
     yield n.PROMPT_TOKENS, where, record.prompt_tokens
     yield n.VLLM_PROMPT_TOKENS, vllm, record.prompt_tokens
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens

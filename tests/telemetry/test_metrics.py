@@ -28,6 +28,7 @@ SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_running", "num_waiting", "num_waiting_tokens", "num_tokenizing", "drain_rate"), 0),
     **dict.fromkeys(("blocks_used", "blocks_reusable", "blocks_total", "num_prefix_queries", "num_prefix_hits"), 0),
     **dict.fromkeys(("num_preemptions", "num_out_of_memory", "num_steps", "model_ns", "idle_with_work_ns"), 0),
+    **dict.fromkeys(("num_masked_draws", "num_forced_tokens"), 0),
     host_ns={},
 )
 
@@ -145,11 +146,13 @@ def test_the_page_shows_the_current_snapshot(metrics: Metrics, snapshot: SimpleN
     assert page[key(names.PREFIX_CACHE_HIT_TOKENS.name)] == page[key(names.VLLM_PREFIX_CACHE_HITS.name, **VLLM)] == 1200
     assert page[key(names.PREEMPTIONS.name)] == page[key(names.VLLM_PREEMPTIONS.name, **VLLM)] == 7
     assert page[key(names.ENGINE_OUT_OF_MEMORY.name)] == 4
+    assert page[key(names.GRAMMAR_MASKED_DRAWS.name)] == 600
+    assert page[key(names.GRAMMAR_FORCED_TOKENS.name)] == 50
     assert page[key(names.ENGINE_STEPS.name)] == 99
     assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
     assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
-    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 6.000000006
+    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 7.000000007
     assert page[key(names.VLLM_CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
     assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5
@@ -211,7 +214,7 @@ def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     steps = [StepRecord(StepKind.MIXED, 0, 1, 0, 1, 1)]
     messages = {("warning", "left_out"): 3}
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps, log_messages=lambda: messages)
-    account = EngineAccount(num_preemptions=1, stalled_ns=5)
+    account = EngineAccount(num_preemptions=1, stalled_ns=5, grammar_compile_ns=7)
     account.inter_token_ns.append(5)
     use_everything(metrics, make_record(account=account))
     use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))

@@ -21,9 +21,11 @@ def test_kernels_equal_the_reference() -> None:
     assert kernel_check.check_attention(Case(SHAPE, [(9, 1), (0, 5), (17, 3)]), CPU)["equal"]
     assert kernel_check.check_captured(SHAPE, CPU)["equal"]
     assert kernel_check.check_sampling(0.5, CPU, quick=True)["equal"]
+    assert kernel_check.check_masks(100, CPU)["equal"]
 
 
 def test_kernels_can_be_timed() -> None:
     limits = kernel_check.hardware_limits(CPU)
     assert kernel_check.time_prefill(SHAPE, 1, 3, 5, CPU, limits, tune=False)["us"] > 0
     assert all(row["triton_ms"] > 0 for row in kernel_check.time_sampling(CPU, quick=True))
+    assert kernel_check.time_masks(CPU, quick=True)["triton_ms"] > 0

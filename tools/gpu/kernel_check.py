@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 if any(argument.endswith("cpu") for argument in sys.argv):  # Triton reads it when it is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,6 +34,7 @@ from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
@@ -82,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         report |= part
     for part in measure(device, quick=arguments.quick, tune=arguments.tune):
         report |= part
-    report["is_correct"] = all(row["equal"] for row in report["attention"] + report["sampling"])
+    report["is_correct"] = all(row["equal"] for row in report["attention"] + report["sampling"] + report["masks"])
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(as_markdown(report))
     return 0 if report["is_correct"] else 1
@@ -99,6 +101,7 @@ def check(device: torch.device, *, quick: bool) -> Iterator[dict[str, Any]]:
         yield {"attention": rows}
     yield {"attention": rows + [check_captured(shape, device) for shape in SHAPES.values()]}
     yield {"sampling": [check_sampling(spread, device, quick=quick) for spread in (0.1, 3.0, 20.0)]}
+    yield {"masks": [check_masks(vocab, device) for vocab in ([300] if quick else [32_000, 49_152, 151_669, 262_144])]}
 
 
 @torch.inference_mode()
@@ -117,7 +120,7 @@ def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterato
             for size in sizes:
                 rows.append({"shape": name, **time_kind(SHAPES[name], *size, device, limits, tune=tune)})
                 yield {kind: rows}
-    yield {"choose": time_sampling(device, quick=quick)}
+    yield {"choose": [*time_sampling(device, quick=quick), time_masks(device, quick=quick)]}
 
 
 # Correctness
@@ -256,6 +259,22 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
     num_different = int(((token_ids != want_ids) & want_finite).sum())
     equal = bool((are_finite == want_finite).all()) and num_different <= num_rows // 64
     return {"spread": spread, "rows": num_rows, "vocab": vocab, "different": num_different, "equal": equal}
+
+
+def check_masks(vocab: int, device: torch.device) -> dict[str, Any]:
+    """Compare the masks of grammars, for every other row, with those of plain torch."""
+    logits = torch.randn(16, vocab, device=device)
+    rows, words = make_masks(len(logits), vocab)
+    got, want = logits.clone(), logits.clone()
+    triton_sampling.apply_masks(got, rows, words)
+    apply_masks_in_torch(want, rows, words)
+    return {"rows": len(rows), "vocab": vocab, "equal": torch.equal(got, want)}
+
+
+def make_masks(num_rows: int, vocab: int) -> tuple[list[int], np.ndarray]:
+    """Make a random mask for every other row."""
+    rows = list(range(0, num_rows, 2))
+    return rows, np.random.default_rng(0).integers(0, 2**32, (len(rows), -(-vocab // 32)), dtype=np.uint32)
 
 
 def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequence:
@@ -422,6 +441,23 @@ def time_sampling(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
                 row[name] = statistics.median(times[2:] or times) * 1e3
             rows.append(row)
     return rows
+
+
+def time_masks(device: torch.device, *, quick: bool) -> dict[str, Any]:
+    """Time the masks of half of the rows, from the host's memory until the device has applied them."""
+    num_rows, vocab = (4, 300) if quick else (64, 128_256)
+    logits = torch.randn(num_rows, vocab, device=device)
+    rows, words = make_masks(num_rows, vocab)
+    row: dict[str, Any] = {"rows": num_rows, "spread": 1.0, "kind": "masks for half of the rows"}
+    for name, apply in (("triton_ms", triton_sampling.apply_masks), ("plain_ms", apply_masks_in_torch)):
+        times = []
+        for _ in range(1 if device.type == "cpu" else 12):
+            started = time.perf_counter()
+            apply(logits, rows, words)
+            logits[0, 0].item()
+            times.append(time.perf_counter() - started)
+        row[name] = statistics.median(times[2:] or times) * 1e3
+    return row
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ from typing import Any
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    attention, sampling = report.get("attention", []), report.get("sampling", [])
-    wrong = [row for row in attention + sampling if not row["equal"]]
+    attention, sampling, masks = (report.get(key, []) for key in ("attention", "sampling", "masks"))
+    wrong = [row for row in attention + sampling + masks if not row["equal"]]
     lines = ["### Triton's kernels", ""]
     if report.get("interpreted"):
         lines += ["In Triton's interpreter on a CPU: whether they are right, but no time below means anything.", ""]
     lines += [
-        f"{len(attention)} shapes of attention and {len(sampling)} of sampling are compared with the reference: "
+        f"{len(attention)} shapes of attention, {len(sampling)} of sampling and {len(masks)} of masks are compared "
+        "with the reference: "
         f"{'all equal' if not wrong else f'{len(wrong)} DIFFERENT'}.",
         *(f"DIFFERENT: {row}" for row in wrong),
     ]

@@ -64,7 +64,7 @@ BAD_ACTIONS = (
     bad("an id outside the vocabulary", 400, {"prompt": [2**31 - 1]}),
     bad("a prompt that is too long", 400, {"prompt": "one two three " * 4000}),
     bad("an unknown role", 400, {"messages": [{"role": "king", "content": "Hi"}]}, CHAT),
-    bad("tools", 400, {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}, CHAT),
+    bad("a tool of an unknown type", 400, {"messages": HI, "tools": [{"type": "custom"}]}, CHAT),
     bad("an unknown model", 404, {"model": "gpt-9", "prompt": "Hi"}),
     bad("an unknown model, streamed", 404, {"model": "gpt-9", "messages": HI, "stream": True}, CHAT),
     bad("an unknown path", 404, {}, "/v1/nothing"),

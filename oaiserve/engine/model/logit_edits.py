@@ -1,47 +1,63 @@
 """Edits logits as the requests' parameters ask, before temperature is applied, for the whole batch on its device.
 
 The host collects the ids that each row edits. Then each kind of edit is one look-up and one write for all rows. The
-order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties. The length of a sequence is taken from
-its chunk, because the sequence itself may have grown by the time of the draw.
+order is vLLM's: allowed ids, bad words and min_tokens, logit bias, penalties. The masks of grammars come last, so that
+nothing lifts them. The length of a sequence is taken from its chunk, because the sequence itself may have grown by the
+time of the draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
 
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, TokenCounts
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.step import Chunk, Masks
 
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
+# A function that sets logits float32 [R, vocab] to -infinity where a bit of uint32 [N, ceil(vocab / 32)] is 0. The list
+# has the N rows of the logits that these masks belong to.
+ApplyMasks = Callable[[torch.Tensor, list[int], np.ndarray], None]
+
+# For each byte of a mask: what the eight logits are limited to that it is about, infinity or -infinity.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
 
-def edit_logits(logits: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
+def edit_logits(
+    logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None, apply_masks: ApplyMasks | None = None
+) -> torch.Tensor:
     """Edit row i of `logits` [R, vocab] as `chunks[i]` asks, and return the result.
 
-    The result is in float32 if any row is edited. Logits that are float32 already are edited in place.
+    The result is in float32 if any row is edited. Logits that are float32 already are edited in place. `apply_masks`
+    replaces what this file does on the device.
     """
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
         return logits
     assert not any(chunk.waits_for_ids for _, chunk in asking), "the ids before the draw are not known yet"
     logits = logits.float()
+    masked = [] if masks is None else [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
     _keep_allowed(logits, asking)
-    _mask_banned(logits, asking)
+    _mask_banned(logits, asking, {row for row, _ in masked})
     _add_bias(logits, asking)
     _penalise(logits, asking)
+    if masks is not None and masked:
+        apply = apply_masks or (apply_masks_on_cpu if logits.device.type == "cpu" else apply_masks_in_torch)
+        apply(logits, [row for row, _ in masked], masks.words[[masks.rows[chunk.sequence] for _, chunk in masked]])
     return logits
 
 
 def is_edited(chunk: Chunk) -> bool:
-    """Return whether the logits of the chunk's draw are edited."""
+    """Return whether the logits of the chunk's draw may be edited: a grammar decides that as late as at the draw."""
     params = chunk.sequence.params
     return bool(
-        params.allowed_token_ids is not None
+        chunk.sequence.constraint is not None
+        or params.allowed_token_ids is not None
         or chunk.sequence.bad_words
         or _is_too_short(chunk)
         or params.logit_bias
@@ -75,16 +91,19 @@ def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
     logits[index] = kept
 
 
-def _mask_banned(logits: torch.Tensor, asking: Rows) -> None:
-    banned = [(row, ids) for row, chunk in asking if (ids := _banned_ids(chunk))]
+def _mask_banned(logits: torch.Tensor, asking: Rows, masked: set[int]) -> None:
+    banned = [(row, ids) for row, chunk in asking if (ids := _banned_ids(chunk, has_mask=row in masked))]
     if banned:
         logits[_index(banned, logits.device)] = -torch.inf
 
 
-def _banned_ids(chunk: Chunk) -> list[int]:
-    """Return the ids that would end the answer before min_tokens, or would complete a bad word."""
+def _banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
+    """Return the ids that would end the answer before min_tokens, or would complete a bad word.
+
+    A mask has no ids that would end the answer before min_tokens, unless the grammar has no others.
+    """
     sequence = chunk.sequence
-    banned = list(sequence.stop_ids) if _is_too_short(chunk) else []
+    banned = list(sequence.stop_ids) if _is_too_short(chunk) and not has_mask else []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
         if start >= sequence.prompt_len and sequence.token_ids[start : chunk.end] == beginning:
@@ -119,6 +138,28 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
     factor, subtrahend = on_device(amounts, logits.device, torch.float32)
     scores = logits[index]
     logits[index] = torch.where(scores > 0, scores / factor, scores * factor) - subtrahend
+
+
+def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
+    """Apply masks, as `ApplyMasks` says, on any device."""
+    bits = on_device(words.view(np.int32), logits.device, torch.int32)[:, :, None] >> torch.arange(
+        32, device=logits.device, dtype=torch.int32
+    )
+    is_banned = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
+    index = on_device(rows, logits.device)
+    logits[index] = logits[index].masked_fill(is_banned, -torch.inf)
+
+
+def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
+    """Apply masks, as `ApplyMasks` says, on a CPU.
+
+    A look-up for each byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
+    half of them are.
+    """
+    of_row, limits = logits.numpy(), np.empty((words.shape[1] * 4, 8), dtype=np.float32)
+    for row, mask in zip(rows, words.view(np.uint8), strict=True):
+        np.take(_LIMITS, mask, axis=0, out=limits, mode="clip")
+        np.minimum(of_row[row], limits.ravel()[: logits.shape[1]], out=of_row[row])
 
 
 def _token_counts(sequence: Sequence) -> TokenCounts:

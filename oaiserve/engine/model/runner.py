@@ -15,12 +15,13 @@ import torch
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
+from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampler import SampleIds, Sampling, take
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step, StepResult
+from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
-NOTHING_LEFT = f"{BAD_LOGITS} Or its allowed_token_ids, bad_words and min_tokens leave no token to choose."
+NOTHING_LEFT = f"{BAD_LOGITS} Or its grammar, allowed_token_ids, bad_words and min_tokens leave no token to choose."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class Launched:
     logits: torch.Tensor  # [R, vocab], valid until the next launch
     sample_chunks: list[int]  # as in Batch: the chunk that row i of the logits belongs to
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
-    waiting_rows: list[int]  # rows whose draw needs ids that the step before draws
+    waiting_rows: list[int]  # rows that `draw` draws
+    waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
     # On a CUDA device: when the device had this step's inputs, and when the step before ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
@@ -45,9 +47,9 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` replaces sampling in plain torch, see `Sampling`. `graphs` are captured from the executor, and run the
-    steps that they can. `check_results` is called when the results of a step have arrived, and raises if they may be
-    wrong.
+    `sample_ids` and `apply_masks` replace plain torch, see `Sampling`. `graphs` are captured from the executor, and run
+    the steps that they can. `check_results` is called when the results of a step have arrived, and raises if they may
+    be wrong.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ModelRunner:
         block_size: int,
         *,
         sample_ids: SampleIds | None = None,
+        apply_masks: ApplyMasks | None = None,
         graphs: DecodeGraphs | None = None,
         check_results: Callable[[], None] | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class ModelRunner:
         self._device = device
         self._block_size = block_size
         self._sample_ids = sample_ids
+        self._apply_masks = apply_masks
         self._graphs = graphs
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
@@ -92,7 +96,7 @@ class ModelRunner:
         _without_torch(lambda: self._copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, with the draws that do not have to wait for ids. On CUDA, the host waits for nothing.
+        """Launch a step, with the draws that are not late. On CUDA, the host waits for nothing.
 
         Ids that are not on the host yet are taken from the draws of the step before, on the device. Raises OutOfMemory
         if the device has no memory for the step.
@@ -122,33 +126,37 @@ class ModelRunner:
                 batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
             logits = executor.forward(batch)
             sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
-        waiting_rows = [row for row, index in enumerate(sample_chunks) if step.chunks[index].waits_for_ids]
-        launched = Launched(step, logits, sample_chunks, prompt_rows, waiting_rows, began, self._ended)
+        all_rows = list(range(len(sample_chunks)))
+        waiting_rows = [row for row in all_rows if step.chunks[sample_chunks[row]].draws_late]
+        launched = Launched(step, logits, sample_chunks, prompt_rows, waiting_rows, [], began, self._ended)
         if replayed is not None:
-            launched.samplings.append((list(range(len(sample_chunks))), replayed))
+            launched.samplings.append((all_rows, replayed))
+        elif waiting_rows and not self.is_asynchronous:
+            # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
+            launched.waiting_rows, launched.waiting_known = all_rows, known
         else:
             waiting = set(waiting_rows)
-            rows = [row for row in range(len(sample_chunks)) if row not in waiting]
+            rows = [row for row in all_rows if row not in waiting]
             if rows or known or not waiting_rows:
                 self._sample(launched, rows, known)
-        if not waiting_rows:
+        if not launched.waiting_rows:
             self._keep_drawn(launched)
         return launched
 
     @torch.inference_mode()
-    def draw(self, launched: Launched) -> None:
-        """Draw for the chunks that wait for ids. Call this after the results of the step before have been committed.
+    def draw(self, launched: Launched, masks: Masks | None = None) -> None:
+        """Draw for the chunks that are late. Call this after the results of the step before have been committed.
 
-        A chunk whose sequence has ended with that step is skipped.
+        A chunk whose sequence has ended with that step is skipped, and so is one that is superseded.
         """
         if not launched.waiting_rows:
             return
         # A sequence that ended without the token that its draw waits for will never have that token.
-        rows = [row for row in launched.waiting_rows if not _chunk(launched, row).waits_for_ids]
+        rows = [row for row in launched.waiting_rows if _is_last(_chunk(launched, row))]
         try:
-            self._sample(launched, rows)
+            self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
-            self._draw_one_by_one(launched, rows)
+            self._draw_one_by_one(launched, rows, masks)
         self._keep_drawn(launched)
 
     def collect(self, launched: Launched) -> StepResult:
@@ -164,7 +172,7 @@ class ModelRunner:
                 if is_finite:
                     result.token_ids, result.logprobs = [token_id], None if logprobs is None else [logprobs]
                 else:
-                    result.error = NOTHING_LEFT if _masks(_chunk(launched, row).sequence) else BAD_LOGITS
+                    result.error = NOTHING_LEFT if _can_exclude(_chunk(launched, row).sequence) else BAD_LOGITS
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
             results[launched.sample_chunks[row]].error = NO_MEMORY
@@ -184,15 +192,22 @@ class ModelRunner:
             self._executor, self._hand_over = self._hand_over(), None
         return self._executor
 
-    def _sample(self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = ()) -> None:
+    def _sample(
+        self,
+        launched: Launched,
+        rows: list[int],
+        known: Sequenced[tuple[int, int]] = (),
+        masks: Masks | None = None,
+    ) -> None:
         """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
         num_rows, logits = len(launched.sample_chunks), launched.logits
         if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [_chunk(launched, row) for row in rows]
-        launched.samplings.append((rows, Sampling(logits, chunks, known, self._sample_ids)))
+        sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
+        launched.samplings.append((rows, sampling))
 
-    def _draw_one_by_one(self, launched: Launched, rows: list[int]) -> None:
+    def _draw_one_by_one(self, launched: Launched, rows: list[int], masks: Masks | None) -> None:
         """Draw row by row, which takes the least memory.
 
         The step cannot be launched again instead, since some of its rows have been drawn already.
@@ -200,7 +215,7 @@ class ModelRunner:
         for row in rows:
             torch.cuda.empty_cache()
             try:
-                self._sample(launched, [row])
+                self._sample(launched, [row], masks=masks)
             except torch.OutOfMemoryError:
                 launched.rows_without_memory.append(row)
 
@@ -230,6 +245,11 @@ def _chunk(launched: Launched, row: int) -> Chunk:
     return launched.step.chunks[launched.sample_chunks[row]]
 
 
+def _is_last(chunk: Chunk) -> bool:
+    """Return whether all ids up to the end of the chunk are known, and none after it."""
+    return chunk.end == len(chunk.sequence.token_ids)
+
+
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
     """Return the prompt tokens that `batch.prompt_rows` predict, each with the number of alternatives wanted."""
     known: list[tuple[int, int]] = []
@@ -244,6 +264,12 @@ def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) ->
     return None if begin is None or end is None else int(begin.elapsed_time(end) * 1e6)
 
 
-def _masks(sequence: Sequence) -> bool:
+def _can_exclude(sequence: Sequence) -> bool:
     """Return whether the sequence's parameters can exclude tokens."""
-    return bool(sequence.params.allowed_token_ids is not None or sequence.bad_words or sequence.params.min_tokens)
+    params = sequence.params
+    return bool(
+        sequence.constraint is not None
+        or params.allowed_token_ids is not None
+        or sequence.bad_words
+        or params.min_tokens
+    )

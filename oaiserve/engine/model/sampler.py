@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from oaiserve.engine.draws import uniform
-from oaiserve.engine.model.logit_edits import edit_logits
+from oaiserve.engine.model.logit_edits import ApplyMasks, edit_logits
 from oaiserve.engine.model.transfer import ReadBack, on_device
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.step import Chunk, Logprobs
+from oaiserve.engine.step import Chunk, Logprobs, Masks
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy
 NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more
@@ -64,7 +64,7 @@ class Sampling:
 
     `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
     the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
-    unmodified logits. `sample_ids` replaces the plain torch of this file, as `triton_sampling.sample_ids` does.
+    unmodified logits. `sample_ids` and `apply_masks` replace plain torch, as those of `triton_sampling` do.
     """
 
     def __init__(
@@ -73,6 +73,9 @@ class Sampling:
         chunks: list[Chunk],
         known: Sequence[tuple[int, int]] = (),
         sample_ids: SampleIds | None = None,
+        *,
+        masks: Masks | None = None,
+        apply_masks: ApplyMasks | None = None,
     ) -> None:
         self._num_rows = len(chunks)
         rows = logits[: len(chunks)]
@@ -81,7 +84,8 @@ class Sampling:
         self._num_top = [params[row].logprobs or 0 for row in self._asking]
         self._num_known_top = [count for _, count in known]
         unmodified = take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
-        results = [*(sample_ids or plain_sample_ids)(edit_logits(rows, chunks), chunks)]
+        edited = edit_logits(rows, chunks, masks, apply_masks)
+        results = [*(sample_ids or plain_sample_ids)(edited, chunks)]
         self.token_ids = results[0]  # int64 [S], on the device
         if unmodified is not None:
             results += _look_up(unmodified, take(self.token_ids, self._asking), self._num_top)

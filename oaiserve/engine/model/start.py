@@ -10,6 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import torch
+
 from oaiserve.config import Attention, EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -18,6 +21,7 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import start_native
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.memory import gib, kv_blocks
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
@@ -60,7 +64,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
     if workers is not None:
         log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
         options = _for_a_part(options)
-    backend, sample_ids = _backend(loaded, options.attention), _sample_ids(loaded)
+    backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
     num_blocks = _num_blocks(loaded, options, backend, sample_ids)
     block_size, max_model_len = options.block_size, _max_model_len(loaded, num_blocks * options.block_size)
 
@@ -91,6 +95,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         loaded.device,
         block_size,
         sample_ids=sample_ids,
+        apply_masks=apply_masks,
         graphs=graphs,
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=None if workers is None else workers.check,
@@ -110,6 +115,9 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         # for long prompts and long sequences have been compiled when memory was measured.
         for step in sampling_steps():
             runner.collect(runner.launch(step))
+        if apply_masks is not None:
+            words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)
+            apply_masks(torch.zeros(1, loaded.vocab_size, device=loaded.device), [0], words)
     return Started(
         runner,
         num_blocks,
@@ -122,8 +130,8 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:
     """Make the executor of a worker, which holds a part of a model that is split."""
-    backend = _backend(loaded, options.attention)
-    num_blocks = _num_blocks(loaded, _for_a_part(options), backend, _sample_ids(loaded))
+    backend, (sample_ids, _) = _backend(loaded, options.attention), _sampling(loaded)
+    num_blocks = _num_blocks(loaded, _for_a_part(options), backend, sample_ids)
     return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
 
 
@@ -207,13 +215,13 @@ def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds 
     return options.cuda_graph and sample_ids is not None and backend is not ReferenceAttention
 
 
-def _sample_ids(loaded: LoadedModel) -> SampleIds | None:
-    """Return the function that samples with Triton kernels, or None if sampling is done in plain torch."""
+def _sampling(loaded: LoadedModel) -> tuple[SampleIds | None, ApplyMasks | None]:
+    """Return the functions that sample with Triton kernels, or None for both if sampling is done in plain torch."""
     if loaded.device.type != "cuda" or find_spec("triton") is None:
-        return None
+        return None, None
     from oaiserve.engine.model import triton_sampling
 
-    return triton_sampling.sample_ids
+    return triton_sampling.sample_ids, triton_sampling.apply_masks
 
 
 def _backend(loaded: LoadedModel, name: Attention) -> Backend:

@@ -1,8 +1,9 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `sampler`.
 
-`sample_ids` is passed to `Sampling`. The sampled ids are those of plain torch up to float32 rounding. Sums of
-probabilities are added up in another order, so a draw that falls within a few millionths of a border between two tokens
-may go the other way, and a token whose probability is that close to the floor of min_p may be on the other side of it.
+`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of plain torch up to float32 rounding.
+Sums of probabilities are added up in another order, so a draw that falls within a few millionths of a border between
+two tokens may go the other way, and a token whose probability is that close to the floor of min_p may be on the other
+side of it.
 Of equal logits, the lower id comes first, as in plain torch.
 
 `take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
@@ -10,6 +11,7 @@ Of equal logits, the lower id comes first, as in plain torch.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton
 
@@ -22,6 +24,7 @@ from oaiserve.engine.model.triton_sampling_kernels import (
     candidates_kernel,
     draw_kernel,
     highest_kernel,
+    mask_kernel,
     weights_kernel,
 )
 from oaiserve.engine.step import Chunk
@@ -37,6 +40,25 @@ def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
     rows = [row_parameters(chunk) for chunk in chunks]
     has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
     return draw(logits, on_device(rows, logits.device, torch.float32).T.contiguous(), has_cuts=has_cuts)
+
+
+def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
+    """Set rows of `logits` float32 [R, vocab] to -infinity where a bit is 0, see `logit_edits.ApplyMasks`.
+
+    All masks go to the device in one copy.
+    """
+    assert logits.stride(1) == 1
+    num_masks, num_words = words.shape
+    masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
+    masks[:, 0], masks[:, 1:] = rows, words.view(np.int32)
+    mask_kernel[(num_masks, triton.cdiv(logits.shape[1], CHUNK))](
+        logits,
+        on_device(masks, logits.device, torch.int32),
+        logits.stride(0),
+        logits.shape[1],
+        num_words,
+        CHUNK=CHUNK,
+    )
 
 
 def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:

@@ -23,6 +23,19 @@ def _ordered(logits):
 
 
 @triton.jit
+def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
+    """Set the logits of a chunk to -infinity where the bit of their id is 0. The program is (mask, chunk).
+
+    A mask is int32 [1 + num_words]: the row of the logits that it belongs to, and the bits, 32 in a word.
+    """
+    mask, chunk = masks + tl.program_id(0).to(tl.int64) * (1 + num_words), tl.program_id(1)
+    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
+    word = tl.load(mask + 1 + token_id // 32, mask=token_id < vocab, other=-1)
+    is_banned = (word >> (token_id % 32)) & 1 == 0
+    tl.store(logits + tl.load(mask).to(tl.int64) * stride + token_id, float("-inf"), mask=is_banned)
+
+
+@triton.jit
 def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
     """Find the highest logit of a chunk and the lowest id that has it. The program is (row, chunk).
 

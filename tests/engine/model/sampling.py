@@ -6,9 +6,11 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
+from oaiserve.engine.masks import fill_masks
+from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampler import Sampled, SampleIds, Sampling
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.step import Chunk, Masks
 
 
 def last_chunks(sequences: list[Sequence]) -> list[Chunk]:
@@ -21,6 +23,15 @@ def sample(
     sequences: list[Sequence],
     known: Sequenced[tuple[int, int]] = (),
     sample_ids: SampleIds | None = None,
+    apply_masks: ApplyMasks | None = None,
 ) -> Sampled:
     """Return the results of `Sampling` for the next token of each sequence."""
-    return Sampling(logits, last_chunks(sequences), known, sample_ids).wait()
+    chunks, masks = last_chunks(sequences), masks_of(sequences, logits.shape[1])
+    return Sampling(logits, chunks, known, sample_ids, masks=masks, apply_masks=apply_masks).wait()
+
+
+def masks_of(sequences: list[Sequence], vocab: int) -> Masks | None:
+    """Return the masks of those sequences that a grammar constrains."""
+    masks, failed = fill_masks([c for c in last_chunks(sequences) if c.sequence.constraint is not None], vocab)
+    assert not failed
+    return masks

@@ -32,7 +32,7 @@ from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampler import SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
-from oaiserve.engine.request import Finished, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from oaiserve.engine.tokenizer import Tokenizer
@@ -194,6 +194,7 @@ def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
                     {"logit_bias": {7: 3.0}},
                     {"min_tokens": 3},
                     {"allowed_token_ids": (5, 6, 7, 8)},
+                    {"grammar": Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABC"]}')},
                 ]
             )
         params = SamplingParams(

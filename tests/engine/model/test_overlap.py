@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine import open_requests
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -22,6 +23,7 @@ from oaiserve.engine.request import (
     Aborted,
     Event,
     Finished,
+    Grammar,
     PromptDone,
     Request,
     SamplingParams,
@@ -36,6 +38,7 @@ from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
+GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
 
 
 class CountingExecutor(EagerExecutor):
@@ -83,6 +86,7 @@ def some_requests(seed: int) -> list[Request]:
         prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
         edits: dict[str, Any] = rng.choice(
             [*[{}] * 25, {"repetition_penalty": 1.3}, {"bad_words": ("AB", "x")}, *[{"min_tokens": 5}] * 3]
+            + [{"grammar": GRAMMAR}] * 6
         )
         ends: dict[str, Any] = rng.choice([*[{}] * 3, {"stop": ("A", "bc", "7")}, {"stop_token_ids": (11, 12, 13)}])
         asked: dict[str, Any] = rng.choice([*[{}] * 4, {"logprobs": 2}, {"prompt_logprobs": 1}])
@@ -159,7 +163,10 @@ def run(
 
 
 @pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
-def test_answers_are_the_same_with_overlap(loaded: LoadedModel, num_blocks: int) -> None:
+def test_answers_are_the_same_with_overlap(
+    loaded: LoadedModel, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_requests, "FEW_TOKENS", 100)
     requests = some_requests(1)
     expected = run(loaded, requests, overlap=False, num_blocks=1000)
     found = run(loaded, requests, overlap=True, num_blocks=num_blocks)
@@ -170,6 +177,8 @@ def test_answers_are_the_same_with_overlap(loaded: LoadedModel, num_blocks: int)
     assert {type(answer.stop_reason) for answer in found.answers.values()} == {type(None), str, int}
     assert found.answers.keys() == expected.answers.keys()
     check_answers(found, expected)
+    forced = [sum(event.account.num_forced_tokens for event in one.ended.values()) for one in (expected, found)]
+    assert min(forced) > 5
     for asked in found.requests:
         check_account(asked, found)
 

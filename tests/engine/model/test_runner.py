@@ -21,7 +21,9 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.tokenizer import Tokenizer
+from tests.engine.grammars import OneOf, constraint
 from tests.engine.model.runners import eager_runner
+from tests.engine.model.sampling import masks_of
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
@@ -123,6 +125,7 @@ def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows)
     """Return the results of a prefill and of the next decode, which with overlap is launched before they are known."""
     params = [SamplingParams(temperature=0.0), PENALTY, SamplingParams(seed=3, logprobs=1), BAD_WORD]
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    runner.is_asynchronous = overlap
     sequences = []
     for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
         bad_words = [[7, 9]] if asked is BAD_WORD else None
@@ -188,6 +191,68 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedMode
     results = runner.collect(second).chunks
     assert [result.error for result in results] == [NO_MEMORY, None, None]
     assert [len(result.token_ids) for result in results] == [0, 1, 1]
+
+
+# -- draws under a grammar
+
+
+def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
+    """Return a step with `PROMPTS`, the first two of which have a grammar, and all sequences."""
+    step = step_of([SamplingParams(temperature=0.0, logprobs=1)] * 4)
+    for chunk, answers in zip(step.chunks, ([[11], [14]], [[20]]), strict=False):
+        chunk.sequence.constraint = constraint(OneOf(*answers))
+        chunk.sequence.needs_ids = True
+    return step, [chunk.sequence for chunk in step.chunks]
+
+
+@pytest.mark.parametrize(("overlap", "rows"), [(False, [4]), (True, [2, 2])])
+def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
+    loaded: LoadedModel, overlap: bool, rows: list[int]
+) -> None:
+    """Where the device computes beside the host, the others draw at once."""
+    count = CountingRows()
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    runner.is_asynchronous = overlap
+    plain = step_of([SamplingParams(temperature=0.0, logprobs=1)] * 4)
+    expected = runner.collect(runner.launch(plain)).chunks
+    count.rows.clear()
+    step, sequences = prompts_under_grammars()
+    launched = runner.launch(step)
+    runner.draw(launched, masks_of(sequences, loaded.vocab_size))
+    assert count.rows == rows
+    results = runner.collect(launched).chunks
+    assert results[0].token_ids in ([11], [14])
+    assert results[1].token_ids == [20]
+    assert results[2:] == expected[2:]
+    for result, unmasked in zip(results, expected, strict=True):
+        assert result.logprobs is not None
+        assert unmasked.logprobs is not None
+        assert result.logprobs[0].top_logprobs == pytest.approx(unmasked.logprobs[0].top_logprobs)
+    assert results[1].logprobs[0].logprob < results[1].logprobs[0].top_logprobs[0]  # type: ignore[index]
+
+
+def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: LoadedModel) -> None:
+    count = CountingRows()
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
+    runner.is_asynchronous = True
+    step, sequences = prompts_under_grammars()
+    launched = runner.launch(step)
+    sequences[0].token_ids += [11, 12]
+    runner.draw(launched, masks_of(sequences[1:], loaded.vocab_size))
+    results = runner.collect(launched).chunks
+    assert [len(result.token_ids) for result in results] == [0, 1, 1, 1]
+    assert results[0].error is None
+    assert count.rows == [2, 1]
+
+
+def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> None:
+    step, sequences = prompts_under_grammars()
+    sequences[0].constraint = constraint(OneOf())
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    launched = runner.launch(step)
+    runner.draw(launched, masks_of(sequences, loaded.vocab_size))
+    results = runner.collect(launched).chunks
+    assert [result.error for result in results] == [NOTHING_LEFT, None, None, None]
 
 
 # -- bad_words, with one token for each byte

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.draws import draw_key, uniform
-from oaiserve.engine.model.logit_edits import edit_logits
+from oaiserve.engine.model.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampler import GREEDY_BELOW, Sampled
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence, TokenCounts
-from tests.engine.model.sampling import last_chunks, sample
+from tests.engine.grammars import OneOf, constraint
+from tests.engine.model.sampling import last_chunks, masks_of, sample
 
 VOCAB = 24
 EPSILON = 1e-5  # sums are in float32: a uniform or a threshold that is so close to a boundary may be on either side
@@ -30,16 +32,21 @@ def sequence(
     generated: tuple[int, ...] = (),
     bad_words: tuple[tuple[int, ...], ...] = (),
     key: int = 0,
+    mask: tuple[int, ...] | None = None,
 ) -> Sequence:
+    """Return a sequence. With `mask`, these ids are what its grammar lets come next, and id 0 is its end."""
+    params = params or SamplingParams()
+    asked = {"min_tokens": params.min_tokens, "stop_token_ids": (3,)}
     made = Sequence(
         "r",
         0,
         list(prompt),
-        params or SamplingParams(),
+        params,
         max_len=99,
         stop_ids=frozenset([0, 3]),
         draw_key=key,
         bad_words=[list(word) for word in bad_words],
+        constraint=None if mask is None else constraint(OneOf(*([i] for i in mask if i), *[[]] * (0 in mask)), **asked),
     )
     made.token_ids += generated
     made.num_tokens += len(generated)
@@ -57,12 +64,16 @@ def plain_edits(logits: list[float], row: Sequence) -> list[float]:
         for word in row.bad_words:
             if word[-1] == i and [*answer, i][-len(word) :] == word:
                 scores[i] = -math.inf
-        if len(answer) < p.min_tokens and i in row.stop_ids:
+        if len(answer) < p.min_tokens and i in row.stop_ids and row.constraint is None:
             scores[i] = -math.inf
         scores[i] += p.logit_bias.get(i, 0.0)
         if i in row.token_ids:
             scores[i] = scores[i] / p.repetition_penalty if scores[i] > 0 else scores[i] * p.repetition_penalty
         scores[i] -= p.frequency_penalty * answer.count(i) + p.presence_penalty * (i in answer)
+    masks = masks_of([row], len(scores))
+    if masks is not None:
+        words = [int(word) for word in masks.words[0]]
+        scores = [score if words[i // 32] >> i % 32 & 1 else -math.inf for i, score in enumerate(scores)]
     return scores
 
 
@@ -138,6 +149,7 @@ row_strategy = st.builds(
     generated=st.lists(few_ids | some_ids, max_size=5).map(tuple),
     bad_words=st.lists(st.lists(few_ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     key=st.integers(0, 2**64 - 1),
+    mask=st.none() | st.lists(some_ids, min_size=1, max_size=5).map(tuple),
 )
 rows_strategy = st.lists(row_strategy, min_size=1, max_size=6)
 
@@ -153,7 +165,7 @@ def batches(draw: Callable[..., Any]) -> tuple[torch.Tensor, list[Sequence]]:
 @given(batch=batches())
 def test_every_row_is_edited_as_its_request_asks(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
     logits, rows = batch
-    edited = edit_logits(logits.clone(), last_chunks(rows))
+    edited = edit_logits(logits.clone(), last_chunks(rows), masks_of(rows, VOCAB))
     for i, row in enumerate(rows):
         assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5, abs=1e-5)
 
@@ -191,6 +203,48 @@ def test_the_results_of_a_row_do_not_depend_on_the_other_rows(batch: tuple[torch
         alone = sample(logits[i : i + 1].clone(), [row])
         assert (alone.are_finite, alone.logprobs) == ([together.are_finite[i]], [together.logprobs[i]])
         assert alone.token_ids == [together.token_ids[i]] or not alone.are_finite[0]
+
+
+@settings(max_examples=100)
+@given(data=st.data(), vocab=st.integers(1, 150))
+def test_masks_are_applied_on_a_cpu_as_in_plain_torch_and_in_python(data: st.DataObject, vocab: int) -> None:
+    rows = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True))
+    width = -(-vocab // 32)
+    words = np.array(data.draw(st.lists(some_words(width), min_size=len(rows), max_size=len(rows))), dtype=np.uint32)
+    logits = torch.arange(5.0 * vocab).view(5, vocab)
+    expected = logits.tolist()
+    for row, mask in zip(rows, words.tolist(), strict=True):
+        expected[row] = [x if mask[i // 32] >> i % 32 & 1 else -math.inf for i, x in enumerate(expected[row])]
+    for apply in (apply_masks_in_torch, apply_masks_on_cpu):
+        masked = logits.clone()
+        apply(masked, rows, words)
+        assert masked.tolist() == expected
+
+
+def some_words(width: int) -> st.SearchStrategy[list[int]]:
+    word = st.sampled_from([0, 2**32 - 1, 1, 2**31]) | st.integers(0, 2**32 - 1)
+    return st.lists(word, min_size=width, max_size=width)
+
+
+def test_nothing_lifts_a_mask_and_logprobs_are_those_before_it() -> None:
+    logits = torch.zeros(1, VOCAB)
+    params = SamplingParams(
+        temperature=0.0, logit_bias={7: 100.0}, repetition_penalty=0.01, presence_penalty=-2.0, logprobs=0
+    )
+    sampled = sample(logits, [sequence(params, generated=(7, 9), mask=(4,))])
+    (found,) = sampled.logprobs
+    assert (sampled.token_ids, sampled.are_finite) == ([4], [True])
+    assert found is not None
+    assert found.logprob == pytest.approx(-math.log(VOCAB))
+
+
+@pytest.mark.parametrize(("allowed", "bad_words"), [((5,), ()), (None, ((4,),))])
+def test_a_mask_that_the_other_parameters_leave_empty_has_no_finite_logit(
+    allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...]
+) -> None:
+    contradictory = sequence(SamplingParams(allowed_token_ids=allowed), bad_words=bad_words, mask=(4,))
+    rows = [contradictory, sequence(mask=(4,)), sequence()]
+    assert sample(torch.zeros(3, VOCAB), rows).are_finite == [False, True, True]
 
 
 def test_rows_are_independent_with_a_large_vocabulary_too() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from oaiserve.engine.model import sampler
+from oaiserve.engine.model import logit_edits, sampler
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model import triton_sampling
+from tests.engine.grammars import OneOf, constraint
 from tests.engine.model.sampling import last_chunks, sample
 
 # Rows that are not finite are computed as the others are, and then marked.
@@ -130,6 +132,23 @@ def test_the_sampler_can_use_it_in_place_of_plain_torch() -> None:
         make_sequence(temperature=1.0, logprobs=2),
         make_sequence(temperature=1.0, top_p=0.5),
     ]
-    got = sample(logits.clone(), sequences, sample_ids=triton_sampling.sample_ids)
+    sequences[2].constraint = constraint(OneOf([7], [149]))
+    kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
+    got = sample(logits.clone(), sequences, **kernels)
     assert got == sample(logits.clone(), sequences)
     assert got.token_ids[0] == 3
+    assert got.token_ids[2] in (7, 149)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 64, 150, 200])
+def test_masks_are_applied_as_in_plain_torch(vocab: int) -> None:
+    chance = np.random.default_rng(vocab)
+    words = chance.integers(0, 2**32, (3, -(-vocab // 32)), dtype=np.uint32)
+    words[1] = [0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0][: words.shape[1]]
+    logits = torch.randn(5, vocab)
+    logits[4] = math.nan
+    got, want = logits.clone(), logits.clone()
+    triton_sampling.apply_masks(got, [4, 0, 3], words)
+    logit_edits.apply_masks_in_torch(want, [4, 0, 3], words)
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert torch.equal(got[1:3], logits[1:3])

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -103,6 +104,7 @@ def main() -> None:
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
+    triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
     triton_sampling.take_best(logits, out)
     triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True, out=out)
     print(json.dumps(found))

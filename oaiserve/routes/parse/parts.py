@@ -1,0 +1,61 @@
+"""The parts that an answer consists of, as parsers return them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Reasoning:
+    """The next piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Content:
+    """The next piece of the text for the reader."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class CallBegin:
+    """A call of a tool begins. Its arguments follow, then `CallEnd` or `CallBroken`, unless the answer is cut."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Arguments:
+    """The next piece of the arguments of the call that has begun: JSON text."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class CallEnd:
+    """The call is complete: its arguments are a JSON object."""
+
+
+@dataclass(slots=True)
+class CallBroken:
+    """The call that has begun turns out not to be one. `text` is all that the model wrote of it so far, from the mark
+    on, for whoever has not passed the call on yet."""
+
+    text: str
+
+
+Part = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Return the parts with the texts of neighbours of one kind put together."""
+    result: list[Part] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, Content | Reasoning | Arguments) and type(last) is type(part):
+            result[-1] = type(part)(last.text + part.text)
+        else:
+            result.append(part)
+    return result

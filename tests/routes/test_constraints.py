@@ -1,0 +1,115 @@
+"""Tests of what a body's constraint on its answer becomes, whatever the name that the client knows it by."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from oaiserve.engine.request import Grammar
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.constraints import grammar
+from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
+SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
+GBNF, LARK = 'root ::= "a" | b\nb ::= [0-9]+', 'start: "a" | "::="'
+
+
+def constraint(**fields: Any) -> Grammar | None:
+    body = json.dumps({"prompt": "Hi", **fields}).encode()
+    return grammar(parse(msgspec.json.Decoder(CompletionBody), body, UnknownNames()))
+
+
+def named(**fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a-B_1", "schema": SCHEMA, **fields}}
+
+
+def one(param: str, kind: str, text: str, value: Any) -> Any:
+    return pytest.param({param: value}, Grammar(kind, text, param), id=f"{param}-{kind}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        one("response_format", "json_object", "", {"type": "json_object"}),
+        one("response_format", "json_schema", SCHEMA_TEXT, {"type": "json_object", "schema": SCHEMA}),
+        one("response_format", "json_schema", SCHEMA_TEXT, named()),
+        one("response_format", "json_schema", SCHEMA_TEXT, named(strict=False, description="An example.")),
+        one("structured_outputs", "json_schema", SCHEMA_TEXT, {"json": SCHEMA}),
+        one("structured_outputs", "json_schema", "{ }", {"json": "{ }", "disable_any_whitespace": True}),
+        one("structured_outputs", "regex", "a+", {"regex": "a+", "choice": None, "whitespace_pattern": None}),
+        one("structured_outputs", "choice", '["ä","b"]', {"choice": ["ä", "b"]}),
+        one("structured_outputs", "gbnf", GBNF, {"grammar": GBNF}),
+        one("structured_outputs", "lark", LARK, {"grammar": LARK, "json_object": False}),
+        one("structured_outputs", "json_object", "", {"json_object": True}),
+        one("guided_json", "json_schema", SCHEMA_TEXT, SCHEMA),
+        one("guided_json", "json_schema", "{}", "{}"),
+        one("guided_regex", "regex", "a+", "a+"),
+        one("guided_choice", "choice", '["a"]', ["a"]),
+        one("guided_grammar", "lark", LARK, LARK),
+        one("grammar", "gbnf", GBNF, GBNF),
+        one("json_schema", "json_schema", SCHEMA_TEXT, SCHEMA),
+    ],
+)
+def test_each_name_of_a_constraint_gives_its_grammar(fields: dict[str, Any], expected: Grammar) -> None:
+    assert constraint(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"grammar": ""}]
+)
+def test_no_constraint(fields: dict[str, Any]) -> None:
+    assert constraint(**fields) is None
+
+
+def test_chat_takes_the_same_constraints() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "response_format": named()}).encode()
+    assert grammar(parse(msgspec.json.Decoder(ChatBody), body, UnknownNames())) == constraint(response_format=named())
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "says"),
+    [
+        ("response_format", {}, "'response_format.type': must be 'text', 'json_object' or 'json_schema', got None"),
+        ("response_format", {"type": "structural_tag"}, "got 'structural_tag'"),
+        ("response_format", {"type": "json_schema"}, "'response_format.json_schema': must be an object with 'name'"),
+        ("response_format", {"type": "json_schema", "schema": {}, "name": "x"}, "'response_format."),
+        ("response_format", {"type": "json_object", "strict": True}, "'response_format.strict': is not supported"),
+        ("response_format", named(name=None), "'response_format.json_schema.name': must have 1 to 64 letters"),
+        ("response_format", named(name="a b"), "got 'a b'"),
+        ("response_format", named(name="a" * 65), "must have 1 to 64"),
+        ("response_format", named(schema=None), "'response_format.json_schema.schema': must be an object, got None"),
+        ("response_format", named(schema=[]), "must be an object, got []"),
+        ("response_format", named(strict="yes"), "must be true or false, got 'yes'"),
+        ("response_format", named(type="object"), "'response_format.json_schema.type': is not supported"),
+        ("response_format", [], "must be an object, got a list"),
+        ("structured_outputs", {}, "must have one of json, regex, choice, grammar, json_object, got none"),
+        ("structured_outputs", {"json": {}, "regex": "a"}, "got json, regex"),
+        ("structured_outputs", {"json": 1}, "'structured_outputs.json': must be a JSON Schema"),
+        ("structured_outputs", {"choice": []}, "must be a list of strings that is not empty, got []"),
+        ("structured_outputs", {"choice": ["a", 1]}, "must be a list of strings"),
+        ("structured_outputs", {"regex": ["a"]}, "must be a string"),
+        ("structured_outputs", {"json_object": "yes"}, "must be true"),
+        ("structured_outputs", {"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern': the value ' ' is not"),
+        ("structured_outputs", {"json": {}, "disable_additional_properties": True}, "disable_additional_properties"),
+        ("structured_outputs", {"structural_tag": {"x": 1}}, "structural_tag"),
+        ("structured_outputs", {"regex": "a", "other": 1}, "'structured_outputs.other': is not supported"),
+        ("guided_choice", [], "must be a list of strings that is not empty"),
+        ("guided_json", [], "must be"),
+        ("json_schema", "{}", "must be an object, got a string"),
+    ],
+)
+def test_what_is_no_constraint_is_refused_by_its_name(param: str, value: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        constraint(**{param: value})
+    assert refused.value.param == param
+    assert says in refused.value.message
+
+
+def test_two_constraints_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="got 'response_format' and 'structured_outputs'") as refused:
+        constraint(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
+    assert refused.value.param == "structured_outputs"

@@ -1,0 +1,193 @@
+"""Tests reasoning on /v1/chat/completions: by template and by flag, whole and streamed, its tokens, its grammars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.request import ChatPrompt, FinishReason, Request
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import says
+from tests.routes.test_completions import stream_of
+
+CHAT = "/v1/chat/completions"
+OPEN = "{{ messages }}</think> add <think>"  # the double puts the mark behind the prompt
+HYBRID = "{{ messages }}{{ tools }}<tool_call></think>{{ enable_thinking }}"
+TOOLS = [{"type": "function", "function": {"name": "stop"}}]
+THOUGHT = ("<think>", "\n", "I", " think", ".", "</th", "ink>", "\n\n", "Yes", ".")
+
+
+def answered(served: Served, **body: Any) -> dict[str, Any]:
+    response = served.chat(**body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
+    answered(served, **body)
+    request = served.engine.submitted.get()
+    (prompt,) = request.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return request, prompt
+
+
+def test_reasoning_is_beside_the_content(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    served.engine.script = says(*THOUGHT)
+    answer = answered(served)
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "refusal": None,
+        "reasoning": "I think.",
+        "reasoning_content": "I think.",
+    }
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 7}
+
+
+def test_reasoning_is_streamed_before_the_content(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    served.engine.script = says(*THOUGHT)
+    chunks = stream_of(served, CHAT, stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert all(delta.keys() in ({"reasoning", "reasoning_content"}, {"content"}) for delta in deltas[1:-1])
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "I think."
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think."
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("options", "texts", "body", "reasoning", "content", "num_tokens"),
+    [
+        ({"template": OPEN}, THOUGHT[1:], {}, "I think.", "Yes.", 6),
+        ({"template": OPEN}, THOUGHT, {}, "I think.", "Yes.", 7),
+        ({"template": OPEN}, ("I", " think"), {}, "I think", None, 2),
+        ({"template": HYBRID}, ("Yes", "."), {}, None, "Yes.", 0),
+        ({"template": HYBRID}, ("a</think>b",), {}, None, "a</think>b", 0),
+        ({"template": "", "reasoning_parser": "deepseek_r1"}, ("a</think>b",), {}, "a", "b", 1),
+        ({"template": "", "reasoning_parser": "qwen3"}, ("a</think>b",), {}, "a", "b", 1),
+        (
+            {"template": "", "reasoning_parser": "qwen3"},
+            ("a</think>b",),
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            None,
+            "a</think>b",
+            0,
+        ),
+        ({"template": HYBRID}, THOUGHT, {"include_reasoning": False}, None, "Yes.", 7),
+    ],
+)
+def test_where_reasoning_begins_and_ends(
+    serve: Serve,
+    options: dict[str, Any],
+    texts: tuple[str, ...],
+    body: dict[str, Any],
+    reasoning: str | None,
+    content: str | None,
+    num_tokens: int,
+) -> None:
+    served = serve(**options)
+    served.engine.script = says(*texts)
+    answer = answered(served, **body)
+    message = answer["choices"][0]["message"]
+    assert (message.get("reasoning"), message["content"]) == (reasoning, content)
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        ({"template": HYBRID, "reasoning_parser": "none"}, {}),
+        ({"template": HYBRID}, {"reasoning_format": "none"}),
+        ({"template": "no marks"}, {}),
+    ],
+)
+def test_the_text_stays_whole_where_reasoning_is_not_read(
+    serve: Serve, options: dict[str, Any], body: dict[str, Any]
+) -> None:
+    served = serve(**options)
+    served.engine.script = says(*THOUGHT)
+    answer = answered(served, **body)
+    assert answer["choices"][0]["message"]["content"] == "".join(THOUGHT)
+    assert "completion_tokens_details" not in answer["usage"]
+
+
+def test_an_answer_that_is_cut_while_the_model_thinks_has_no_content(serve: Serve) -> None:
+    served = serve(template=OPEN)
+    served.engine.script = says("I", " think", finish=FinishReason.LENGTH)
+    choice = answered(served)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+
+
+def test_calls_follow_the_reasoning(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    served.engine.script = says(*THOUGHT[:8], '<tool_call>{"name": "stop"}</tool_call>')
+    message = answered(served, tools=TOOLS)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("I think.", None)
+    assert message["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "after", "opening"),
+    [
+        (OPEN, {}, "</think>", ""),
+        (HYBRID, {}, "</think>", "<think>\n"),
+        (HYBRID, {"chat_template_kwargs": {"enable_thinking": False}}, "", ""),
+        (HYBRID, {"chat_template_kwargs": {"enable_thinking": True}}, "</think>", "<think>\n"),
+        (HYBRID, {"messages": [{"role": "assistant", "content": "So"}], "continue_final_message": True}, "", ""),
+        ("{{ tools }}", {}, "", ""),
+    ],
+)
+def test_a_grammar_begins_after_the_reasoning(
+    serve: Serve, template: str, body: dict[str, Any], after: str, opening: str
+) -> None:
+    request, prompt = submitted(serve(template=template), tools=TOOLS, tool_choice="required", **body)
+    assert request.params.grammar is not None
+    assert (request.params.grammar.after, prompt.opening) == (after, opening)
+
+
+def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
+    body = {"response_format": {"type": "json_object"}}
+    for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
+        request, prompt = submitted(serve(template=template), **body)
+        assert request.params.grammar is not None
+        assert (request.params.grammar.after, prompt.opening) == ("</think>", opening)
+    request, prompt = submitted(serve(template=HYBRID), response_format={"type": "text"})
+    assert (request.params.grammar, prompt.opening) == (None, "")
+
+
+def test_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
+    for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
+        request, prompt = submitted(serve(template=template), stop=["x"])
+        assert (request.params.stop_after, prompt.opening) == ("</think>", opening)
+
+
+def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
+    for name in ("reasoning", "reasoning_content"):
+        message = {"role": "assistant", "content": "Yes.", name: "I think."}
+        _, prompt = submitted(serve(template=HYBRID), messages=[message])
+        assert prompt.messages == [
+            {"role": "assistant", "content": "Yes.", "reasoning": "I think.", "reasoning_content": "I think."}
+        ]
+
+
+def test_the_reasoning_effort_reaches_the_template(serve: Serve) -> None:
+    _, prompt = submitted(serve(template=HYBRID), reasoning_effort="low")
+    assert prompt.template_kwargs == {"reasoning_effort": "low"}
+
+
+def test_the_sdk_keeps_the_reasoning(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    served.engine.script = says(*THOUGHT)
+    with served.sdk() as client:
+        answer = client.chat.completions.create(model="org/demo", messages=[{"role": "user", "content": "Hi"}])
+    assert answer.choices[0].message.content == "Yes."
+    assert answer.choices[0].message.model_extra == {"reasoning": "I think.", "reasoning_content": "I think."}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 7

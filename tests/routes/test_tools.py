@@ -1,0 +1,467 @@
+"""Tests tools on /v1/chat/completions: what is refused, what reaches the engine, and the answer, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from openai import pydantic_function_tool
+from pydantic import BaseModel
+
+from oaiserve.engine.grammar_forms import translate
+from oaiserve.engine.request import ChatPrompt, FinishReason, Request
+from tests.engine.tokenizers_for_tests import byte_level
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import says
+from tests.routes.test_completions import stream_of
+
+CHAT = "/v1/chat/completions"
+CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
+PARAMETERS = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["utc", "cet"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+TIME = {"type": "function", "function": {"name": "get_time", "description": "The time.", "parameters": PARAMETERS}}
+STOP = {"type": "function", "function": {"name": "stop"}}
+TOOLS = [TIME, STOP]
+ZONE = '{"zone": "utc"}'
+CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_call>"
+PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def request_of(served: Served, **body: Any) -> Request:
+    response = served.chat(**body)
+    assert response.status_code == 200, response.text
+    request = served.engine.submitted.get()
+    assert isinstance(request, Request)
+    return request
+
+
+def prompt_of(served: Served, *messages: dict[str, Any], **body: Any) -> ChatPrompt:
+    (prompt,) = request_of(served, messages=[{"role": "user", "content": "Hi"}, *messages], **body).prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def choice_of(served: Served, **body: Any) -> dict[str, Any]:
+    response = served.chat(**{"tools": TOOLS, **body})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def deltas_of(served: Served, **body: Any) -> list[tuple[dict[str, Any], str | None]]:
+    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT, **{"tools": TOOLS, **body})]
+    return [(choice["delta"], choice["finish_reason"]) for choice in choices]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tools": {}}, "tools", "must be a list, got an object"),
+        ({"tools": [1]}, "tools", "must be an object"),
+        ({"tools": [{"type": "custom"}]}, "tools", "'tools[0].type': must be 'function', got 'custom'"),
+        ({"tools": [{"type": "function"}]}, "tools", "'tools[0].function': must be an object"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools", "'tools[0].function.name'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "got 'a b'"),
+        ({"tools": [{"type": "function", "function": {"name": "f" * 65}}]}, "tools", "1 to 64"),
+        ({"tools": [TIME, TIME]}, "tools", "two have the name 'get_time'"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools", "an object, got []"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools",
+            "'array'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": []}}}]},
+            "tools",
+            "'tools[0].function.parameters.properties': must be an object",
+        ),
+        ({"tools": [function(strict=1)]}, "tools", "true or false"),
+        ({"tools": [{**STOP, "function": {"name": f"f{i}"}} for i in range(129)]}, "tools", "at most 128"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "got 'any'"),
+        ({"tools": TOOLS, "tool_choice": 1}, "tool_choice", "got an integer"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "no function with a name"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "stop"}}}, "tool_choice", "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "g")}, "tool_choice", "'g'"),
+        ({"tools": TOOLS, "tool_choice": allowed("never", "stop")}, "tool_choice", "'never'"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice", "not empty"),
+        ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
+        ({"tool_choice": "auto", "tools": []}, "tool_choice", "only allowed with 'tools'"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "must be true or false"),
+        ({"functions": [{"name": ""}]}, "functions", "'functions[0].name'"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", "'none' or 'auto'"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "'g'"),
+        ({"function_call": "auto"}, "function_call", "only allowed with 'functions'"),
+        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "together"),
+        ({"reasoning_format": "plain"}, "reasoning_format", "'none', 'auto'"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_named(served: Served, body: dict[str, Any], param: str, words: str) -> None:
+    for stream in (False, True):
+        response = served.chat(**body, stream=stream)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ({"role": "tool", "content": "1"}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]},
+            "messages[1].tool_calls[0].function",
+        ),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "messages[1].tool_calls[0].type"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ({"role": "assistant", "function_call": {}}, "messages[1].function_call"),
+    ],
+)
+def test_what_is_wrong_in_the_history_is_named(served: Served, message: dict[str, Any], where: str) -> None:
+    response = served.chat(messages=[{"role": "user", "content": "Hi"}, message])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert f"'{where}'" in response.json()["error"]["message"]
+
+
+def test_a_template_that_knows_tools_gets_them(serve: Serve) -> None:
+    served = serve(template="{{ tools }}{{ messages }}")
+    prompt = prompt_of(served, tools=TOOLS)
+    without = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
+    assert prompt.tools == [TIME, without]
+    assert prompt.messages == [{"role": "user", "content": "Hi"}]
+    assert prompt_of(served, tools=TOOLS, tool_choice="none").tools == ()
+    assert prompt_of(served, tools=TOOLS, tool_choice=allowed("auto", "stop")).tools == [TIME, without]
+    assert prompt_of(served, functions=[TIME["function"]]).tools == [TIME]
+
+
+HISTORY: Sequence[dict[str, Any]] = (
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": ZONE}},
+            {"id": "b", "function": {"name": "stop", "arguments": ""}},
+        ],
+    },
+    {"role": "tool", "content": "12:00", "tool_call_id": "a"},
+    {"role": "tool", "content": [{"type": "text", "text": "Stopped."}], "tool_call_id": "b"},
+)
+
+
+def test_a_template_without_tools_gets_them_as_text(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    prompt = prompt_of(served, *HISTORY, tools=TOOLS)
+    introduction, *others = prompt.messages
+    assert prompt.tools == ()
+    assert introduction["role"] == "system"
+    lines = introduction["content"].splitlines()
+    assert json.loads(lines[1]) == TIME["function"]
+    assert json.loads(lines[2])["name"] == "stop"
+    assert lines[-3:] == [
+        "<tool_call>",
+        '{"name": "name-of-the-function", "arguments": {"name-of-an-argument": "its value"}}',
+        "</tool_call>",
+    ]
+    assert others == [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": f'{CALL}\n<tool_call>\n{{"name": "stop", "arguments": {{}}}}\n</tool_call>',
+        },
+        {
+            "role": "user",
+            "content": "<tool_response>\n12:00\n</tool_response>\n<tool_response>\nStopped.\n</tool_response>",
+        },
+    ]
+
+
+def test_the_history_is_text_without_tools_in_the_request_as_well(serve: Serve) -> None:
+    messages = prompt_of(serve(template=CHATML), *HISTORY).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"].startswith(CALL)
+
+
+def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    (prompt,) = request_of(serve(template=CHATML), messages=messages, tools=TOOLS).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+    assert prompt.messages[0]["content"].startswith("You may call functions.")
+    assert prompt.messages[0]["content"].endswith("\n\nBe brief.")
+    prompt = prompt_of(serve(template=CHATML, takes_system=False), tools=TOOLS)
+    assert [message["role"] for message in prompt.messages] == ["user"]
+    assert prompt.messages[0]["content"].endswith("\n\nHi")
+
+
+def test_functions_in_the_history_are_tools(served: Served) -> None:
+    prompt = prompt_of(
+        served,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "1"},
+    )
+    assert prompt.messages[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_f", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "name": "f", "content": "1", "tool_call_id": "call_f"},
+    ]
+
+
+def test_ids_of_calls_have_nine_characters_for_mistral(serve: Serve) -> None:
+    messages = prompt_of(serve(template="[TOOL_CALLS] {{ tools }}"), *HISTORY).messages
+    ids = [call["id"] for call in messages[1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in messages[2:]] == ids
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_a_call_in_a_whole_answer(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    choice = choice_of(served)
+    (call,) = choice["message"].pop("tool_calls")
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "get_time", "arguments": ZONE}}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+    record = served.telemetry.next_record()
+    assert record.tool_calls == {"called": 1}
+    assert record.finish_reasons == ("stop",)
+
+
+def test_a_call_in_a_stream(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    (role, _), (begin, _), *arguments, (end, reason) = deltas_of(served)
+    assert role == {"role": "assistant", "content": None}
+    (call,) = begin["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"index": 0, "type": "function", "function": {"name": "get_time", "arguments": ""}}
+    assert "".join(delta["tool_calls"][0]["function"].pop("arguments") for delta, _ in arguments) == ZONE
+    assert all(delta == {"tool_calls": [{"index": 0, "function": {}}]} for delta, _ in arguments)
+    assert (end, reason) == ({}, "tool_calls")
+
+
+def test_text_before_a_call_stays_in_the_content(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says("I look.\n", *PIECES)
+    assert choice_of(served)["message"]["content"] == "I look.\n"
+
+
+def test_an_answer_without_a_call_has_no_key_for_calls(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    choice = choice_of(served)
+    assert choice["message"] == {"role": "assistant", "content": "Hello world", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert served.telemetry.next_record().tool_calls == {}
+
+
+@pytest.mark.parametrize(
+    "text", ['<tool_call>{"name": "rm", "arguments": {}}</tool_call>', '<tool_call>{"name": "stop"']
+)
+def test_a_call_of_no_tool_or_without_an_end_stays_text(serve: Serve, text: str) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*text)
+    choice = choice_of(served)
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert served.telemetry.next_record().tool_calls == {"unparsed": 1}
+    assert "".join(delta.get("content") or "" for delta, _ in deltas_of(served)) == text
+
+
+def test_calls_are_not_looked_for_where_none_is_allowed(serve: Serve) -> None:
+    for served, body in (
+        (serve(template=CHATML), {"tool_choice": "none"}),
+        (serve(template=CHATML), {"tools": None}),
+        (serve(template=CHATML, tool_call_parser="none"), {}),
+    ):
+        served.engine.script = says(*PIECES)
+        assert choice_of(served, **body)["message"]["content"] == CALL
+
+
+def test_only_allowed_tools_are_called(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    assert choice_of(served, tool_choice=allowed("auto", "stop"))["message"]["content"] == CALL
+
+
+def test_without_parallel_calls_the_first_is_the_last(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(CALL, "\n", CALL, " Well?")
+    message = choice_of(served, parallel_tool_calls=False)["message"]
+    assert (len(message["tool_calls"]), message["content"]) == (1, None)
+    message = choice_of(served)["message"]
+    assert (len(message["tool_calls"]), message["content"]) == (2, " Well?")
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+def test_each_choice_calls_for_itself(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    choices = served.chat(tools=TOOLS, n=3).json()["choices"]
+    assert len({call["id"] for choice in choices for call in choice["message"]["tool_calls"]}) == 3
+
+
+def test_an_answer_that_is_cut_within_a_call_has_the_arguments_so_far(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES[:3], finish=FinishReason.LENGTH)
+    choice = choice_of(served)
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"zo'
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "reason"),
+    [("required", "tool_calls"), (NAMED, "stop"), (allowed("required", "get_time"), "tool_calls")],
+)
+def test_the_finish_reason_of_forced_calls(serve: Serve, tool_choice: Any, reason: str) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    choice = choice_of(served, tool_choice=tool_choice)
+    assert choice["finish_reason"] == reason
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == ZONE
+    assert deltas_of(served, tool_choice=tool_choice)[-1] == ({}, reason)
+    served.engine.script = says(*PIECES[:2], finish=FinishReason.LENGTH)
+    choice = choice_of(served, tool_choice=tool_choice)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted", "refused"),
+    [
+        ({"tool_choice": "required"}, [CALL, f"{CALL}\n{CALL}"], ["", "Hello", '{"zone": "utc"}']),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [CALL], [f"{CALL}\n{CALL}"]),
+        ({"tool_choice": NAMED}, [CALL], [f"{CALL}\n{CALL}", CALL.replace("get_time", "stop")]),
+        ({"tool_choice": allowed("required", "stop")}, [CALL.replace("get_time", "stop").replace(ZONE, "{}")], [CALL]),
+        ({"tools": None, "functions": [TIME["function"]], "function_call": {"name": "get_time"}}, [CALL], [""]),
+    ],
+)
+def test_a_forced_call_has_a_grammar(
+    serve: Serve, body: dict[str, Any], accepted: list[str], refused: list[str]
+) -> None:
+    grammar = request_of(serve(template=CHATML), **{"tools": TOOLS, **body}).params.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.after) == ("lark_with_schemas", "")
+    assert grammar.param == ("functions" if "functions" in body else "tools")
+    backend = byte_level()
+    guidance = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size())
+    # The double's tokenizer has the opening mark as a special token, this one has not.
+    text = translate(grammar.kind, grammar.text.replace("<[998]>", '\\"<tool_call>\\"')).text
+
+    def takes(answer: str) -> bool:
+        matcher = LLMatcher(guidance, text)
+        assert not matcher.get_error()
+        ids = backend.encode(answer, add_special_tokens=False).ids
+        return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
+
+    assert [takes(answer) for answer in accepted] == [True] * len(accepted)
+    assert [takes(answer) for answer in refused] == [False] * len(refused)
+
+
+def test_special_tokens_that_are_marks_are_seen(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    assert request_of(served, tools=TOOLS).params.visible_special_ids == {998}
+    assert request_of(served).params.visible_special_ids == frozenset()
+
+
+def test_an_unforced_call_has_no_grammar(serve: Serve) -> None:
+    assert request_of(serve(template=CHATML), tools=TOOLS).params.grammar is None
+
+
+def test_a_call_cannot_be_forced_if_none_is_read(serve: Serve) -> None:
+    response = serve(template=CHATML, tool_call_parser="none").chat(tools=TOOLS, tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve, body: dict[str, Any], param: str) -> None:
+    served = serve(template=CHATML)
+    response = served.chat(tools=TOOLS, tool_choice="required", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "together with" in response.json()["error"]["message"]
+    assert served.chat(tools=TOOLS, **body).status_code == 200
+    assert served.chat(tools=TOOLS, tool_choice="required", response_format={"type": "text"}).status_code == 200
+
+
+def test_functions_are_answered_with_a_function_call(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    body = {"tools": None, "functions": [TIME["function"]]}
+    choice = choice_of(served, **body)
+    assert choice["message"]["function_call"] == {"name": "get_time", "arguments": ZONE}
+    assert choice["finish_reason"] == "function_call"
+    _, (begin, _), *arguments, (_, reason) = deltas_of(served, **body)
+    assert begin == {"function_call": {"name": "get_time", "arguments": ""}}
+    assert "".join(delta["function_call"]["arguments"] for delta, _ in arguments) == ZONE
+    assert reason == "function_call"
+
+
+def test_token_ids_and_logprobs_come_with_calls(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(*PIECES)
+    body = {"tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    (whole,) = served.chat(**body).json()["choices"]
+    chunks = [chunk["choices"][0] for chunk in stream_of(served, CHAT, **body)]
+    assert [i for chunk in chunks for i in chunk.get("token_ids", [])] == whole["token_ids"] == [10, 11, 12, 13, 14, 15]
+    streamed = [entry for chunk in chunks for entry in (chunk["logprobs"] or {"content": []})["content"]]
+    assert streamed == whole["logprobs"]["content"]
+
+
+class GetTime(BaseModel):
+    zone: str
+
+
+def test_the_sdk_reads_streams_and_parses_calls(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says("Well: ", *(piece.replace("get_time", "GetTime") for piece in (*PIECES, "\n", CALL)))
+    tools = [pydantic_function_tool(GetTime)]
+    asked: dict[str, Any] = {"model": "org/demo", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    with served.sdk() as client:
+        answer = client.chat.completions.create(**asked).choices[0]
+        parsed = client.chat.completions.parse(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            events = list(stream)
+            final = stream.get_final_completion().choices[0]
+    assert answer.message.tool_calls is not None
+    assert [call.function.arguments for call in answer.message.tool_calls] == [ZONE, ZONE]
+    assert parsed.message.tool_calls is not None
+    assert [call.function.parsed_arguments for call in parsed.message.tool_calls] == [GetTime(zone="utc")] * 2
+    assert final.message.tool_calls is not None
+    assert [call.function.parsed_arguments for call in final.message.tool_calls] == [GetTime(zone="utc")] * 2
+    assert (final.message.content, final.finish_reason) == ("Well: ", "tool_calls")
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, event.index, event.arguments) for event in done] == [
+        ("GetTime", 0, ZONE),
+        ("GetTime", 1, ZONE),
+    ]
+    assert any(event.type == "tool_calls.function.arguments.delta" for event in events)

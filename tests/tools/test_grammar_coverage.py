@@ -1,0 +1,29 @@
+"""Tests that keywords of JSON Schema are obeyed or refused as the documentation says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tokenizers_for_tests import byte_level
+from tools.grammar_coverage import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
+
+ROOT = Path(__file__).parents[2]
+BACKEND = byte_level()
+VOCABULARY = Vocabulary(BACKEND, BACKEND.get_vocab_size(), frozenset([BACKEND.token_to_id("<|im_end|>")]))
+
+
+@pytest.mark.parametrize("row", [*OBEYED, *REFUSED], ids=lambda row: f"{row.keyword} {row.note}".rstrip())
+def test_a_keyword_is_obeyed_or_refused_as_its_row_says(row: Obeyed | RefusedRow) -> None:
+    assert list(failures(VOCABULARY, row, num_walks=3)) == []
+
+
+def test_a_row_that_does_not_hold_is_found() -> None:
+    row = Obeyed("type", {"type": "integer"}, valid=["x"], invalid=[5])
+    assert list(failures(VOCABULARY, row, 0)) == ["x is not accepted", "5 is accepted"]
+    assert list(failures(VOCABULARY, RefusedRow("type", {"type": "integer"}, "$.type"), 0)) == ["it is not refused"]
+
+
+def test_the_table_is_that_of_the_documentation() -> None:
+    assert table() in (ROOT / "docs" / "structured-outputs.md").read_text()

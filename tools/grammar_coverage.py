@@ -1,0 +1,391 @@
+"""Checks which keywords of JSON Schema are obeyed and which are refused: python -m tools.grammar_coverage
+
+Each row is a schema with instances that are valid under it and others that are not. The grammar of a row has to accept
+the first and to reject the others. Then answers are made by drawing among the tokens that the grammar allows, 50 for
+each row: after some tokens each is brought to an end, and must be valid for the library jsonschema. A row that is
+refused has to be refused with its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import tokenizers
+
+from oaiserve import demo
+from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.grammar import CompiledGrammar, Grammars, GrammarViolation
+from oaiserve.engine.request import Grammar
+from oaiserve.errors import InvalidRequest
+from tools.markdown import as_markdown, write_between
+
+NUM_WALKS = 50
+MOST_FREE_TOKENS = 30  # drawn among all that are allowed; then such that close what is open are preferred
+MOST_TOKENS = 2_000
+CLOSING = (b'"}', b'"]', b'"', b"@", b"}", b"]", b":", b",", b"0")
+LETTER = {"type": "string", "pattern": "^[a-z]$"}
+
+
+@dataclass(frozen=True)
+class Obeyed:
+    keyword: str
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RefusedRow:
+    keyword: str
+    schema: Any
+    place: str  # in the message
+    note: str = ""
+
+
+def string(**keywords: Any) -> dict[str, Any]:
+    return {"type": "string", **keywords}
+
+
+def numeric(**keywords: Any) -> dict[str, Any]:
+    return {"type": "number", **keywords}
+
+
+def integer(**keywords: Any) -> dict[str, Any]:
+    return {"type": "integer", **keywords}
+
+
+def array(**keywords: Any) -> dict[str, Any]:
+    return {"type": "array", **keywords}
+
+
+def record(*required: str, **keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), **keywords}
+
+
+CAT = record("kind", "lives", properties={"kind": {"const": "cat"}, "lives": integer()})
+DOG = record("kind", "good", properties={"kind": {"const": "dog"}, "good": {"type": "boolean"}})
+TREE = record("name", properties={"name": LETTER, "children": array(items={"$ref": "#"}, maxItems=2)})
+
+OBEYED = [
+    Obeyed("type", {"type": "boolean"}, [True, False], [None, 0, "true"]),
+    Obeyed("type", {"type": ["integer", "null"]}, [5, -3, None], ["5", True, {}], "a list of types"),
+    Obeyed(
+        "enum", {"enum": ["a", "ab", 1, 1.5, None, [1], {"k": 2}]}, ["a", "ab", 1, 1.5, None, [1], {"k": 2}], ["abc", 2]
+    ),
+    Obeyed("enum", {"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None], "beside `type`"),
+    Obeyed("const", {"const": {"b": [1, "x"], "a": None}}, [{"b": [1, "x"], "a": None}], [{}, {"b": [1, "x"]}]),
+    Obeyed(
+        "properties",
+        record(properties={"b": integer(), "a": LETTER}),
+        [{}, {"b": 1, "a": "x"}, {"a": "x"}],
+        [{"b": "x"}],
+        "in their order; if they are listed, no others, unless `additionalProperties` is given",
+    ),
+    Obeyed("required", record("a", properties={"a": LETTER, "b": LETTER}), [{"a": "x"}], [{}, {"b": "x"}]),
+    Obeyed(
+        "additionalProperties",
+        record(additionalProperties=integer(), properties={"a": LETTER}),
+        [{"a": "x"}, {"a": "x", "b": 1}],
+        [{"a": 1}, {"b": "x"}],
+        "a schema",
+    ),
+    Obeyed(
+        "additionalProperties",
+        record(additionalProperties=False, properties={"a": LETTER}),
+        [{}, {"a": "x"}],
+        [{"b": 1}],
+    ),
+    Obeyed(
+        "patternProperties",
+        record(patternProperties={"^n_": integer(), "^s_": LETTER}, additionalProperties=False),
+        [{}, {"n_a": 1, "s_b": "x"}],
+        [{"n_a": "x"}, {"b": 1}],
+        "if no name can match two of the patterns",
+    ),
+    Obeyed(
+        "propertyNames",
+        record(propertyNames={"type": "string"}, additionalProperties=integer()),
+        [{}, {"a": 1}],
+        [{"a": "x"}],
+        'only `{"type": "string"}`, which demands nothing',
+    ),
+    Obeyed(
+        "minProperties",
+        record("a", properties={"a": LETTER, "b": LETTER}, minProperties=1),
+        [{"a": "x"}],
+        [{}],
+        "at most one more than are required",
+    ),
+    Obeyed(
+        "minProperties", record(properties={"a": LETTER, "b": LETTER}, minProperties=1), [{"a": "x"}, {"b": "x"}], [{}]
+    ),
+    Obeyed(
+        "maxProperties",
+        record(maxProperties=2, additionalProperties=integer()),
+        [{}, {"a": 1, "b": 2}],
+        [{"a": 1, "b": 2, "c": 3}],
+        "if all listed properties are required",
+    ),
+    Obeyed("items", array(items=integer()), [[], [1, 2]], [["x"], [1, None]]),
+    Obeyed("items", array(items=False), [[]], [[1]], "`false`"),
+    Obeyed(
+        "prefixItems",
+        array(prefixItems=[LETTER, integer()], items=False, minItems=2),
+        [["x", 1]],
+        [[], ["x"], [1, "x"], ["x", 1, 2]],
+    ),
+    Obeyed("minItems", array(items=integer(), minItems=2), [[1, 2], [1, 2, 3]], [[], [1]]),
+    Obeyed("maxItems", array(items=integer(), maxItems=2), [[], [1, 2]], [[1, 2, 3]]),
+    Obeyed("minLength", string(minLength=2), ["ab", "é😀"], ["", "a", "😀"], "in characters"),
+    Obeyed("maxLength", string(maxLength=2), ["", "😀é"], ["abc"]),
+    Obeyed("pattern", string(pattern="^[a-c]+\\d$"), ["ab1", "c0"], ["1", "xab1", "ab1x"]),
+    Obeyed("pattern", string(pattern="b"), ["b", "abc"], ["", "ac"], "without anchors, somewhere in the string"),
+    Obeyed(
+        "pattern",
+        string(pattern="^[a-z]+$", minLength=2, maxLength=3),
+        ["ab", "abc"],
+        ["a", "abcd", "A1"],
+        "with bounds of length",
+    ),
+    Obeyed("format", string(format="date"), ["2024-02-29"], ["2023-02-29", "2024-13-01", "x"], "`date`"),
+    Obeyed("format", string(format="time"), ["23:59:01Z", "01:02:03.5+01:00"], ["24:00:00Z", "1:2:3"], "`time`"),
+    Obeyed(
+        "format",
+        string(format="date-time"),
+        ["2024-02-29T23:59:01Z"],
+        ["2024-02-30T00:00:00Z", "2024-02-29"],
+        "`date-time`",
+    ),
+    Obeyed("format", string(format="duration"), ["P1DT2H", "P3W"], ["1D", "P"], "`duration`"),
+    Obeyed("format", string(format="uuid"), ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"], "`uuid`"),
+    Obeyed("format", string(format="email"), ["a.b@example.org"], ["a.b", "@x"], "`email`"),
+    Obeyed("format", string(format="hostname"), ["a-b.example.org"], ["-a", "a..b"], "`hostname`"),
+    Obeyed("format", string(format="ipv4"), ["127.0.0.1"], ["256.0.0.1", "1.2.3"], "`ipv4`"),
+    Obeyed("format", string(format="ipv6"), ["::1", "2001:db8::ff00:42:8329"], ["1.2.3.4", ":::"], "`ipv6`"),
+    Obeyed("format", string(format="uri"), ["https://example.org/a?b=c#d"], ["example", "/a"], "`uri`"),
+    Obeyed("minimum", integer(minimum=-3), [-3, 0, 12], [-4, -30]),
+    Obeyed("maximum", numeric(maximum=2.5), [2.5, -7, 2.4], [2.6, 3]),
+    Obeyed("exclusiveMinimum", numeric(exclusiveMinimum=-1.5), [-1.4, 0], [-1.5, -2]),
+    Obeyed("exclusiveMaximum", integer(exclusiveMaximum=10), [9, -10], [10, 11]),
+    Obeyed(
+        "multipleOf",
+        integer(multipleOf=3, minimum=-9, maximum=30),
+        [-9, 0, 27],
+        [1, -8, 33],
+        "whole numbers, 0.5 and 0.25",
+    ),
+    Obeyed("anyOf", {"anyOf": [LETTER, integer(minimum=5)]}, ["x", 5], ["xy", 4]),
+    Obeyed(
+        "anyOf",
+        record("a", properties={"a": {}}, anyOf=[{"required": ["b"]}, {"properties": {"a": integer()}}]),
+        [{"a": 1}],
+        [{"a": "x"}],
+        "beside other keywords",
+    ),
+    Obeyed(
+        "oneOf",
+        {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
+        [{"kind": "cat", "lives": 9}, {"kind": "dog", "good": True}],
+        [{"kind": "cat", "good": True}, {}],
+        "if the schemas exclude each other: by type, `const` or `enum`, or by those of a required property",
+    ),
+    Obeyed(
+        "allOf",
+        {"allOf": [record("a", properties={"a": integer(minimum=2)}), record(properties={"a": integer(maximum=3)})]},
+        [{"a": 2}, {"a": 3}],
+        [{"a": 1}, {"a": 4}, {}],
+    ),
+    Obeyed(
+        "$ref",
+        TREE,
+        [{"name": "a", "children": [{"name": "b"}]}],
+        [{"children": []}, {"name": "a", "children": [1]}],
+        "recursive, too",
+    ),
+    Obeyed(
+        "$ref",
+        record("c", properties={"a/b": integer(), "c": {"$ref": "#/properties/a~1b", "minimum": 3}}),
+        [{"c": 3}],
+        [{"c": 2}, {"c": "x"}],
+        "within the document; beside other keywords",
+    ),
+    Obeyed(
+        "$anchor",
+        record("a", properties={"a": {"$ref": "#letter"}}, **{"$defs": {"x": {"$anchor": "letter", **LETTER}}}),
+        [{"a": "x"}],
+        [{"a": 1}],
+    ),
+    Obeyed(
+        "title, description, default, examples, $comment, deprecated, readOnly, ...",
+        integer(title="A", description="B", default="x", examples=[None], deprecated=True),
+        [1],
+        ["x"],
+        "annotations, like all names that JSON Schema does not define",
+    ),
+]
+
+REFUSED = [
+    RefusedRow("not", record(properties={"a": {"not": integer()}}), "$.properties.a.not"),
+    RefusedRow("if, then, else", {"if": integer(), "then": {"minimum": 1}}, "$.if"),
+    RefusedRow("contains", array(contains=integer()), "$.contains"),
+    RefusedRow("uniqueItems", array(uniqueItems=True), "$.uniqueItems"),
+    RefusedRow("propertyNames", record(propertyNames={"pattern": "^a"}), "$.propertyNames", "with anything but a type"),
+    RefusedRow("dependentRequired", record(dependentRequired={"a": ["b"]}), "$.dependentRequired"),
+    RefusedRow("dependentSchemas", record(dependentSchemas={"a": {}}), "$.dependentSchemas"),
+    RefusedRow("dependencies", record(dependencies={"a": ["b"]}), "$.dependencies"),
+    RefusedRow("unevaluatedProperties", record(unevaluatedProperties=False), "$.unevaluatedProperties"),
+    RefusedRow("unevaluatedItems", array(unevaluatedItems=False), "$.unevaluatedItems"),
+    RefusedRow("$dynamicRef", {"$dynamicRef": "#a"}, "$.$dynamicRef"),
+    RefusedRow(
+        "$ref",
+        record(properties={"a": {"$ref": "https://example.org/x"}}),
+        "$.properties.a.$ref",
+        "to other documents: nothing is fetched",
+    ),
+    RefusedRow("oneOf", {"oneOf": [integer(), numeric()]}, "$.oneOf", "if two of its schemas may both be valid"),
+    RefusedRow(
+        "pattern",
+        array(items=string(pattern="a(?=b)")),
+        "$.items.pattern",
+        "look-around, back references, word boundaries",
+    ),
+    RefusedRow("format", string(format="idn-email"), "$.format", "any other"),
+    RefusedRow("multipleOf", numeric(multipleOf=0.1), "$.multipleOf", "fractions, about which libraries disagree"),
+    RefusedRow("minProperties", record(minProperties=2), "$.minProperties", "above that"),
+    RefusedRow(
+        "patternProperties",
+        record(patternProperties={"^a": integer(), "b$": LETTER}),
+        "$",
+        "if a name can match two of the patterns",
+    ),
+]
+
+
+class Vocabulary:
+    """The tokens of a model, and the grammars for them."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        table = TokenTable(backend)
+        self._backend = backend
+        self._grammars = Grammars(backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        self._bytes = [table.bytes_of(token_id) for token_id in range(vocab_size)]
+        self._eos = np.isin(np.arange(vocab_size), list(eos_token_ids))
+        self._closing = [self._bytes.index(each) for each in CLOSING if each in self._bytes]
+        self._words = np.zeros(-(-vocab_size // 32), np.uint32)
+
+    def compile(self, schema: Any) -> CompiledGrammar:
+        return self._grammars.compile(Grammar("json_schema", json.dumps(schema)))
+
+    def accepts(self, compiled: CompiledGrammar, instance: Any) -> bool:
+        matcher = compiled.matcher()
+        text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
+        try:
+            for token_id in self._backend.encode(text, add_special_tokens=False).ids:
+                matcher.push(token_id)
+        except GrammarViolation:
+            return False
+        matcher.fill_mask(self._words)
+        return bool((self._allowed() & self._eos).any())
+
+    def walk(self, compiled: CompiledGrammar, rng: random.Random) -> str:
+        """Make an answer of tokens that are drawn among those that are allowed."""
+        matcher, text = compiled.matcher(), b""
+        for num_tokens in range(MOST_TOKENS):
+            if matcher.is_complete:
+                break
+            matcher.fill_mask(self._words)
+            allowed = self._allowed()
+            may_end = bool((allowed & self._eos).any())
+            closing = [token_id for token_id in self._closing if allowed[token_id]]
+            choices = np.flatnonzero(allowed & ~self._eos)
+            if may_end and (num_tokens > MOST_FREE_TOKENS or not len(choices) or rng.random() < 0.3):
+                break
+            is_closing = closing and num_tokens > MOST_FREE_TOKENS and rng.random() < 0.8
+            token_id = closing[0] if is_closing else int(rng.choice(choices))
+            matcher.push(token_id)
+            text += self._bytes[token_id]
+        return text.decode()
+
+    def _allowed(self) -> Any:
+        return np.unpackbits(self._words.view(np.uint8), bitorder="little")[: len(self._bytes)].astype(bool)
+
+
+def failures(vocabulary: Vocabulary, row: Obeyed | RefusedRow, num_walks: int) -> Iterator[str]:
+    """Yield what does not hold of a row."""
+    try:
+        compiled = vocabulary.compile(row.schema)
+    except InvalidRequest as error:
+        if isinstance(row, Obeyed) or f"{row.place} " not in f"{error.message.rstrip('.')} ":
+            yield error.message
+        return
+    if isinstance(row, RefusedRow):
+        yield "it is not refused"
+        return
+    validator = jsonschema.Draft202012Validator(
+        row.schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    for instance in row.valid:
+        if not (validator.is_valid(instance) and vocabulary.accepts(compiled, instance)):
+            yield f"{instance} is not accepted"
+    for instance in row.invalid:
+        if vocabulary.accepts(compiled, instance):
+            yield f"{instance} is accepted"
+    for seed in range(num_walks):
+        answer = vocabulary.walk(compiled, random.Random(seed))
+        try:
+            is_valid = validator.is_valid(json.loads(answer))
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            yield f"the answer {answer[:200]} is not valid"
+
+
+def table() -> str:
+    """Return the table of keywords, those that are obeyed first."""
+    rows = [("keyword", "", "")]
+    for title, group in (("obeyed", OBEYED), ("refused", REFUSED)):
+        notes: dict[str, list[str]] = {}
+        for row in group:
+            notes.setdefault(row.keyword, []).extend([row.note] if row.note else [])
+        for keyword, found in notes.items():
+            names = ", ".join(name if name == "..." else f"`{name}`" for name in keyword.split(", "))
+            rows.append((names, title, "; ".join(found)))
+    return "\n".join(as_markdown(rows))
+
+
+def demo_vocabulary() -> Vocabulary:
+    backend = tokenizers.Tokenizer.from_file(str(demo.resolve() / "tokenizer.json"))
+    eos = frozenset(backend.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    return Vocabulary(backend, backend.get_vocab_size(), eos)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--markdown", type=Path, help="page to write the table into")
+    parser.add_argument("--walks", type=int, default=NUM_WALKS, help="answers that are drawn for each row")
+    arguments = parser.parse_args()
+    vocabulary = demo_vocabulary()
+    found = [
+        f"{row.keyword}: {failure}"
+        for row in [*OBEYED, *REFUSED]
+        for failure in failures(vocabulary, row, arguments.walks)
+    ]
+    print(table())
+    if found:
+        raise SystemExit("\n".join(found))
+    print(f"{len(OBEYED)} schemas are obeyed, in {len(OBEYED) * arguments.walks} answers; {len(REFUSED)} are refused.")
+    if arguments.markdown:
+        write_between(arguments.markdown, "keywords", table())
+
+
+if __name__ == "__main__":
+    main()
