@@ -108,6 +108,8 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "refers to itself for the same value"),
         ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "refers to itself without an end"),
         ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "without an end"),
+        ({"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}}, "without an end"),
+        ({"required": ["a"], "allOf": [{"type": "object"}, {"properties": {"a": {"$ref": "#"}}}]}, "without an end"),
         ({"type": "string", "minLength": MOST_FORCED + 1}, f"more than {MOST_FORCED} characters"),
         ({"type": "array", "minItems": 5000, "items": {"const": "x" * 100}}, f"more than {MOST_FORCED} characters"),
         ({"minProperties": 2}, "'minProperties' at $.minProperties is not supported where"),
