@@ -75,6 +75,8 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"multipleOf": 0.3}, "$.multipleOf must be a whole number"),
         ({"const": 2**53 + 1}, "the value at $.const has a number beyond"),
         ({"enum": ["a", {"b": [1e300]}]}, "the value at $.enum[1] has a number beyond"),
+        ({"enum": ["a", "b\x01"]}, "the value at $.enum[1] has a control character"),
+        ({"pattern": "\x7f"}, "the pattern at $.pattern has the control character U+007F"),
         ({"maximum": 1e300}, "$.maximum must be a number up to"),
         ({"pattern": "("}, "the pattern at $.pattern has a '(' without a ')'"),
         ({"pattern": 5}, "$.pattern must be a string"),

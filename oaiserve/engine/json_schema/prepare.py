@@ -259,6 +259,8 @@ class _Preparation:
                 raise Refused(
                     f"the value at {where} has a number beyond {LARGEST_NUMBER}, which no float holds exactly"
                 )
+            if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
+                raise Refused(f"the value at {where} has a control character that strings of answers do not have")
             if isinstance(each, dict | list):
                 waiting += [(inner, depth + 1) for inner in (each.values() if isinstance(each, dict) else each)]
         return value
