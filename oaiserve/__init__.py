@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
-    from oaiserve.engine.request import Request, SamplingParams
+    from oaiserve.engine.request import Grammar, Request, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Request", "SamplingParams", "__version__"]
+__all__ = ["Engine", "Grammar", "Request", "SamplingParams", "__version__"]
 
 _HOMES = {
     "Engine": "oaiserve.engine.engine",
+    "Grammar": "oaiserve.engine.request",
     "Request": "oaiserve.engine.request",
     "SamplingParams": "oaiserve.engine.request",
 }

@@ -113,10 +113,20 @@ OBEYED = [
     ),
     Obeyed(
         "propertyNames",
-        record(propertyNames={"type": "string"}, additionalProperties=integer()),
-        [{}, {"a": 1}],
-        [{"a": "x"}],
-        'only `{"type": "string"}`, which demands nothing',
+        record(
+            propertyNames={"$ref": "#/$defs/n"},
+            additionalProperties=integer(),
+            **{"$defs": {"n": {"enum": ["a", "b"]}}},
+        ),
+        [{}, {"a": 1, "b": 2}],
+        [{"c": 1}, {"a": "x"}],
+        "an `enum` or a `pattern`, without `properties`",
+    ),
+    Obeyed(
+        "propertyNames",
+        record(propertyNames=string(pattern="^x"), additionalProperties=integer()),
+        [{}, {"x1": 1}],
+        [{"a": 1}, {"x": "x"}],
     ),
     Obeyed(
         "minProperties",
@@ -238,7 +248,7 @@ REFUSED = [
     RefusedRow("if, then, else", {"if": integer(), "then": {"minimum": 1}}, "$.if"),
     RefusedRow("contains", array(contains=integer()), "$.contains"),
     RefusedRow("uniqueItems", array(uniqueItems=True), "$.uniqueItems"),
-    RefusedRow("propertyNames", record(propertyNames={"pattern": "^a"}), "$.propertyNames", "with anything but a type"),
+    RefusedRow("propertyNames", record(propertyNames={"minLength": 2}), "$.propertyNames", "with anything else"),
     RefusedRow("dependentRequired", record(dependentRequired={"a": ["b"]}), "$.dependentRequired"),
     RefusedRow("dependentSchemas", record(dependentSchemas={"a": {}}), "$.dependentSchemas"),
     RefusedRow("dependencies", record(dependencies={"a": ["b"]}), "$.dependencies"),

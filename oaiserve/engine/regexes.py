@@ -20,6 +20,9 @@ MOST_PLACES = 2**17  # for characters: one that is repeated has as many places a
 MOST_FORCED = 2**14  # characters of the shortest match
 
 ANYTHING = "(?s:.*)"
+# Control characters without a short escape in JSON. Strings of answers do not have them, and llguidance drops them from
+# what it is given.
+UNWRITABLE = frozenset(map(chr, {*range(0x20), 0x7F} - {8, 9, 10, 12, 13}))
 NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # what "." stands for
 # For each class: what all dialects have in it, and what any dialect has in it.
 _CLASSES = {
@@ -43,17 +46,17 @@ class Regex:
 
 
 def search(pattern: str) -> Regex:
-    """Return a regex for the texts in which the pattern matches somewhere. Raises Refused."""
-    return _translated(pattern, ANYTHING)
+    """Return a regex for the strings of JSON in which the pattern matches somewhere. Raises Refused."""
+    return _translated(_Parser(pattern, UNWRITABLE), ANYTHING)
 
 
 def full_match(pattern: str) -> Regex:
     """Return a regex for the texts that the pattern matches as a whole, with or without anchors. Raises Refused."""
-    return _translated(pattern, "")
+    return _translated(_Parser(pattern), "")
 
 
-def _translated(pattern: str, around: str) -> Regex:
-    group = _Parser(pattern).parse()
+def _translated(parser: _Parser, around: str) -> Regex:
+    group = parser.parse()
     if group.num_places > MOST_PLACES:
         raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
     if group.least > MOST_FORCED:
@@ -142,10 +145,12 @@ def _emit(group: _Group, before: str | None, after: str | None) -> str:
 class _Parser:
     """A parser reads one pattern, from left to right."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, unwritable: frozenset[str] = frozenset()) -> None:
+        """The pattern may have none of the unwritable characters on its own."""
         if len(pattern) > MOST_CHARACTERS:
             raise Refused(f"has more than {MOST_CHARACTERS} characters")
         self._text = pattern
+        self._unwritable = unwritable
         self._at = 0
         self._depth = 0
 
@@ -235,7 +240,7 @@ class _Parser:
             case "{" if _COUNT.match(self._text, self._at - 1):
                 raise Refused("has a '{' with nothing to repeat")
             case _:
-                return _Atom(_character(_unbroken(character)))
+                return _Atom(self._written(_unbroken(character)))
 
     def _parenthesis(self) -> _Group:
         if self._peek() == "?":
@@ -271,7 +276,12 @@ class _Parser:
         if found := _PROPERTY.match(self._text, self._at):
             self._at = found.end()
             return f"\\{found[0]}"
-        return _character(self._escaped_character())
+        return self._written(self._escaped_character())
+
+    def _written(self, character: str) -> str:
+        if character in self._unwritable:
+            raise Refused(f"has the control character U+{ord(character):04X}, which strings of answers do not have")
+        return _character(character)
 
     def _escaped_character(self) -> str:
         """Read what follows a backslash, where it is one character."""
@@ -300,9 +310,10 @@ class _Parser:
         if self._peek() == "]":
             raise Refused("has '[]' or '[^]', which dialects read in different ways")
         members: list[str] = []
+        write = _character if is_negated else self._written
         while (first := self._member(is_negated)) is not None:
             if self._peek() != "-" or self._text.startswith("-]", self._at):
-                members.append(first if len(first) > 1 else _character(first))
+                members.append(first if len(first) > 1 else write(first))
                 continue
             self._at += 1
             last = self._member(is_negated)
@@ -310,7 +321,7 @@ class _Parser:
                 raise Refused("has a '-' after a class such as '\\d'; write it at the end")
             if first > last:
                 raise Refused(f"has the range {first}-{last}, which is the wrong way round")
-            members.append(f"{_character(first)}-{_character(last)}")
+            members.append(write(first) if first == last else f"{_character(first)}-{_character(last)}")
         return f"[{'^' if is_negated else ''}{''.join(members)}]"
 
     def _member(self, is_negated: bool) -> str | None:

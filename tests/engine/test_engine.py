@@ -17,6 +17,7 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     FinishReason,
+    Grammar,
     PromptDone,
     Request,
     SamplingParams,
@@ -281,6 +282,16 @@ class FailingRunner(ScriptedRunner):
     def run(self, step: Step) -> list[ChunkResult]:
         super().run(step)
         raise RuntimeError("the device is gone")
+
+
+def test_a_grammar_that_cannot_be_obeyed_fails_its_request_before_anything_is_computed() -> None:
+    runner = ScriptedRunner()
+    with make_engine(runner) as engine:
+        (failed,) = engine.stream(request(grammar=Grammar("regex", "(", "guided_regex")))
+        assert list(engine.stream(request("other")))[-1].usage.completion_tokens == 3
+    assert isinstance(failed, Failed)
+    assert (failed.error.status, failed.error.param) == (400, "guided_regex")
+    assert runner.steps[0][0][0] == "other"
 
 
 def test_if_a_step_fails_all_requests_fail_and_new_ones_are_refused() -> None:

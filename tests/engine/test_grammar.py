@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from oaiserve.engine import grammar as grammar_module
 from oaiserve.engine.detokenize import BYTE_LEVEL_CHARACTERS
 from oaiserve.engine.grammar import CompiledGrammar, Grammars, GrammarViolation, Matcher
 from oaiserve.engine.grammar_forms import Translated, translate
-from oaiserve.engine.request import Grammar, GrammarKind
+from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
 from oaiserve.errors import InvalidRequest
 from tests.engine.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
 
@@ -200,6 +201,11 @@ class TestAfter:
     def test_the_text_may_be_a_single_character(self) -> None:
         matcher = pushed(compiled("regex", "a", after="|").matcher(), "x|")
         assert not matcher.is_free
+
+
+def test_a_grammar_is_data() -> None:
+    params = SamplingParams(grammar=Grammar("regex", "a+", "guided_regex", after="x"))
+    assert pickle.loads(pickle.dumps(params)) == params
 
 
 def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:

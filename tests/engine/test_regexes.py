@@ -111,6 +111,14 @@ def test_what_takes_others_long_is_an_automaton_like_any(pattern: str) -> None:
     assert search(pattern).text
 
 
+@pytest.mark.parametrize("pattern", [r"a\x01", "\x7f", r"[\x02]", r"[\x02-\x02]", "(\x00|a)"])
+def test_control_characters_that_json_has_no_short_escape_for_are_refused_in_strings(pattern: str) -> None:
+    with pytest.raises(Refused, match="control character U[+]00"):
+        search(pattern)
+    assert full_match(pattern).text
+    assert search(r"[^\x00-\x1f\x7f]\n").text  # they may be excluded
+
+
 def test_classes_have_what_all_dialects_agree_on() -> None:
     assert full_match(r"\d").text == "(?:[0-9])"
     assert full_match(r"[^\d]").text == r"(?:[^\p{Nd}])"  # no digit of any script

@@ -72,27 +72,35 @@ class Limits:
             if self._least(part, least) > MOST_FORCED:
                 raise Refused(f"a value that is valid at {place} must have more than {MOST_FORCED} characters")
 
-    def _least(self, prepared: Any, least: dict[str, float], around: frozenset[str] = frozenset(TYPES)) -> float:
+    def _least(
+        self,
+        prepared: Any,
+        least: dict[str, float],
+        kinds: frozenset[str] = frozenset(TYPES),
+        required: frozenset[str] = frozenset(),
+    ) -> float:
         """Return how many characters an instance has at least, from the same of the definitions; inf: it never ends.
 
-        The instance is of a type in `around`.
+        What stands around the schema leaves these types, and requires these properties.
         """
         if not isinstance(prepared, dict):
             return 1
-        kinds = around & self._possible(prepared)
+        kinds &= self._possible(prepared)
+        required |= frozenset(prepared.get("required", ()))
         found: list[float] = [1]
         if "$ref" in prepared:
             found.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
-        found += [self._least(each, least, kinds) for each in prepared.get("allOf", ())]
+        found += [self._least(each, least, kinds, required) for each in prepared.get("allOf", ())]
         if "anyOf" in prepared:
-            found.append(min(self._least(each, least) for each in prepared["anyOf"]))
+            found.append(min(self._least(each, least, kinds, required) for each in prepared["anyOf"]))
         if "const" in prepared or "enum" in prepared:
             values = prepared["enum"] if "enum" in prepared else [prepared["const"]]
             found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
         match sorted(kinds):
             case ["object"]:
                 listed = prepared.get("properties", {})
-                found.append(sum(len(n) + self._least(listed.get(n), least) for n in prepared.get("required", ())))
+                others = None if "patternProperties" in prepared else prepared.get("additionalProperties")
+                found.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
             case ["array"]:
                 first, num = prepared.get("prefixItems", []), prepared.get("minItems", 0)
                 more = num - len(first)

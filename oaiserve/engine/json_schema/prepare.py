@@ -57,6 +57,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "x-guidance": (),  # llguidance's own, which could tell it to ignore what it cannot obey
 }
 _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
+_STRING = ("type", "string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class _Preparation:
         self._current.num_schemas += 1
         if self._num_schemas > MOST_SCHEMAS:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
-        schema = modern(schema, place)
+        schema = self._with_names(modern(schema, place), place)
         self._refuse(schema, place)
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
@@ -177,12 +178,32 @@ class _Preparation:
             )
         return self._schema(schema, place, depth + 1, is_alone)
 
+    def _with_names(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return a schema without "propertyNames": listed names become properties, and a pattern one of properties."""
+        if "propertyNames" not in schema:
+            return schema
+        names = self._document.resolved(schema["propertyNames"])
+        if isinstance(names, dict):  # what it says, but for annotations and that it is a string, as every name is
+            names = {name: value for name, value in names.items() if _is_known(name) and (name, value) != _STRING}
+        others = {name: value for name, value in schema.items() if name != "propertyNames"}
+        if names in (True, {}):
+            return others
+        if isinstance(names, dict) and not schema.keys() & {"properties", "patternProperties"}:
+            value = schema.get("additionalProperties", True)
+            match names:
+                case {"enum": [*listed]} if len(names) == 1 and all(isinstance(name, str) for name in listed):
+                    return {**others, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
+                case {"pattern": str(pattern)} if len(names) == 1:
+                    return {**others, "patternProperties": {pattern: value}, "additionalProperties": False}
+        raise Refused(
+            f"the keyword 'propertyNames' at {step(place, 'propertyNames')} is only supported with an 'enum' or a "
+            "'pattern', where there are no 'properties'"
+        )
+
     def _refuse(self, schema: dict[str, Any], place: str) -> None:
         for keyword, harmless in REFUSED.items():
             if keyword in schema and schema[keyword] not in harmless:
                 raise Refused(f"the keyword '{keyword}' at {step(place, keyword)} is not supported")
-        if "propertyNames" in schema and schema["propertyNames"] not in (True, {}, {"type": "string"}):
-            raise Refused(f"the keyword 'propertyNames' at {step(place, 'propertyNames')} is not supported")
         if str(schema.get("$id", "#"))[:1] != "#" and place != "$" and has_reference(schema):
             raise Refused(f"the keyword '$id' at {step(place, '$id')} is not supported around a '$ref'")
 
@@ -238,6 +259,8 @@ class _Preparation:
                 raise Refused(
                     f"the value at {where} has a number beyond {LARGEST_NUMBER}, which no float holds exactly"
                 )
+            if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
+                raise Refused(f"the value at {where} has a control character that strings of answers do not have")
             if isinstance(each, dict | list):
                 waiting += [(inner, depth + 1) for inner in (each.values() if isinstance(each, dict) else each)]
         return value
@@ -342,3 +365,7 @@ _CHECKED: dict[str, Any] = {
     "pattern": _Preparation._pattern,
     "format": _Preparation._format,
 }
+
+
+def _is_known(keyword: str) -> bool:
+    return keyword in _CHECKED or keyword in REFUSED or keyword in _APPLICATORS or keyword == "propertyNames"
