@@ -59,7 +59,7 @@ def prometheus(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         ) as http,
     ):
         for round_ in (1, 2):  # a rate needs a series that exists before it grows
-            load = list(calls())
+            load = list(calls(round_))
             for _ in threads.map(lambda call: call.send(http), load):
                 pass
             prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): round_ * len(load)})
