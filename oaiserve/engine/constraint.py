@@ -18,11 +18,11 @@ class Matcher(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether no constraint applies yet."""
+        """Return whether no constraint applies yet."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end can follow."""
+        """Return whether nothing but the end can follow."""
 
     def fill_mask(self, words: np.ndarray) -> None:
         """Set bit i % 32 of `words[i // 32]`, uint32, to whether id i may come next, and all other bits to 0."""
@@ -57,12 +57,12 @@ class Constraint:
 
     @property
     def is_free(self) -> bool:
-        """Whether any id may be drawn now."""
+        """Return whether any id may be drawn now."""
         return self._matcher.is_free
 
     @property
     def is_complete(self) -> bool:
-        """Whether the choice ends now, without an end-of-sequence token."""
+        """Return whether the choice ends now, without an end-of-sequence token."""
         return self._matcher.is_complete
 
     def ends_with(self, token_id: int) -> bool:

@@ -43,7 +43,10 @@ class GrammarViolation(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Original:
-    """What all matchers of a grammar are copies of. They share the states that were made so far, and their limit."""
+    """An original is the matcher of a grammar that all others are copies of.
+
+    They share the states that were made so far, and their limit.
+    """
 
     matcher: llguidance.LLMatcher
     is_spent: bool = False  # one of them has failed, and so others may

@@ -16,9 +16,7 @@ def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list
     drawing = [
         (chunk, constraint)
         for chunk in chunks
-        if (constraint := chunk.sequence.constraint) is not None
-        and not constraint.is_free
-        and chunk.end == len(chunk.sequence.token_ids)
+        if (constraint := chunk.sequence.constraint) is not None and not constraint.is_free and chunk.ends_at_last_id
     ]
     if not drawing:
         return None, []

@@ -1,4 +1,4 @@
-"""Why a constraint cannot be obeyed. Stdlib only."""
+"""Defines the error that says why a constraint cannot be obeyed. Stdlib only."""
 
 from __future__ import annotations
 

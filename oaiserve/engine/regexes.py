@@ -75,7 +75,7 @@ def _character(character: str) -> str:
 
 @dataclass(slots=True)
 class _Atom:
-    """What may be repeated: a character, a class or a group."""
+    """An atom is what may be repeated: a character, a class or a group."""
 
     item: str | _Group
     num_places: int = 1

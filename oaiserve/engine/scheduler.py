@@ -31,8 +31,8 @@ from oaiserve.record import WaitReason
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
-# What a prompt token counts in a step in which others decode, if its log-probabilities are wanted. The model's last
-# layer and a sort over the vocabulary take about three times as long as all other layers of a small model.
+# What a prompt token counts in a step in which others decode, if its log-probabilities are wanted: the model's last
+# layer is computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
 
 

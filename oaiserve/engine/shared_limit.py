@@ -6,7 +6,7 @@ from threading import Lock
 
 
 class SharedLimit:
-    """What waits, by client, in any unit, and the limit on it. Any thread may call its methods.
+    """A shared limit counts what waits, by client and in any unit. Any thread may call its methods.
 
     One client may take all of the limit while nobody else needs it. The others may still take their shares then, one of
     as many as there are clients that wait: beyond the limit, as long as there were room without the client that has

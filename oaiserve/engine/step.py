@@ -36,6 +36,11 @@ class Chunk(NamedTuple):
         return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
 
     @property
+    def ends_at_last_id(self) -> bool:
+        """Return whether all ids up to the chunk's end are known, and none after it, so that it may draw now."""
+        return self.end == len(self.sequence.token_ids)
+
+    @property
     def draws_late(self) -> bool:
         """Return whether the chunk's draw is none of those that a launch makes: it waits for ids, or for a mask."""
         sequence = self.sequence

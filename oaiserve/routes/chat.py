@@ -38,7 +38,7 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 
 class _Chat:
-    """What one request is about: its tools and its reasoning, which the parameters, the prompt and the answer share."""
+    """The tools and the reasoning of one request, which its parameters, its prompt and its answer share."""
 
     def __init__(self, forms: AnswerForms, counted_calls: dict[ToolCallOutcome, int]) -> None:
         self._forms = forms

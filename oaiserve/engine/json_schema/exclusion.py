@@ -1,4 +1,4 @@
-"""Whether schemas exclude each other: then "oneOf" of them is the same as "anyOf"."""
+"""Finds out whether schemas exclude each other: then "oneOf" of them is the same as "anyOf"."""
 
 from __future__ import annotations
 

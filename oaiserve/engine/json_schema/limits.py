@@ -1,4 +1,4 @@
-"""What llguidance would take too long over, too deep into or too much memory for: compiling cannot be interrupted.
+"""Refuses what would take llguidance too long, too deep or too much memory, because compiling cannot be interrupted.
 
 A document is refused here by its definitions: those that refer to themselves without an end, go too deep, are copied
 too often, or demand too long a text.

@@ -1,4 +1,4 @@
-"""How schemas are spoken of: places, types and values. It imports nothing of ours but the refusal."""
+"""The terms in which schemas are spoken of: places, types and values. This file imports only the refusal of ours."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class ModelRunner:
         if not launched.waiting_rows:
             return
         # A sequence that ended without the token that its draw waits for will never have that token.
-        rows = [row for row in launched.waiting_rows if _is_last(_chunk(launched, row))]
+        rows = [row for row in launched.waiting_rows if _chunk(launched, row).ends_at_last_id]
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
@@ -243,11 +243,6 @@ def _without_torch(run: Callable[[], T]) -> T:
 
 def _chunk(launched: Launched, row: int) -> Chunk:
     return launched.step.chunks[launched.sample_chunks[row]]
-
-
-def _is_last(chunk: Chunk) -> bool:
-    """Return whether all ids up to the end of the chunk are known, and none after it."""
-    return chunk.end == len(chunk.sequence.token_ids)
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
