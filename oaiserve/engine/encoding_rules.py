@@ -99,21 +99,22 @@ class EncodingRules:
             self._recognise_byte_level(definition)
             self._recognise_spaces(definition)
 
-    def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that the text has at least, without encoding it."""
-        least = 0
-        if self.characters_per_token is not None:
-            num_characters = len(text) - self._count_vanishing(text)
-            least = -(-num_characters // self.characters_per_token)
-        if self.continuations_per_token is not None and not text.isascii():
-            # In UTF-8, all bytes of a character but its first one are continuations.
-            least = max(least, -(-_num_continuations(text) // self.continuations_per_token))
+    def least_tokens(self, text: str, enough: int | None = None) -> int:
+        """Return a number of tokens that the text has at least, without encoding it. Stop counting beyond `enough`."""
+        num_characters = num_continuations = least = 0
+        # Slice by slice, because a long text in one go would keep all other threads waiting.
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            part = text[start : start + SLICE_CHARACTERS]
+            if self.characters_per_token is not None:
+                num_characters += len(part) - sum(map(part.count, self.vanishing))
+                least = max(least, -(-num_characters // self.characters_per_token))
+            if self.continuations_per_token is not None and not part.isascii():
+                # In UTF-8, all bytes of a character but its first one are continuations.
+                num_continuations += _num_continuations(part)
+                least = max(least, -(-num_continuations // self.continuations_per_token))
+            if enough is not None and least > enough:
+                break
         return least
-
-    def _count_vanishing(self, text: str) -> int:
-        """Count slice by slice: in one go, a long text would keep all other threads waiting."""
-        slices = (text[start : start + SLICE_CHARACTERS] for start in range(0, len(text), SLICE_CHARACTERS))
-        return sum(part.count(character) for part in slices for character in self.vanishing)
 
     def pieces(self, text: str) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.

@@ -47,7 +47,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.tokenize import ENCODE_REST_ON_CPU, TokenizeStage
+from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
@@ -169,7 +169,7 @@ class Engine:
             Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids).compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
-            encode_rest=ENCODE_REST_ON_CPU if device == "cpu" else 0.0,
+            encode_rest=REST if device == "cpu" else 0.0,  # encoding keeps no lock, but a core
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             clock=clock_ns,

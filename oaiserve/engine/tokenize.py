@@ -20,10 +20,9 @@ from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
 
-# For how many times as long as it has worked the thread for large work rests. Parsing 8 MB keeps the interpreter's lock
-# for up to 25 ms, for which steps wait. Encoding leaves the lock free, but on a CPU it takes a core from the model.
-PARSE_REST = 3.0
-ENCODE_REST_ON_CPU = 1.0
+# For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
+# a few meets it. What parses and renders keeps the interpreter's lock for up to 10 ms, for which a step waits.
+REST = 3.0
 Result = TypeVar("Result")
 
 
@@ -180,7 +179,7 @@ class TokenizeStage:
                 dropped=on_end,
                 is_unwanted=future.cancelled,
                 name="work on a body",
-                rest=PARSE_REST,
+                rest=REST,
             )
         )
         return future

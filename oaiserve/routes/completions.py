@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import ContextLengthExceeded, InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.logprobs import (
     completion_logprobs,
@@ -23,12 +23,19 @@ from oaiserve.routes.logprobs import (
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
+from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, encode, filled
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 async def completions(http: HTTPRequest) -> Answer:
+    max_model_len = serving_of(http).engine.max_model_len
+
+    def check_number(given: Mapping[str, msgspec.Raw]) -> None:
+        if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
+            raise ContextLengthExceeded(max_model_len, number, None, chat=False)
+
     return await prepare(
         http,
         _decoder,
@@ -36,6 +43,7 @@ async def completions(http: HTTPRequest) -> Answer:
         own_params=_own_params,
         prompts=build_prompts,
         shape=lambda body, head, wanted: CompletionShape(head, wanted, echo=bool(body.echo)),
+        check_given=check_number,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -41,21 +41,30 @@ async def _client_left(request: Request) -> None:
         pass
 
 
-async def in_turns_if_large(request: Request, content: bytes, build: Callable[[], Result]) -> Result:
-    """Return `build()`, which parses the body `content`. That of a large one is work that is done as `in_turns` says,
-    because it could hold up the event loop for more than a millisecond.
+async def in_turns_if_large(request: Request, content: bytes, work: Generator[None, None, Result]) -> Result:
+    """Return what the work on the body `content` returns. If the body is large, it is done as `in_turns` says, because
+    it could hold up the event loop for more than a millisecond.
 
-    Raises InvalidRequest for a body that is nested too deeply, and what `build` and `in_turns` raise.
+    Raises InvalidRequest for a body that is nested too deeply, and what the work and `in_turns` raise.
     """
+    guarded = _guarded(work)
+    if len(content) > LARGE_BYTES:
+        return await in_turns(request, guarded, len(content))
+    return at_once(guarded)
 
-    def guarded() -> Result:
+
+def at_once(work: Generator[None, None, Result]) -> Result:
+    """Do all turns of the work, and return what it returns."""
+    while True:
         try:
-            return build()
-        except RecursionError:  # of the decoder, or of what reads the values that it has made
-            raise InvalidRequest("The body is nested too deeply.") from None
+            next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
 
-    def work() -> Generator[None, None, Result]:
-        yield from ()
-        return guarded()
 
-    return guarded() if len(content) <= LARGE_BYTES else await in_turns(request, work(), len(content))
+def _guarded(work: Generator[None, None, Result]) -> Generator[None, None, Result]:
+    try:
+        return (yield from work)
+    except RecursionError:  # of the decoder, or of what reads the values that it has made
+        raise InvalidRequest("The body is nested too deeply.") from None

@@ -6,7 +6,7 @@ A route passes in what it has of its own: the type of its body, its own paramete
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -57,19 +57,20 @@ async def prepare(
     own_params: Callable[[Body], OwnParams],
     prompts: Callable[[Body], tuple[Prompt, ...]],
     shape: Callable[[Body, Head, Wanted], Shape],
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Answer:
     """Read and check the request, and return the answer that is ready to be submitted to the engine.
 
     The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. The
-    callables are called in the order in which they stand here. Large bodies are checked in a worker thread, so they
-    must not touch the event loop. Raises an APIError.
+    callables are called in the order in which they stand here, after `check_given`, which `protocol.parse` calls. Large
+    bodies are checked in a worker thread, so they must not touch the event loop. Raises an APIError.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
     content = await read_body(http, serving)
 
-    def check() -> Answer:
-        body = protocol.parse(decoder, content, serving.unknown_names)
+    def check() -> Generator[None, None, Answer]:
+        body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
         is_streaming = exchange.is_streaming = bool(body.stream)
         serving.check_model(body.model)
 
@@ -121,4 +122,4 @@ async def prepare(
         )
         return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)
 
-    return await in_turns_if_large(http, content, check)
+    return await in_turns_if_large(http, content, check())

@@ -5,7 +5,7 @@ Their work is done in the tokenize stage, in turns with that of all other reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -37,19 +37,26 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await _checked(request, serving, content, _tokenize_decoder)
+    body = await _checked(request, serving, content, protocol.parse(_tokenize_decoder, content, serving.unknown_names))
     return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
 
 
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await _checked(request, serving, content, _detokenize_decoder)
+    most = max(MOST_TOKENS, serving.engine.max_model_len)
+
+    def check_number(given: Mapping[str, msgspec.Raw]) -> None:
+        if (number := protocol.num_ids(given.get("tokens"))) > most:
+            raise protocol.invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
+
+    parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
+    body = await _checked(request, serving, content, parsing)
     return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
 
 
-async def _checked(request: Request, serving: Serving, content: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    body = await in_turns_if_large(request, content, lambda: protocol.parse(decoder, content, serving.unknown_names))
+async def _checked(request: Request, serving: Serving, content: bytes, parsing: Generator[None, None, Body]) -> Body:
+    body = await in_turns_if_large(request, content, parsing)
     serving.check_model(body.model)
     return body
 
@@ -80,9 +87,6 @@ def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, byt
 
 
 def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, None, bytes]:
-    most = max(MOST_TOKENS, serving.engine.max_model_len)
-    if len(tokens) > most:
-        raise protocol.invalid("tokens", f"must have at most {most} ids, got {len(tokens)}. Send them in parts")
     size = serving.engine.vocab_size
     ids: list[int] = []
     for start in range(0, len(tokens), PIECE_TOKENS):

@@ -207,6 +207,12 @@ def test_the_bound_is_the_longest_token_also_if_it_was_added() -> None:
     assert (rules.characters_per_token, rules.least_tokens("x" * 301)) == (100, 4)
 
 
+def test_counting_stops_when_it_has_found_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_rules, "SLICE_CHARACTERS", 200)
+    backend = trained(split(LLAMA3), added=["x" * 100])
+    assert EncodingRules(backend).least_tokens("x" * 2000, enough=3) == 4
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", ["漢字かな", "\N{GRINNING FACE}", "한국어", "é", "▁é", "\N{GRINNING FACE} x"])
 def test_characters_of_several_bytes_count_by_their_bytes_and_never_too_much(family: str, text: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.constraints import grammar
+from oaiserve.routes.off_loop import at_once
 from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
@@ -20,7 +21,7 @@ GBNF, LARK = 'root ::= "a" | b\nb ::= [0-9]+', 'start: "a" | "::="'
 
 def constraint(**fields: Any) -> Grammar | None:
     body = json.dumps({"prompt": "Hi", **fields}).encode()
-    return grammar(parse(msgspec.json.Decoder(CompletionBody), body, UnknownNames()))
+    return grammar(at_once(parse(msgspec.json.Decoder(CompletionBody), body, UnknownNames())))
 
 
 def named(**fields: Any) -> dict[str, Any]:
@@ -67,7 +68,9 @@ def test_no_constraint(fields: dict[str, Any]) -> None:
 
 def test_chat_takes_the_same_constraints() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "response_format": named()}).encode()
-    assert grammar(parse(msgspec.json.Decoder(ChatBody), body, UnknownNames())) == constraint(response_format=named())
+    assert grammar(at_once(parse(msgspec.json.Decoder(ChatBody), body, UnknownNames()))) == constraint(
+        response_format=named()
+    )
 
 
 @pytest.mark.parametrize(

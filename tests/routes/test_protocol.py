@@ -16,7 +16,16 @@ from oaiserve.engine.request import ChatPrompt, TextPrompt, TokenPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
-from oaiserve.routes.protocol import ChatBody, CompletionBody, UnknownNames, parse, sampling_params, traced_prompts
+from oaiserve.routes.off_loop import at_once
+from oaiserve.routes.protocol import (
+    ChatBody,
+    CompletionBody,
+    UnknownNames,
+    num_ids,
+    parse,
+    sampling_params,
+    traced_prompts,
+)
 
 decoder = msgspec.json.Decoder(CompletionBody)
 json_values = st.recursive(
@@ -28,7 +37,7 @@ json_values = st.recursive(
 
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
-        parsed = parse(decoder, body, UnknownNames())
+        parsed = at_once(parse(decoder, body, UnknownNames()))
         sampling_params(parsed, {}, max_tokens=16, logprobs=None, prompt_logprobs=None, grammar=grammar(parsed))
     except InvalidRequest as error:
         return error
@@ -47,10 +56,21 @@ def test_any_values_are_sampling_params_or_a_refusal_that_names_one(fields: dict
     assert error is None or (error.param in fields and len(error.message) < 400)
 
 
+@given(st.lists(st.integers(), min_size=1) | st.lists(st.integers() | st.text() | st.lists(st.integers()), min_size=1))
+def test_ids_are_counted_in_the_json_exactly_where_there_are_only_ids(values: list[Any]) -> None:
+    expected = len(values) if all(isinstance(value, int) for value in values) else 0
+    assert num_ids(msgspec.Raw(json.dumps(values).encode())) == expected
+
+
+@pytest.mark.parametrize("value", [None, msgspec.Raw(b'"1,2"'), msgspec.Raw(b"12"), msgspec.Raw(b'{"a":1,"b":2}')])
+def test_what_is_no_list_has_no_ids(value: msgspec.Raw | None) -> None:
+    assert num_ids(value) == 0
+
+
 def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     unknown = UnknownNames()
     for _ in range(3):
-        parse(decoder, b'{"temprature": 1, "user": "me"}', unknown)
+        at_once(parse(decoder, b'{"temprature": 1, "user": "me"}', unknown))
     assert [record.getMessage() for record in caplog.records] == [
         "Clients sent unknown parameters, which are ignored: 'temprature'"
     ]
