@@ -238,6 +238,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
 
     from oaiserve.app import create_app
     from oaiserve.engine.engine import Engine
+    from oaiserve.engine.system_memory import give_back, keep_freed
 
     engine = Engine.from_pretrained(config.model, config.engine)
     connections = allowed_connections(config.server)
@@ -246,6 +247,8 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     # objects, and a full collection would stop all threads for a sixth of a second.
     gc.collect()
     gc.freeze()
+    give_back()  # what the start has freed
+    keep_freed()
     run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure)
     return 0 if engine.failure is None else 1
 

@@ -38,7 +38,11 @@ _Key = tuple[GrammarKind, str]
 
 
 class GrammarViolation(Exception):
-    """A token came that the grammar does not allow, or no token can come any more."""
+    """A token came that the grammar does not allow. That is a fault of the server."""
+
+
+class GrammarGivenUp(Exception):
+    """No token can come any more, or it takes too much to find out which. That is in the nature of the grammar."""
 
 
 @dataclass(slots=True, eq=False)
@@ -207,13 +211,13 @@ class Matcher:
         """Write which ids may come next: bit `i % 32` of word `i // 32` is for id `i`.
 
         The bits of the end-of-sequence ids are set exactly where the grammar may end, those of other special tokens
-        never. Raises GrammarViolation if no token can come, or if it would take too long to find out.
+        never. Raises GrammarGivenUp.
         """
         if self.is_free:
             words[:] = self._tokens.all_ids.view(words.dtype)
             return
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._check()
+        self._check(GrammarGivenUp)
 
     def forced_ids(self) -> list[int]:
         """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
@@ -228,7 +232,7 @@ class Matcher:
         """Go on with this token. Raises GrammarViolation if it may not come."""
         if not self.is_free:
             self._matcher.consume_token(token_id)
-            self._check()
+            self._check(GrammarViolation)
             return
         text = self._tail + self._tokens.table.bytes_of(token_id)
         _, found, begun = text.partition(self._after)
@@ -238,12 +242,12 @@ class Matcher:
         self.is_free, self._tail = False, b""
         # To the grammar only the bytes matter, not which tokens they come in.
         self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(begun.lstrip()))
-        self._check()
+        self._check(GrammarViolation)
 
-    def _check(self) -> None:
+    def _check(self, error: type[GrammarViolation | GrammarGivenUp]) -> None:
         if self._matcher.is_error():
             self._original.is_spent = True
-            raise GrammarViolation(_explained(self._matcher.get_error()))
+            raise error(_explained(self._matcher.get_error()))
         self.is_complete = self._matcher.is_stopped()
 
 

@@ -15,7 +15,7 @@ from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.grammar import CompiledGrammar, GrammarViolation
+from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.request import (
@@ -37,7 +37,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.errors import APIError, InternalError, Overloaded, RequestTimeout, Unavailable
+from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
 
@@ -232,9 +232,16 @@ class OpenRequests:
 
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
         """Fail the request of a sequence whose grammar does not say what may come next, or forbids what came."""
+        opened = self._open.get(sequence.request_id)
+        if opened is None:
+            return
+        grammar = opened.request.params.grammar
+        if isinstance(error, GrammarGivenUp) and grammar is not None:
+            reason = f"the server gave up on it while it wrote the answer: {error}. Please simplify it"
+            self._fail(opened, InvalidRequest(f"Invalid '{grammar.param}': {reason}.", param=grammar.param))
+            return
         log.error("The grammar of request %s failed", sequence.request_id, exc_info=error)
-        reason = f": {error}" if isinstance(error, GrammarViolation) else "."
-        self.fail(sequence.request_id, InternalError(f"The server failed on this request's grammar{reason}"))
+        self._fail(opened, InternalError("The server failed on this request's grammar."))
 
     def fail_all(self, error: APIError) -> None:
         for opened in list(self._open.values()):
@@ -275,7 +282,7 @@ class OpenRequests:
                 continue  # it is scheduled again
             try:
                 self._process_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
-            except GrammarViolation as error:
+            except (GrammarGivenUp, GrammarViolation) as error:
                 self.grammar_failed(chunk.sequence, error)
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 log.exception("Request %s failed", chunk.sequence.request_id)

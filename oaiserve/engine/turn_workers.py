@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.engine.freed_memory import give_back
+from oaiserve.engine.system_memory import give_back, take
 from oaiserve.engine.turns import Turns
 from oaiserve.errors import APIError, InternalError, Unavailable
 from oaiserve.times import monotonic_ns
@@ -23,7 +23,7 @@ from oaiserve.times import monotonic_ns
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
-GIVE_BACK_BYTES = 2**20  # of a body after which freed memory is worth giving back
+MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, what has been made of it is free
 
 
@@ -161,6 +161,8 @@ class TurnWorkers:
             self._end(task, task.dropped)
             return True
         self._begin(task)
+        if task.num_bytes >= MUCH_BYTES:
+            take(task.num_bytes)
         try:
             next(task.work)
         except StopIteration as stop:
@@ -194,7 +196,7 @@ class TurnWorkers:
         """End a task. What it holds is counted until then, and no longer."""
         task.work.close()
         self._begin(task)
-        if task.num_bytes >= GIVE_BACK_BYTES:
+        if task.num_bytes >= MUCH_BYTES:
             with self._lock:
                 self._give_back_at_ns = monotonic_ns() + self._give_back_ns
         end()

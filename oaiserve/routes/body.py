@@ -12,7 +12,7 @@ from oaiserve.routes.serving import Serving
 RETRY_AFTER_SECONDS = 1
 
 
-async def read_body(request: Request, serving: Serving) -> bytes:
+async def read_body(request: Request, serving: Serving) -> bytearray:
     """Read the whole body of the request.
 
     Raises BodyTooLarge, RequestTimeout, UnsupportedMedia, InvalidRequest (content type), Overloaded if clients send too
@@ -28,7 +28,7 @@ async def read_body(request: Request, serving: Serving) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):
         raise too_large
-    parts: list[bytes] = []
+    body = bytearray()  # one buffer that grows: to join parts would copy all of them at once
     num_bytes = 0
     client: str = request.state.client
     try:
@@ -42,7 +42,7 @@ async def read_body(request: Request, serving: Serving) -> bytes:
                         retry_after_seconds=RETRY_AFTER_SECONDS,
                     )
                 num_bytes += len(part)
-                parts.append(part)
+                body += part
     except TimeoutError:
         limit = f"{serving.body_timeout_seconds:g} seconds"
         raise RequestTimeout(f"The body did not arrive within {limit}. Please try again.") from None
@@ -56,4 +56,4 @@ async def read_body(request: Request, serving: Serving) -> bytes:
             f"The content type must be application/json, got {content_type[:80]!r}. "
             "With curl: -H 'content-type: application/json'."
         )
-    return b"".join(parts)
+    return body

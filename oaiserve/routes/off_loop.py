@@ -41,15 +41,15 @@ async def _client_left(request: Request) -> None:
         pass
 
 
-async def in_turns_if_large(request: Request, content: bytes, work: Generator[None, None, Result]) -> Result:
-    """Return what the work on the body `content` returns. If the body is large, it is done as `in_turns` says, because
-    it could hold up the event loop for more than a millisecond.
+async def in_turns_if_large(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
+    """Return what the work on a body of so many bytes returns. If the body is large, it is done as `in_turns` says,
+    because it could hold up the event loop for more than a millisecond.
 
     Raises InvalidRequest for a body that is nested too deeply, and what the work and `in_turns` raise.
     """
     guarded = _guarded(work)
-    if len(content) > LARGE_BYTES:
-        return await in_turns(request, guarded, len(content))
+    if num_bytes > LARGE_BYTES:
+        return await in_turns(request, guarded, num_bytes)
     return at_once(guarded)
 
 

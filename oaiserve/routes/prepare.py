@@ -122,4 +122,4 @@ async def prepare(
         )
         return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)
 
-    return await in_turns_if_large(http, content, check())
+    return await in_turns_if_large(http, check(), len(content))

@@ -207,7 +207,7 @@ _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def parse(
     decoder: msgspec.json.Decoder[Body],
-    body: bytes,
+    body: bytes | bytearray,
     unknown: UnknownNames,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Generator[None, None, Body]:

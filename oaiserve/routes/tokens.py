@@ -37,7 +37,8 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
-    body = await _checked(request, serving, content, protocol.parse(_tokenize_decoder, content, serving.unknown_names))
+    parsing = protocol.parse(_tokenize_decoder, content, serving.unknown_names)
+    body = await _checked(request, serving, parsing, len(content))
     return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
 
 
@@ -51,12 +52,12 @@ async def detokenize(request: Request) -> Response:
             raise protocol.invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
     parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
-    body = await _checked(request, serving, content, parsing)
+    body = await _checked(request, serving, parsing, len(content))
     return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
 
 
-async def _checked(request: Request, serving: Serving, content: bytes, parsing: Generator[None, None, Body]) -> Body:
-    body = await in_turns_if_large(request, content, parsing)
+async def _checked(request: Request, serving: Serving, parsing: Generator[None, None, Body], num_bytes: int) -> Body:
+    body = await in_turns_if_large(request, parsing, num_bytes)
     serving.check_model(body.model)
     return body
 

@@ -14,7 +14,7 @@ import pytest
 
 from oaiserve.engine import grammar as grammar_module
 from oaiserve.engine.detokenize import BYTE_LEVEL_CHARACTERS
-from oaiserve.engine.grammar import CompiledGrammar, Grammars, GrammarViolation, Matcher
+from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, Grammars, GrammarViolation, Matcher
 from oaiserve.engine.grammar_forms import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
 from oaiserve.errors import InvalidRequest
@@ -283,7 +283,7 @@ def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPa
             allowed(matcher)
             pushed(matcher, character)
 
-    with pytest.raises(GrammarViolation, match="too many states"):
+    with pytest.raises(GrammarGivenUp, match="too many states"):
         go_on()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from oaiserve.engine import open_requests
-from oaiserve.engine.grammar import Grammars, GrammarViolation, Matcher
+from oaiserve.engine.grammar import GrammarGivenUp, Grammars, Matcher
 from oaiserve.engine.request import (
     Event,
     Failed,
@@ -207,7 +207,7 @@ def test_a_token_that_is_not_in_the_grammar_fails_its_request_and_no_other() -> 
 
 
 @in_both_ways
-@pytest.mark.parametrize("error", [GrammarViolation("too many states"), ValueError("a bug")], ids=repr)
+@pytest.mark.parametrize("error", [GrammarGivenUp("too many states"), ValueError("a bug")], ids=repr)
 def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Matcher, words: np.ndarray) -> None:
         raise error
@@ -222,7 +222,10 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
         assert engine.snapshot().blocks_used == 0
     assert isinstance(ended["sound"], Finished)
     assert isinstance(ended["broken"], Failed)
-    assert ("too many states" in str(ended["broken"].error)) == isinstance(error, GrammarViolation)
+    is_clients = isinstance(error, GrammarGivenUp)
+    assert ended["broken"].error.status == (400 if is_clients else 500)
+    assert ended["broken"].error.param == ("response_format" if is_clients else None)
+    assert ("too many states" in str(ended["broken"].error)) == is_clients
 
 
 @in_both_ways

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.turn_workers import GIVE_BACK_BYTES, LARGE_BYTES, Task, TurnWorkers
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Task, TurnWorkers
 
 TIMEOUT_SECONDS = 10
 
@@ -68,9 +68,9 @@ def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.
 def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
     given: SimpleQueue[int] = SimpleQueue()
     with running(give_back=lambda: given.put(1), give_back_seconds=0.5) as workers:
-        add(workers, lambda: "a", num_bytes=GIVE_BACK_BYTES - 1).get(timeout=TIMEOUT_SECONDS)
+        add(workers, lambda: "a", num_bytes=MUCH_BYTES - 1).get(timeout=TIMEOUT_SECONDS)
         assert workers._give_back_at_ns is None
-        ends = [add(workers, lambda: "a", num_bytes=GIVE_BACK_BYTES) for _ in range(3)]
+        ends = [add(workers, lambda: "a", num_bytes=MUCH_BYTES) for _ in range(3)]
         assert [end.get(timeout=TIMEOUT_SECONDS) for end in ends] == ["a"] * 3
         given.get(timeout=TIMEOUT_SECONDS)
         add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)

@@ -34,7 +34,8 @@ class Result:
     answers: list[Answer] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     took_seconds: float = 0.0
-    cpu_seconds: float = 0.0  # beyond what the server spends on the neighbour in the same time without an attack
+    cpu_seconds: float = 0.0  # of the server, during the attacks; the neighbour is served less then
+    quiet_cpu_cores: float = 0.0  # that the server keeps busy for the neighbour alone
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
@@ -52,6 +53,11 @@ class Result:
     @property
     def rss_growth_mib(self) -> float:
         return self.rss_after_mib - self.rss_before_mib
+
+    @property
+    def cpu_cores(self) -> float:
+        """How many cores the server kept busy during the attacks."""
+        return self.cpu_seconds / self.took_seconds if self.took_seconds else 0.0
 
     @property
     def itl_ratio(self) -> float | None:
@@ -90,7 +96,7 @@ def measure(
     num_events = len(neighbour.events)
     cpu_before = server.cpu_seconds
     quiet.append(_wait(quiet_seconds))
-    quiet_cpu_share = (server.cpu_seconds - cpu_before) / (quiet[0].end - quiet[0].start)
+    result.quiet_cpu_cores = (server.cpu_seconds - cpu_before) / (quiet[0].end - quiet[0].start)
     server.reset_peak()
     result.rss_before_mib = server.rss_mib
     log_file = server.process.log_file
@@ -108,9 +114,8 @@ def measure(
         ):
             _run(attack, strike)
         attacked.append(Window(started, time.monotonic()))
-        took_seconds = attacked[-1].end - started
-        result.took_seconds += took_seconds
-        result.cpu_seconds += max(0.0, server.cpu_seconds - cpu_before - quiet_cpu_share * took_seconds)
+        result.took_seconds += attacked[-1].end - started
+        result.cpu_seconds += server.cpu_seconds - cpu_before
         result.rss_peak_mib = max(result.rss_peak_mib, server.peak_rss_mib)
         result.num_planned += strike.num_planned
         result.num_sent += strike.num_sent

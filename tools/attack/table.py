@@ -9,8 +9,8 @@ from tools.attack.verdict import failures
 from tools.markdown import as_markdown, number
 
 HEAD = (
-    "attack", "sent", "came back", "more CPU s", "RSS before / peak / after, MiB", "ITL p99 ms, quiet / attack (ratio)",
-    "ITL max ms", "TTFT max ms", "afterwards", "verdict",
+    "attack", "sent", "came back", "CPU s", "cores busy, quiet / attack", "RSS before / peak / after, MiB",
+    "ITL p99 ms, quiet / attack (ratio)", "ITL max ms", "TTFT max ms", "afterwards", "verdict",
 )  # fmt: skip
 MOST_SHOWN = 3  # sentences of a verdict
 
@@ -27,6 +27,7 @@ def row(attack: Attack, result: Result) -> tuple[str, ...]:
             f"{attack.sends} ({result.num_sent:,})",
             came_back or "nothing",
             number(result.cpu_seconds),
+            f"{result.quiet_cpu_cores:.2f} / {result.cpu_cores:.2f}",
             memory,
             itl(result),
             largest(result.itl_attack),

@@ -1,0 +1,64 @@
+"""Gives freed memory back to the system, and takes it from there again when nobody waits for it.
+
+Stdlib only; without glibc, nothing here does anything.
+
+The system finds each page when it is first written, which takes up to three milliseconds for a megabyte. Where Python
+writes it, that is with the interpreter's lock, and all threads wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
+TRIM_THRESHOLD_BYTES = 512 * 2**20
+MOST_COPIES = 4  # that a large body is there at once, in its forms, while it is parsed and rendered
+
+
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt, libc.malloc_trim  # noqa: B018
+    except (OSError, TypeError, AttributeError):
+        return None
+    libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    return libc
+
+
+_libc = _glibc()  # whose calls are made without the interpreter's lock
+
+
+def keep_freed() -> None:
+    """Keep what is freed in this process for what is allocated next, until `give_back`."""
+    if _libc is not None:
+        _libc.mallopt(M_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD_BYTES)
+        _libc.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+def take(num_bytes: int) -> None:
+    """Have the system find the pages for the next copies of a body of so many bytes that this thread makes.
+
+    It helps where `keep_freed` has been called.
+    """
+    if _libc is None:
+        return
+    num_bytes = min(num_bytes, MOST_MMAP_THRESHOLD_BYTES // 2)
+    taken = [_libc.malloc(num_bytes) for _ in range(MOST_COPIES)]
+    for address in filter(None, taken):
+        _libc.memset(address, 0, num_bytes)
+    for address in taken:
+        _libc.free(address)
+
+
+def give_back() -> None:
+    """Give all pages back that hold nothing any more.
+
+    glibc keeps what lies between two allocations that live, in an arena of each thread: after some large bodies, that
+    is a gigabyte. This takes milliseconds.
+    """
+    if _libc is not None:
+        _libc.malloc_trim(0)
