@@ -86,7 +86,7 @@ async def half_closed(strike: Strike) -> None:
 
 ATTACKS = (
     Attack("unread-answers", "8 answers of many MB that nobody reads for 25 s", unread,
-           outcomes(200, 400, "cut", "reset", "closed") | FULL, answer_seconds=90, limit_seconds=170, is_work=True),
+           outcomes(200, 400, "cut", "reset", "closed") | FULL, answer_seconds=270, limit_seconds=330, is_work=True),
     Attack("slow-streams", "40 streams, read one byte a second", slow_streams, outcomes(200), limit_seconds=90,
            is_work=True),
     Attack("resets", "1,000 requests whose connections are reset at once", resets, outcomes(200, "left"), is_work=True),
