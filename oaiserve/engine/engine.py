@@ -327,6 +327,10 @@ class Engine:
 
         return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
+    def give_back_later(self) -> None:
+        """Give memory back to the system in a moment: a large body has been dropped before it was any work."""
+        self._tokenize.give_back_later()
+
     def _check_open(self) -> None:
         if self._is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)

@@ -144,8 +144,8 @@ class Scheduler:
         bounds = [self.limits.prefill_max_tokens, self.prefill_budget if num_decodes else None]
         room = max(0, self.max_step_tokens - num_decodes)
         budget = min([room, *(bound for bound in bounds if bound is not None)])
-        # A client that has nothing running does not have to wait for a long prompt of another one to be computed.
-        share = (budget + 1) // 2 if self._newcomer_is_next(step) else budget
+        # A client whose turn it is does not have to wait for a long prompt of another one to be computed.
+        share = (budget + 1) // 2 if self._newcomer_is_next(step) or self._is_behind_prompts() else budget
         num_prefills, spent = self._continue_prefills(step, share)
         self._admit_waiting(step, budget - spent, num_prefills)
         self._waiting.charge_draws(step)
@@ -377,6 +377,17 @@ class Scheduler:
         """Return whether the client whose turn it is has nothing running, and none was admitted in this step."""
         client = self._waiting.next_client() if self._waiting.has_several_clients and not step.admitted else None
         return client is not None and client.num_running == 0
+
+    def _is_behind_prompts(self) -> bool:
+        """Return whether there is a place for the client whose turn it is, and all prompts that are being computed are
+        of clients that got more."""
+        if not self._waiting.has_several_clients or len(self.running) >= self.limits.max_running:
+            return False
+        client = self._waiting.next_client()
+        if client is None:
+            return False
+        others = [one.client.service for one in self.running if one.num_uncomputed > 1]
+        return bool(others) and min(others) > client.service
 
     def _make_way(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Admit a sequence in place of others, if its client has none running. Return False if that is not possible.

@@ -184,6 +184,10 @@ class TokenizeStage:
         )
         return future
 
+    def give_back_later(self) -> None:
+        """Give memory back to the system in a moment: large bodies that were no work for the stage have been freed."""
+        self._workers.give_back_later()
+
     def abort(self, request_id: str) -> None:
         """Abort a request: it is not encoded any further than the piece under way. It is posted in its turn anyway."""
         with self._lock:

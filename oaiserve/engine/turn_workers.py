@@ -102,6 +102,12 @@ class TurnWorkers:
         while not self._run_piece(task):
             pass
 
+    def give_back_later(self) -> None:
+        """Give freed memory back to the system once no large work has ended for a moment."""
+        with self._lock:
+            self._give_back_at_ns = monotonic_ns() + self._give_back_ns
+            self._large.changed.notify()
+
     def stop(self) -> None:
         """Fail all that waits, and what is under way unless its piece is the last one, and join the threads."""
         waiting = []
@@ -197,6 +203,5 @@ class TurnWorkers:
         task.work.close()
         self._begin(task)
         if task.num_bytes >= MUCH_BYTES:
-            with self._lock:
-                self._give_back_at_ns = monotonic_ns() + self._give_back_ns
+            self.give_back_later()
         end()

@@ -6,6 +6,7 @@ import asyncio
 
 from starlette.requests import Request
 
+from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UnsupportedMedia
 from oaiserve.routes.serving import Serving
 
@@ -30,6 +31,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
         raise too_large
     body = bytearray()  # one buffer that grows: to join parts would copy all of them at once
     num_bytes = 0
+    is_whole = False
     client: str = request.state.client
     try:
         async with asyncio.timeout(serving.body_timeout_seconds):
@@ -43,11 +45,16 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
                     )
                 num_bytes += len(part)
                 body += part
+        is_whole = True
     except TimeoutError:
         limit = f"{serving.body_timeout_seconds:g} seconds"
         raise RequestTimeout(f"The body did not arrive within {limit}. Please try again.") from None
     finally:
         serving.received_bytes.give_back(client, num_bytes)
+        if not is_whole:
+            body.clear()
+            if num_bytes >= MUCH_BYTES:
+                serving.engine.give_back_later()
     # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()

@@ -172,6 +172,19 @@ def test_a_long_prompt_leaves_half_of_a_step_to_a_client_with_nothing_running() 
     assert memory.run() == [("polite0", 2), ("greedy0", 6)]
 
 
+def test_a_long_prompt_leaves_half_of_a_step_also_to_a_client_that_has_something_running_and_got_less() -> None:
+    scheduler = make(kv_blocks=64, policy=fair)
+    memory = Memory(scheduler)
+    add(scheduler, "polite", max_tokens=20)
+    memory.run()
+    add(scheduler, "greedy", prompt=40)
+    assert memory.run() == [("polite0", 1), ("greedy0", 7)]
+    scheduler.add(sequence("another", 6, client_name="polite", max_tokens=1))
+    assert memory.run() == [("polite0", 1), ("greedy0", 7)]  # the polite one got more so far
+    assert memory.run() == [("polite0", 1), ("greedy0", 4), ("another", 3)]
+    assert memory.run() == [("polite0", 1), ("another", 3), ("greedy0", 4)]
+
+
 def test_a_single_place_is_never_taken_away() -> None:
     scheduler = make(kv_blocks=64, max_running=1, policy=fair)
     memory = Memory(scheduler)

@@ -75,3 +75,5 @@ def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -
         given.get(timeout=TIMEOUT_SECONDS)
         add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)
         assert given.empty()
+        workers.give_back_later()
+        given.get(timeout=TIMEOUT_SECONDS)

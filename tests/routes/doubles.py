@@ -101,6 +101,7 @@ class FakeEngine:
         self.submit_error: APIError | None = None
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
+        self.gives_back: queue.Queue[int] = queue.Queue()
         self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # of work with the tokenizer: client, bytes
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
@@ -114,6 +115,9 @@ class FakeEngine:
         assert asked.set_running_or_notify_cancel()
         self.profiles.put((num_steps, timeout_seconds, asked))
         return asked
+
+    def give_back_later(self) -> None:
+        self.gives_back.put(1)
 
     def run_in_turns(self, work: Generator[None, None, Any], *, client: str, num_bytes: int) -> Future[Any]:
         """Run the work at once. A test may put another stage in its place."""

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.record import Outcome
 from oaiserve.routes.body import read_body
@@ -276,6 +277,23 @@ def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
         asyncio.run(read())
     assert serving.received_bytes.total == 0
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(MUCH_BYTES, 1), (MUCH_BYTES - 1, 0)])
+def test_the_memory_of_a_large_body_that_ends_early_is_given_back(num_bytes: int, expected: int) -> None:
+    engine = FakeEngine()
+    serving = SimpleNamespace(
+        body_limit_bytes=2**30, body_timeout_seconds=9, received_bytes=SharedLimit(2**30), engine=engine
+    )
+    messages = [{"type": "http.request", "body": bytes(num_bytes), "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    request = Request({"type": "http", "headers": [], "state": {"client": "one"}}, receive=receive)
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(read_body(request, serving))
+    assert engine.gives_back.qsize() == expected
 
 
 def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
