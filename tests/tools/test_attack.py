@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 
 from oaiserve.routes.protocol import ChatBody, DetokenizeBody, TokenizeBody
 from tools.attack import schema
+from tools.attack.__main__ import as_json, report
 from tools.attack.attack import Attack, Strike, outcomes
 from tools.attack.families import ATTACKS
 from tools.attack.fuzz import BODIES, Sent, generate, wrong
@@ -24,6 +26,7 @@ from tools.attack.server import KINDS, Server
 from tools.attack.table import markdown
 from tools.attack.verdict import failures
 from tools.attack.wire import Address, Answer, Connection
+from tools.markdown import write_json
 from tools.server_process import free_port, running_process
 
 ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}}).encode()
@@ -49,7 +52,7 @@ GOOD = Result(
 
 def test_a_verdict_holds_where_all_limits_are_kept() -> None:
     assert failures(ATTACK, GOOD) == []
-    assert "| holds |" in markdown([(ATTACK, GOOD)])
+    assert "| holds |" in markdown([as_json(ATTACK, GOOD)])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,18 @@ def test_a_verdict_fails_for_each_limit(changes: dict[str, object], says: str) -
     result = replace(GOOD, **changes)  # type: ignore[arg-type]
     assert len(found := failures(ATTACK, result)) == 1
     assert says in found[0]
-    assert "**fails**" in markdown([(ATTACK, result)])
+    assert "**fails**" in markdown([as_json(ATTACK, result)])
+
+
+def test_what_was_found_before_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    first, second = ATTACKS[:2]
+    arguments = Namespace(rounds=1, quick=False, model="demo", flags=[], keep=False, json=tmp_path / "found.json")
+    write_json(arguments.json, report([as_json(second, replace(GOOD, num_sent=1)), as_json(first, GOOD)], arguments))
+    again = [as_json(second, GOOD)]
+    assert [one["name"] for one in report(again, arguments)["attacks"]] == [second.name]
+    arguments.keep = True
+    kept = report(again, arguments)["attacks"]
+    assert {one["name"]: one["num_sent"] for one in kept} == {first.name: GOOD.num_sent, second.name: GOOD.num_sent}
 
 
 def test_beside_accepted_work_the_time_of_a_step_is_limited_and_not_its_growth() -> None:

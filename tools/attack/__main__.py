@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -71,8 +72,8 @@ def stage(model: str, flags: Sequence[str], warm_up_seconds: float) -> Iterator[
         made.close()
 
 
-def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[tuple[Attack, Result]]:
-    results = []
+def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
     quiet = QUICK_QUIET_SECONDS if arguments.quick else QUIET_SECONDS
     warm_up = QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS
     with stage(arguments.model, arguments.flags, warm_up) as on:
@@ -86,21 +87,29 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[tu
                 result = Result(state="did not start", problems=[str(error)])
             if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
                 on.close()  # the next attack begins with a server that this one has not harmed
-            results.append((attack, result))
-            print(" | ".join(row(attack, result)), file=sys.stderr, flush=True)
-            write_json(arguments.json, as_json(results, arguments))  # what is found so far: a run takes long
+            results.append(as_json(attack, result))
+            print(" | ".join(row(results[-1])), file=sys.stderr, flush=True)
+            write_json(arguments.json, report(results, arguments))  # what is found so far: a run takes long
     return results
 
 
-def as_json(results: Sequence[tuple[Attack, Result]], arguments: argparse.Namespace) -> dict[str, Any]:
-    found = [
+def as_json(attack: Attack, result: Result) -> dict[str, Any]:
+    return (
         {"name": attack.name, "family": attack.family, "sends": attack.sends, "server": attack.server}
         | result.as_json()
         | {"failures": failures(attack, result)}
-        for attack, result in results
-    ]
+    )
+
+
+def report(found: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the results for the JSON file. With --keep, other attacks stay in it as they were found before."""
+    by_name = {one["name"]: one for one in found}
+    if arguments.keep and arguments.json.exists():
+        before = json.loads(arguments.json.read_text())["attacks"]
+        by_name = {one["name"]: one for one in before} | by_name
     names = ("rounds", "quick", "model", "flags")
-    return {name: getattr(arguments, name) for name in names} | {"attacks": found}
+    attacks = [by_name[attack.name] for attack in chosen(()) if attack.name in by_name]
+    return {name: getattr(arguments, name) for name in names} | {"attacks": attacks}
 
 
 def chosen(only: Sequence[str]) -> list[Attack]:
@@ -121,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("flags", nargs="*", help="more flags of the servers, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--keep", action="store_true", help="keep what the file of --json has of other attacks")
     parser.add_argument("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
     attacks = chosen(arguments.only)
@@ -128,16 +138,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         for attack in attacks:
             print(f"{attack.family:12} {attack.name:28} {attack.sends}")
         return 0
+    if arguments.keep and arguments.json is None:
+        parser.error("--keep needs --json, the file whose other results are kept")
     if missing := missing_programs():
         raise SystemExit(f"This tool needs {' and '.join(missing)}.")
     exit_on_sigterm()
     results = run_all(attacks, arguments)
-    publish(arguments, MARKERS, as_json(results, arguments), markdown(results))
-    failed = [(attack, failures(attack, result)) for attack, result in results]
-    for attack, sentences in failed:
-        for sentence in sentences:
-            print(f"{attack.name}: {sentence}", file=sys.stderr)
-    return 1 if any(sentences for _, sentences in failed) else 0
+    reported = report(results, arguments)
+    publish(arguments, MARKERS, reported, markdown(reported["attacks"]))
+    for one in results:
+        for sentence in one["failures"]:
+            print(f"{one['name']}: {sentence}", file=sys.stderr)
+    return 1 if any(one["failures"] for one in results) else 0
 
 
 if __name__ == "__main__":

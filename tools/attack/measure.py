@@ -55,11 +55,6 @@ class Result:
         return self.rss_after_mib - self.rss_before_mib
 
     @property
-    def cpu_cores(self) -> float:
-        """How many cores the server kept busy during the attacks."""
-        return self.cpu_seconds / self.took_seconds if self.took_seconds else 0.0
-
-    @property
     def itl_ratio(self) -> float | None:
         """The neighbour's ITL p99 with the attack, against its own without."""
         if not self.itl_quiet or not self.itl_attack:

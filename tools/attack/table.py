@@ -1,11 +1,10 @@
-"""The table of what was found, for people."""
+"""The table of what was found, for people, from what the JSON file has. That may be put together from several runs."""
 
 from __future__ import annotations
 
-from tools.attack.attack import Attack, counted
-from tools.attack.measure import Result
-from tools.attack.neighbour import quantile
-from tools.attack.verdict import failures
+from collections.abc import Sequence
+from typing import Any
+
 from tools.markdown import as_markdown, number
 
 HEAD = (
@@ -15,39 +14,41 @@ HEAD = (
 MOST_SHOWN = 3  # sentences of a verdict
 
 
-def row(attack: Attack, result: Result) -> tuple[str, ...]:
-    failed = failures(attack, result)
-    came_back = ", ".join(f"{outcome} x {times}" for outcome, times in counted(result.answers).items())
-    memory = " / ".join(f"{mib:,.0f}" for mib in (result.rss_before_mib, result.rss_peak_mib, result.rss_after_mib))
+def row(found: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells for one attack of the JSON file."""
+    failed = found["failures"]
+    came_back = ", ".join(f"{outcome} x {times}" for outcome, times in found["answers"].items())
+    memory = " / ".join(f"{found[f'rss_{when}_mib']:,.0f}" for when in ("before", "peak", "after"))
+    cores = found["cpu_seconds"] / found["took_seconds"] if found["took_seconds"] else 0.0
     verdict = f"**fails**: {'; '.join(failed[:MOST_SHOWN])}" if failed else "holds"
     return tuple(
         cell.replace("|", "\\|").replace("\n", " ")
         for cell in (
-            attack.name,
-            f"{attack.sends} ({result.num_sent:,})",
+            found["name"],
+            f"{found['sends']} ({found['num_sent']:,})",
             came_back or "nothing",
-            number(result.cpu_seconds),
-            f"{result.quiet_cpu_cores:.2f} / {result.cpu_cores:.2f}",
+            number(found["cpu_seconds"]),
+            f"{found['quiet_cpu_cores']:.2f} / {cores:.2f}",
             memory,
-            itl(result),
-            largest(result.itl_attack),
-            largest(result.ttft_attack),
-            result.state,
+            itl(found),
+            largest(found["itl_attack"]),
+            largest(found["ttft_attack"]),
+            found["state"],
             verdict,
         )
     )
 
 
-def itl(result: Result) -> str:
-    if result.itl_ratio is None:
+def itl(found: dict[str, Any]) -> str:
+    if found["itl_ratio"] is None:
         return "no tokens"
-    quiet, attack = (1000 * quantile(values, 0.99) for values in (result.itl_quiet, result.itl_attack))
-    return f"{number(quiet)} / {number(attack)} ({result.itl_ratio:.2f})"
+    quiet, attack = (1000 * found[name]["p99"] for name in ("itl_quiet", "itl_attack"))
+    return f"{number(quiet)} / {number(attack)} ({found['itl_ratio']:.2f})"
 
 
-def largest(seconds: list[float]) -> str:
-    return number(1000 * max(seconds)) if seconds else "none"
+def largest(seconds: dict[str, Any]) -> str:
+    return number(1000 * seconds["max"]) if "max" in seconds else "none"
 
 
-def markdown(results: list[tuple[Attack, Result]]) -> str:
-    return "\n".join(as_markdown([HEAD, *(row(attack, result) for attack, result in results)]))
+def markdown(attacks: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(as_markdown([HEAD, *map(row, attacks)]))
