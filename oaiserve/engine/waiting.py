@@ -10,9 +10,9 @@ other's by at most 2 * max(prompt, GENERATED_WEIGHT * batch): the tokens of the 
 all sequences in a batch have together (their theorem 4.4, with our weights). The reason is that no sequence of the
 client that is ahead is admitted before the other one, so it gets no more than what it has running is still to get. Two
 things here are not in the paper. A sequence that does not fit into the KV cache is overtaken by a bounded number of
-others (`--lookahead`), whose service adds to the bound. And a client whose turn it is and that has nothing running gets
-half of the prompt tokens of a step, and takes a place from one that is ahead of it (`Scheduler._make_way`): that only
-reduces the difference.
+others (`--lookahead`), whose service adds to the bound. And a client whose turn it is gets half of the prompt tokens of
+a step if it has nothing running, or if only prompts of clients that got more are being computed; with nothing running,
+it also takes a place from one that is ahead of it (`Scheduler._make_way`). That only reduces the difference.
 
 Under a policy that does not tell clients apart, all sequences are of one client.
 """
