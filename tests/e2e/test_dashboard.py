@@ -279,6 +279,16 @@ def test_what_is_not_json_is_told_at_its_box_and_not_sent(
     assert sent == [f"{server.url}/v1/chat/completions"]
 
 
+def test_a_message_is_not_sent_while_an_answer_is_streamed(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    open_playground(page, "text")
+    page.evaluate("() => [1, 2].forEach(() => document.getElementById('chat-form').requestSubmit())")
+    page.wait_for_selector("#chat-detail:visible")
+    assert sent == [f"{server.url}/v1/chat/completions"]
+
+
 def test_a_refusal_has_the_message_and_the_parameter_of_the_server(
     server: LiveServer, visitor: playwright.Page
 ) -> None:

@@ -14,7 +14,7 @@ export class Playground {
   constructor() {
     byId("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.send();
+      if (!this.isBusy) this.send(); // a key may submit the form while its button is disabled
     });
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("chat-form").requestSubmit();
