@@ -86,7 +86,7 @@ export class Playground {
 
   #summary(totalNs) {
     if (!this.timings) {
-      if (!this.isBusy) return `Stopped after ${duration(totalNs / 1e9)}.`;
+      if (!this.isBusy) return `Ended after ${duration(totalNs / 1e9)}.`;
       return this.firstTokenMs === null ? "Sent; no token yet." : `${this.numChunks} chunks so far.`;
     }
     const { cached_tokens: cached, time_to_first_token_ns: ttft } = this.timings;
