@@ -100,11 +100,28 @@ class HttpOptions:
         }
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
-    reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Any = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None  # the older form of one call
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether this is reasoning, or the name or arguments of a call, which a server finds in the model's text."""
+        functions = [self.function_call, *(call.function for call in self.tool_calls or ())]
+        is_call = any(function and (function.name or function.arguments) for function in functions)
+        return bool(self.reasoning or self.reasoning_content) or is_call
 
 
 class _Choice(msgspec.Struct):
@@ -114,11 +131,15 @@ class _Choice(msgspec.Struct):
     message: _Delta | None = None
     finish_reason: str | None = None
 
-    def output(self) -> str:
+    @property
+    def content(self) -> str:
         part = self.delta or self.message
-        if part is None:
-            return self.text or ""
-        return part.content or part.reasoning_content or part.reasoning or ("[tool]" if part.tool_calls else "")
+        return (part.content if part else self.text) or ""
+
+    @property
+    def is_parsed(self) -> bool:
+        part = self.delta or self.message
+        return part is not None and part.is_parsed
 
 
 class _Details(msgspec.Struct):
@@ -346,7 +367,8 @@ def _server_timing(header: str) -> dict[str, int]:
 
 
 def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
-    """Fill in the sample from the messages of its answer, and return the text of the first choice."""
+    """Fill in the sample from the messages of its answer, and return the content of the first choice: its text, without
+    reasoning and calls of tools."""
     texts: list[str] = []
     finished: set[int] = set()
     is_complete = not sample.is_stream
@@ -363,11 +385,12 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             sample.error, sample.error_message = "error_event", _error_message(data)
             break
         for choice in message.choices:
-            if output := choice.output():
+            if choice.content or choice.is_parsed:
                 sample.event_ns.append(read_ns)
                 sample.event_choices.append(choice.index)
-                if choice.index == 0:
-                    texts.append(output)
+                sample.is_parsed |= choice.is_parsed
+            if choice.index == 0:
+                texts.append(choice.content)
             if choice.finish_reason:
                 finished.add(choice.index)
         if message.usage is not None:

@@ -143,13 +143,14 @@ def join(
 def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the time that no phase accounts for. Up to the first token that is network and client; for the whole
     request it also includes the server's time from the last token to the last byte. Requests without phases are left
-    out."""
+    out, and up to the first token those whose first token is none of their outputs."""
     first, whole = [], []
     for sample in samples:
         phases = sample.phases_ns
         if sample.is_stream and "prefill" in phases:
             known_ns = sum(phases.get(name, 0) for name in UNTIL_FIRST_TOKEN)
-            first.append((sample.ttft_ns - sample.send_lag_ns - known_ns) / 1e9)
+            if not sample.is_parsed:
+                first.append((sample.ttft_ns - sample.send_lag_ns - known_ns) / 1e9)
             if "decode" in phases:
                 whole.append((sample.end_ns - sample.sent_ns - known_ns - phases["decode"]) / 1e9)
     return {"first_token": distribution(first), "last_token": distribution(whole)}
@@ -168,7 +169,7 @@ def _compare(samples: Sequence[Sample], ok: Sequence[Sample], joined: dict[str, 
         return _check("not checked", f"the server counted {counted} finished requests, the client {len(ok)}")
     problems = []
     views = [("duration", statistics.fmean((s.end_ns - s.sent_ns) / 1e9 for s in ok))]
-    if all(sample.is_stream for sample in ok):
+    if all(sample.is_stream and not sample.is_parsed for sample in ok):
         views.append(("ttft", statistics.fmean((s.ttft_ns - s.send_lag_ns) / 1e9 for s in ok)))
     for name, client_mean in views:
         server_mean = joined["means"][name]

@@ -24,6 +24,7 @@ class Sample:
     error_message: str = ""  # the server's own message
     is_abandoned: bool = False  # the client disconnected on purpose
     is_stream: bool = True
+    is_parsed: bool = False  # it has reasoning or calls: marks around them, which are tokens too, are no outputs
     num_choices: int = 1
     requested_tokens: int = 0  # of each choice
     must_fill: bool = False  # the answer must have exactly that many (ignore_eos)

@@ -68,11 +68,12 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
     page.screenshot(path=folder / "dashboard-phone.png")
     page.locator("#recent-title").evaluate("title => title.closest('section').scrollIntoView()")
     page.screenshot(path=folder / "dashboard-phone-requests.png")
-    page = open_page(browser, url, DESK | {"height": 780}, "dark")
+    page = open_page(browser, url, DESK, "dark")
     page.click("#tab-playground")
+    page.check("[name=kind][value=tools]")
     page.click("#send")
     page.wait_for_selector("#chat-detail:visible", timeout=120_000)
-    page.screenshot(path=folder / "dashboard-playground.png")
+    page.screenshot(path=folder / "dashboard-playground.png", full_page=True)
 
 
 def open_page(browser: Browser, url: str, viewport: Any, scheme: Any) -> Page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +192,180 @@ def test_the_playground_shows_the_phases_of_the_server(server: LiveServer, open_
     page.wait_for_selector("dialog[open] tr[data-phase=decode]")
 
 
+# -- the form of the answer in the playground --------------------------------------------------------------------------
+
+
+def open_playground(page: playwright.Page, kind: str) -> None:
+    """Show the playground with this kind of answer. Answers are greedy and may have 500 tokens."""
+    page.click("#tab-playground")
+    page.check(f"[name=kind][value={kind}]")
+    page.fill("#max-tokens", "500")
+    page.fill("#temperature", "0")
+
+
+def send(page: playwright.Page) -> None:
+    page.click("#send")
+    page.wait_for_selector("#chat-detail:visible")
+
+
+def test_the_example_of_a_schema_gets_an_answer_that_satisfies_it(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    open_playground(page, "schema")
+    send(page)
+    answer = page.text_content("#answer")
+    jsonschema.validate(json.loads(answer), json.loads(page.input_value("#schema")))
+    assert answer.startswith('{\n  "name": "')
+
+
+def test_the_example_of_tools_gets_a_call(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    open_playground(page, "tools")
+    send(page)
+    call = page.locator("#answer .call").first
+    assert call.locator("h3").inner_text() == "Tool call get_weather"
+    arguments = call.locator("pre").text_content()
+    (tool,) = json.loads(page.input_value("#tools"))
+    jsonschema.validate(json.loads(arguments), tool["function"]["parameters"])
+    assert arguments.startswith('{\n  "city": "')
+
+
+def test_each_tool_can_be_chosen_by_its_name(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    open_playground(page, "tools")
+    parameters = {"properties": {"level": {"enum": [1, 2]}}, "required": ["level"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("dim", "glow")]
+    page.fill("#tools", json.dumps(tools))
+    page.locator("#tools").blur()
+    assert page.locator("#named-tools option").all_inner_texts() == ["dim", "glow"]
+    page.select_option("#tool-choice", label="glow")
+    send(page)
+    assert page.locator("#answer .call h3").all_inner_texts() == ["Tool call glow"]
+    assert json.loads(page.text_content("#answer .call pre")) in ({"level": 1}, {"level": 2})
+    page.fill("#tools", json.dumps(tools[:1]))
+    page.locator("#tools").blur()
+    assert page.input_value("#tool-choice") == '"required"'  # the one that was chosen is gone
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        ("schema", '{"type": }', "This is not JSON: "),
+        ("schema", "[]", "A schema is an object: {...}."),
+        ("tools", "[{]", "This is not JSON: "),
+        ("tools", '{"type": "function"}', "Tools are a list of objects: [{...}, ...]."),
+        ("tools", "[1]", "Tools are a list of objects: [{...}, ...]."),
+    ],
+)
+def test_what_is_not_json_is_told_at_its_box_and_not_sent(
+    server: LiveServer, open_page: OpenPage, kind: str, text: str, problem: str
+) -> None:
+    page = open_page(server)
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    open_playground(page, kind)
+    right = page.input_value(f"#{kind}")
+    page.fill(f"#{kind}", text)
+    page.focus("#prompt")
+    page.keyboard.press("Control+Enter")
+    assert page.text_content(f"#{kind}-problem").startswith(problem)
+    assert page.get_attribute(f"#{kind}", "aria-invalid") == "true"
+    assert page.get_attribute(f"#{kind}", "aria-describedby") == f"{kind}-problem"
+    assert page.get_attribute(f"#{kind}-problem", "role") == "alert"
+    assert page.evaluate("() => document.activeElement.id") == kind
+    page.fill(f"#{kind}", right)
+    assert page.text_content(f"#{kind}-problem") == ""
+    assert sent == []
+    send(page)
+    assert sent == [f"{server.url}/v1/chat/completions"]
+
+
+def test_a_message_is_not_sent_while_an_answer_is_streamed(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    open_playground(page, "text")
+    page.evaluate("() => [1, 2].forEach(() => document.getElementById('chat-form').requestSubmit())")
+    page.wait_for_selector("#chat-detail:visible")
+    assert sent == [f"{server.url}/v1/chat/completions"]
+
+
+def test_a_refusal_has_the_message_and_the_parameter_of_the_server(
+    server: LiveServer, visitor: playwright.Page
+) -> None:
+    visitor.goto(f"{server.url}/dashboard")
+    open_playground(visitor, "schema")
+    visitor.fill("#schema", '{"not": {}}')
+    visitor.click("#send")
+    shown = visitor.locator("#answer .error + .note")
+    shown.wait_for()
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": schema}
+    error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+    assert visitor.inner_text("#answer .error") == error["message"]
+    assert shown.inner_text() == f"Parameter: {error['param']}" == "Parameter: response_format"
+    assert visitor.is_hidden("#chat-detail")
+
+
+def test_choosing_a_kind_changes_the_message_only_if_it_is_an_example(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    page.click("#tab-playground")
+    first = page.input_value("#prompt")
+    page.focus("[name=kind][value=text]")
+    page.keyboard.press("ArrowRight")
+    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (True, False)
+    assert "JSON" in page.input_value("#prompt")
+    page.keyboard.press("ArrowRight")
+    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (False, True)
+    page.check("[value=text]")
+    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (False, False)
+    assert page.input_value("#prompt") == first
+    page.fill("#prompt", "My own")
+    page.check("[value=tools]")
+    assert page.input_value("#prompt") == "My own"
+
+
+def test_the_parts_of_an_answer_are_shown_in_their_order(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    deltas = [
+        {"role": "assistant", "content": None},
+        {"reasoning": "Let me", "reasoning_content": "Let me"},
+        {"reasoning_content": " see."},
+        {"content": "I "},
+        {"content": "look."},
+        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 12345678901234567890,'}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{<b>"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ' "a": "{,}"}'}}]},
+        {"content": "Well."},
+        {},
+    ]
+    ask = """async (deltas) => {
+      const { Answer } = await import("/dashboard/static/answer.js");
+      const box = document.createElement("div");
+      const answer = new Answer(box, false);
+      const text = () => [...box.children].map((part) => part.textContent);
+      const took = deltas.map((delta) => answer.take(delta));
+      const before = text();
+      answer.finish("length");
+      return [took, before, text()];
+    }"""
+    took, before, after = page.evaluate(ask, deltas)
+    assert took == [False, *[True] * 10, False]
+    first = ["ReasoningLet me see.", "I look."]
+    assert before == [*first, 'Tool call f{"a": 12345678901234567890, "a": "{,}"}', "Tool call g{<b>", "Well."]
+    assert after == [
+        *first,
+        'Tool call f{\n  "a": 12345678901234567890,\n  "a": "{,}"\n}',
+        "Tool call g{<b>",  # no JSON, so it stays as it came
+        "Well.",
+        "It was cut at the maximum of tokens.",
+    ]
+
+
+# -- the whole page ----------------------------------------------------------------------------------------------------
+
+
 def test_everything_works_from_the_keyboard(server: LiveServer, open_page: OpenPage) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 3})
     page = open_page(server)
@@ -221,6 +397,12 @@ def test_every_text_has_enough_contrast(server: LiveServer, open_page: OpenPage,
     page.locator("#waterfall button").first.click()
     page.wait_for_selector("dialog[open] tr[data-phase]")
     found += page.evaluate(CONTRASTS)
+    page.keyboard.press("Escape")
+    open_playground(page, "tools")
+    send(page)
+    page.fill("#tools", "[")
+    page.locator("#tools").blur()
+    found += page.evaluate(CONTRASTS)
     assert len(found) > 50
     assert [named for ratio, named in found if ratio < 4.5] == []
 
@@ -228,9 +410,11 @@ def test_every_text_has_enough_contrast(server: LiveServer, open_page: OpenPage,
 def test_the_page_needs_no_horizontal_scrolling_on_a_phone(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server, PHONE)
     page.wait_for_selector("#status[data-state=live]")
-    for tab in ("#tab-live", "#tab-playground"):
+    for tab in ("#tab-live", "#tab-playground", "[value=schema]", "[value=tools]", "#send"):
         page.click(tab)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+    page.wait_for_selector("#chat-detail:visible")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_every_control_has_a_name(server: LiveServer, open_page: OpenPage) -> None:
@@ -239,7 +423,7 @@ def test_every_control_has_a_name(server: LiveServer, open_page: OpenPage) -> No
     for tab in ("#tab-live", "#tab-playground"):
         page.click(tab)
         nameless = "nodes => nodes.filter((node) => !(node.labels?.length || node.textContent.trim())).length"
-        assert page.locator("button, input, textarea").evaluate_all(nameless) == 0
+        assert page.locator("button, input, textarea, select").evaluate_all(nameless) == 0
 
 
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
@@ -386,6 +570,26 @@ def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float
             return edges[bucket] + (edges[bucket + 1] - edges[bucket]) * (rank - below) / count
         below += count
     raise AssertionError("no bucket has this rank")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+def test_json_gets_the_lines_that_pythons_would_have(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server)
+    ask = 'async (json) => (await import("/dashboard/static/show.js")).indented(json)'
+
+    @given(JSON_VALUES, st.sampled_from([(",", ":"), (" ,\n", " : ")]))
+    @settings(max_examples=50)
+    def check(value: Any, separators: tuple[str, str]) -> None:
+        found = page.evaluate(ask, json.dumps(value, ensure_ascii=False, separators=separators))
+        assert found == json.dumps(value, ensure_ascii=False, indent=2)
+
+    check()
 
 
 # Starts and durations in whole ms, with idle times of all sizes between them.

@@ -29,6 +29,14 @@ def event(text: str = " a", **more: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]} | more).encode() + b"\n\n"
 
 
+def delta(**fields: Any) -> bytes:
+    return chunk(b"data: " + json.dumps({"choices": [{"index": 0, "delta": fields}]}).encode() + b"\n\n")
+
+
+def call_delta(name: str | None = None, arguments: str = "") -> bytes:
+    return delta(tool_calls=[{"index": 0, "function": {"name": name, "arguments": arguments}}])
+
+
 def usage(tokens: int, **more: Any) -> bytes:
     counts = {"prompt_tokens": 7, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 4}}
     return b"data: " + json.dumps({"choices": [], "usage": counts} | more).encode() + b"\n\n"
@@ -276,14 +284,10 @@ def test_an_answer_without_streaming_has_its_ttft_at_the_end() -> None:
 
 
 def test_a_conversation_sends_the_earlier_answers_with_each_question() -> None:
-    def delta(text: str) -> bytes:
-        content = {"choices": [{"index": 0, "delta": {"content": text}}]}
-        return chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
-
-    role = chunk(b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n')
+    role = delta(role="assistant", content="")
     network = Network(
-        [(10, HEAD + b"\r\n" + role), (20, delta("Hel")), (30, delta("lo") + END)],
-        [(50, HEAD + b"\r\n" + role), (70, delta("Bye") + END)],
+        [(10, HEAD + b"\r\n" + role), (20, delta(content="Hel")), (30, delta(content="lo") + END)],
+        [(50, HEAD + b"\r\n" + role), (70, delta(content="Bye") + END)],
     )
     first, second = ask(network, Call("one", 5, ("two",)), endpoint="chat")
     assert first.event_ns == [ns(20), ns(30)]  # an event with only a role is not an output
@@ -296,12 +300,51 @@ def test_a_conversation_sends_the_earlier_answers_with_each_question() -> None:
     assert first.trace_id != second.trace_id
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [delta(reasoning="a", reasoning_content="a"), delta(reasoning="b"), delta(content="c")],
+        [delta(reasoning_content="a"), delta(reasoning_content="b"), call_delta("f")],
+        [call_delta("f"), call_delta(arguments='{"a":'), call_delta(arguments="1}")],
+        [delta(function_call={"name": "f"}), delta(function_call={"arguments": "{"}), delta(content="c")],
+    ],
+)
+def test_reasoning_and_calls_are_outputs_and_their_empty_chunks_are_not(outputs: list[bytes]) -> None:
+    empty = [delta(role="assistant", content=None), delta(tool_calls=[]), call_delta(), delta(reasoning="")]
+    network = Network(
+        [(10, HEAD + b"\r\n" + b"".join(empty)), *zip((20, 30, 45), outputs, strict=True), (50, empty[2] + END)]
+    )
+    (sample,) = ask(network, endpoint="chat")
+    assert sample.event_ns == [ns(20), ns(30), ns(45)]
+    assert sample.ttft_ns == 30_000_000
+    assert sample.is_parsed
+
+
+def test_an_answer_of_text_alone_is_not_parsed() -> None:
+    (sample,) = ask(Network([(10, HEAD + b"\r\n" + delta(content="a", reasoning=None) + END)]), endpoint="chat")
+    assert (sample.event_ns, sample.is_parsed) == ([ns(10)], False)
+
+
+def test_a_whole_answer_may_be_a_call() -> None:
+    message = {"content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 9}}
+    (sample,) = ask(Network([(30, whole(200, answer))]), stream=False, endpoint="chat")
+    assert (sample.is_ok, sample.event_ns, sample.num_tokens) == (True, [ns(30)], 9)
+
+
+def test_a_conversation_goes_on_without_the_reasoning_of_its_answers() -> None:
+    head = HEAD + b"\r\n" + delta(reasoning="Hm.")
+    network = Network([(10, head), (20, delta(content="Yes.") + END)], [(30, head + END)])
+    ask(network, Call("one", 5, ("two",)), endpoint="chat")
+    assert body_of(network.requests[1])["messages"][1] == {"role": "assistant", "content": "Yes."}
+
+
 def test_a_request_from_a_file_keeps_its_own_fields() -> None:
     network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    ask(network, Call("", 5, body={"messages": messages, "top_p": 0.5}), endpoint="chat")
-    assert body_of(network.requests[0])["messages"] == messages
-    assert body_of(network.requests[0])["top_p"] == 0.5
+    own = {"messages": messages, "top_p": 0.5, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    ask(network, Call("", 5, body=own), endpoint="chat", extra_body='{"tool_choice": "required"}')
+    assert body_of(network.requests[0]).items() >= (own | {"tool_choice": "required"}).items()
 
 
 @pytest.mark.parametrize(

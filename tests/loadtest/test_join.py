@@ -92,6 +92,16 @@ def test_without_streaming_only_the_duration_is_compared() -> None:
     assert joined(samples, plus_five(4, 90, 125))["rest"]["first_token"] is None
 
 
+def test_calls_and_reasoning_begin_after_the_first_token_so_only_the_duration_is_compared() -> None:
+    samples = run_of(4)
+    samples[0].is_parsed = True
+    result = joined(samples, plus_five(4, 40, 125))
+    assert result["check"]["status"] == "agree"
+    assert result["rest"]["first_token"]["n"] == 3
+    assert result["rest"]["last_token"]["n"] == 4
+    assert joined(samples, plus_five(4, 40, 90))["check"]["status"] == "disagree"
+
+
 def test_labels_may_contain_anything_and_exponents_are_numbers() -> None:
     parsed = parse_metrics('a{x="q\\"}, y",z="1"} 1e-05\nb NaN\n# c 3\nd_total 7 1234\n')
     assert parsed["a", frozenset({("x", 'q\\"}, y'), ("z", "1")})] == 1e-05

@@ -1,16 +1,20 @@
 // Streams one chat answer and shows its phases: those in the headers, the one that runs, and in the end all of them.
 
+import { Answer } from "./answer.js";
 import { showDetail } from "./detail.js";
-import { duration, element, fillBar, phaseCells } from "./show.js";
+import { Question } from "./question.js";
+import { duration, fillBar, phaseCells } from "./show.js";
 import { events, request } from "./sse.js";
 
 const byId = (id) => document.getElementById(id);
 
 export class Playground {
+  #question = new Question();
+
   constructor() {
     byId("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.send();
+      if (!this.isBusy) this.send(); // a key may submit the form while its button is disabled
     });
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("chat-form").requestSubmit();
@@ -20,14 +24,14 @@ export class Playground {
   }
 
   async send() {
-    const answer = byId("answer");
-    answer.textContent = "";
-    answer.classList.remove("error");
+    const body = this.#question.body();
+    if (body === null) return;
+    const answer = new Answer(byId("answer"), "response_format" in body);
     this.#setBusy(true);
     this.abort = new AbortController();
     this.startedMs = performance.now();
     this.known = [];
-    this.firstTokenMs = this.timings = null;
+    this.requestId = this.firstTokenMs = this.timings = this.usage = this.finishReason = null;
     this.numChunks = 0;
     const ticking = setInterval(() => this.#showPhases(), 100);
     try {
@@ -35,13 +39,7 @@ export class Playground {
         method: "POST",
         headers: { "content-type": "application/json" },
         signal: this.abort.signal,
-        body: JSON.stringify({
-          messages: [{ role: "user", content: byId("prompt").value }],
-          max_completion_tokens: Number(byId("max-tokens").value),
-          temperature: Number(byId("temperature").value),
-          stream: true,
-          stream_options: { include_usage: true, include_timings: true },
-        }),
+        body: JSON.stringify(body),
       });
       this.requestId = response.headers.get("x-request-id");
       this.known = serverTiming(response.headers.get("server-timing") ?? "");
@@ -50,12 +48,10 @@ export class Playground {
         if (data !== "[DONE]") this.#take(JSON.parse(data), answer);
       }
     } catch (error) {
-      if (error.name !== "AbortError") {
-        answer.textContent += error.message;
-        answer.classList.add("error");
-      }
+      if (error.name !== "AbortError") answer.fail(error);
     } finally {
       clearInterval(ticking);
+      answer.finish(this.finishReason);
       this.endedMs = performance.now();
       this.#setBusy(false);
       this.#showPhases();
@@ -63,12 +59,10 @@ export class Playground {
   }
 
   #take(chunk, answer) {
-    if (chunk.error) throw new Error(chunk.error.message);
-    const text = chunk.choices[0]?.delta?.content;
-    if (text) {
-      answer.append(text);
-      this.numChunks++;
-    }
+    if (chunk.error) return answer.fail(chunk.error);
+    const choice = chunk.choices[0];
+    if (choice && answer.take(choice.delta)) this.numChunks++;
+    if (choice?.finish_reason) this.finishReason = choice.finish_reason;
     if (chunk.timings) this.timings = chunk.timings;
     if (chunk.usage) this.usage = chunk.usage;
   }
@@ -92,11 +86,13 @@ export class Playground {
 
   #summary(totalNs) {
     if (!this.timings) {
-      if (!this.isBusy) return `Stopped after ${duration(totalNs / 1e9)}.`;
+      if (!this.isBusy) return `Ended after ${duration(totalNs / 1e9)}.`;
       return this.firstTokenMs === null ? "Sent; no token yet." : `${this.numChunks} chunks so far.`;
     }
     const { cached_tokens: cached, time_to_first_token_ns: ttft } = this.timings;
-    const tokens = this.usage ? `${this.usage.prompt_tokens} prompt tokens (${cached} cached), ${this.usage.completion_tokens} generated. ` : "";
+    const thought = this.usage?.completion_tokens_details?.reasoning_tokens;
+    const generated = `${this.usage?.completion_tokens} generated${thought ? `, ${thought} of them reasoning` : ""}`;
+    const tokens = this.usage ? `${this.usage.prompt_tokens} prompt tokens (${cached} cached), ${generated}. ` : "";
     return `${tokens}First token after ${duration(ttft / 1e9)}, the whole answer after ${duration(totalNs / 1e9)}, measured by the server.`;
   }
 

@@ -1,4 +1,4 @@
-// Makes elements, bars and texts: durations, numbers and times as people read them.
+// Makes elements, bars and texts: durations, numbers, times and JSON as people read them.
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"];
 
@@ -79,4 +79,21 @@ export function tick(ms) {
 export function phaseCells(name, ns, ...more) {
   const label = element("td", {}, element("i", { class: `phase-${name}` }), words(name));
   return element("tr", {}, label, element("td", { class: "number" }, duration(ns / 1e9)), ...more);
+}
+
+const JSON_TOKENS = /"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[{}[\],:]|[^\s{}[\],:"]+/g;
+
+// Returns JSON text with a line for each member. Only its white space changes, while JSON.stringify would round large
+// numbers and leave out names that come twice.
+export function indented(json) {
+  let depth = 0;
+  const line = (change) => `\n${"  ".repeat((depth += change))}`;
+  const shown = ([token]) => {
+    if (token === ":") return ": ";
+    if (token === ",") return token + line(0);
+    if (token === "{" || token === "[") return token + line(1);
+    if (token === "}" || token === "]") return line(-1) + token;
+    return /^[{[]/.test(token) ? token[0] + token.at(-1) : token; // an object or a list without members has one line
+  };
+  return Array.from(json.matchAll(JSON_TOKENS), shown).join("");
 }

@@ -7,8 +7,9 @@ const ROOT = new URL("../../", import.meta.url);
 
 // The error that the server sent instead of an answer.
 export class Refused extends Error {
-  constructor(message, response) {
+  constructor(message, param, response) {
     super(message);
+    this.param = param;
     this.needsKey = response.status === 401;
     this.retryAfterSeconds = Number(response.headers.get("retry-after"));
   }
@@ -29,8 +30,8 @@ export async function request(path, options = {}) {
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const response = await fetch(new URL(path, ROOT), { ...options, headers });
   if (response.ok) return response;
-  const body = await response.json().catch(() => ({}));
-  const refused = new Refused(body.error?.message ?? `The server answered with status ${response.status}.`, response);
+  const { error } = await response.json().catch(() => ({}));
+  const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
   if (refused.needsKey) document.dispatchEvent(new CustomEvent("needs-key", { detail: refused.message }));
   throw refused;
 }
