@@ -85,7 +85,7 @@ def test_beside_accepted_work_the_time_of_a_step_is_limited_and_not_its_growth()
 
 def test_an_attack_may_have_a_lower_limit_of_its_own() -> None:
     strict = replace(ATTACK, most_itl_ratio=1.2)
-    assert failures(strict, replace(GOOD, itl_attack=[0.024] * 100)) == []
+    assert failures(strict, replace(GOOD, itl_attack=[0.0235] * 100)) == []
     (found,) = failures(strict, replace(GOOD, itl_attack=[0.026] * 100))
     assert "ITL p99 grew by 1.30 (most 1.2)" in found
 

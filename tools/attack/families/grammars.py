@@ -183,9 +183,9 @@ async def hostile_grammars(strike: Strike) -> None:
         f'start: r0\n{rules}\nr200: "a"', "start: start", 'start: a\na: b "x"\nb: a "y"', "start: nothing", "start:",
         "", "\0", 'start: "a"{1,1000000}', "start: /(a+)+b/", "start: /(?=a)b/", "start: %json {}", "start: <|im_end|>",
         "start: " + "(" * 10_000 + '"a"' + ")" * 10_000, "start: <[7]>", "start: gen\ngen[max_tokens=5]: /.*/",
-        "%import common.WORD\nstart: WORD", "root ::= root", "root ::= a\na ::= b", 'root ::= ("a"' + "*)" * 40,
-        'root ::= "a"{1,100000}', "root ::= " + "(" * 5_000, f"root ::= [{'a-z' * 9_000}]", 'root ::= "a" | ' * 5_000,
-        "x" * 65_537,
+        "%import common.WORD\nstart: WORD", "root ::= root", "root ::= a\na ::= b", 'root ::= "a"{1,100000}',
+        "root ::= " + "(" * 29 + '"a"' + "*)" * 29, "root ::= " + "(" * 5_000, "root ::= " + '"a" | ' * 9_000 + '"b"',
+        f"root ::= [{'a-z' * 9_000}]", "x" * 65_537,
     )  # fmt: skip
     await _refused_or_done(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
 
@@ -246,7 +246,7 @@ ATTACKS = (
            exploding_schemas, NO_OR_DONE, limit_seconds=120, is_work=True),
     Attack("regexes-exploding", "(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...", exploding_regexes,
            NO_OR_DONE, limit_seconds=120, is_work=True),
-    Attack("grammars", "grammars that double, are ambiguous or endless, or reach for the library's own",
+    Attack("grammars-hostile", "grammars that double, are ambiguous or endless, or reach for the library's own",
            hostile_grammars, NO_OR_DONE, limit_seconds=120, is_work=True),
     Attack("choices", "10,000 choices, prefixes of each other, none", many_choices, NO_OR_DONE, limit_seconds=120,
            is_work=True),
