@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from loadtest.null_server import NullOptions, NullServer
+from loadtest.ceiling import null_server
 from oaiserve.engine.grammar_forms import translate
 from tools.bench.structured_figures import OURS, OURS_FREE, PEER, fault_of, figures, report
 from tools.bench.structured_load import Answer, Run, run_load
@@ -60,13 +60,9 @@ def test_no_prompt_comes_twice() -> None:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def load(options: NullOptions, streams: list[list[Ask]]) -> Run:
-    async def run() -> Run:
-        server = NullServer(options)
-        await server.start()
-        return await run_load(f"http://127.0.0.1:{server.port}", list(map(iter, streams)), warm_up_seconds=0, seconds=0)
-
-    return asyncio.run(run())
+def load(streams: list[list[Ask]], *flags: str) -> Run:
+    with null_server(*flags) as url:
+        return asyncio.run(run_load(url, list(map(iter, streams)), warm_up_seconds=0, seconds=0))
 
 
 def ask(num_tokens: int) -> Ask:
@@ -74,7 +70,7 @@ def ask(num_tokens: int) -> Ask:
 
 
 def test_answers_are_read_with_their_texts_tokens_and_times() -> None:
-    run = load(NullOptions(tokens_per_event=2), [[ask(6)], [ask(4)]])
+    run = load([[ask(6)], [ask(4)]], "--tokens-per-event", "2")
     three, two = sorted(run.answers, key=lambda answer: -answer.num_tokens)
     assert (three.text, three.num_tokens, len(three.event_ns)) == (" token" * 6, 6, 3)
     assert (two.text, two.num_tokens, len(two.event_ns)) == (" token" * 4, 4, 2)
@@ -82,12 +78,9 @@ def test_answers_are_read_with_their_texts_tokens_and_times() -> None:
     assert three.sent_ns <= three.event_ns[0] <= three.event_ns[-1]
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [(NullOptions(fail_every=1), "503: "), (NullOptions(cut_every=1), "RemoteProtocolError")],
-)
-def test_an_answer_that_does_not_come_whole_has_its_problem(options: NullOptions, problem: str) -> None:
-    (answer,) = load(options, [[ask(4)]]).answers
+@pytest.mark.parametrize(("flag", "problem"), [("--fail-every", "503: "), ("--cut-every", "RemoteProtocolError")])
+def test_an_answer_that_does_not_come_whole_has_its_problem(flag: str, problem: str) -> None:
+    (answer,) = load([[ask(4)]], flag, "1").answers
     assert (answer.problem or "").startswith(problem)
 
 
