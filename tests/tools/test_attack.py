@@ -18,7 +18,7 @@ from oaiserve.routes.protocol import ChatBody, DetokenizeBody, TokenizeBody
 from tools.attack import schema
 from tools.attack.__main__ import as_json, report
 from tools.attack.attack import Attack, Strike, outcomes
-from tools.attack.families import ATTACKS
+from tools.attack.families import ATTACKS, grammars
 from tools.attack.fuzz import BODIES, Sent, generate, wrong
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Event, Gap, gaps, quantile, running_neighbour, within
@@ -95,6 +95,13 @@ def test_beside_accepted_work_the_time_of_a_step_is_limited_and_not_its_growth()
     assert failures(work, replace(GOOD, itl_attack=[0.4] * 100)) == []
     (found,) = failures(work, replace(GOOD, itl_attack=[0.6] * 100))
     assert "ITL p99 was 0.60 s (most 0.5 beside work)" in found
+
+
+def test_an_attack_may_have_a_lower_limit_of_its_own() -> None:
+    strict = replace(ATTACK, most_itl_ratio=1.2)
+    assert failures(strict, replace(GOOD, itl_attack=[0.0235] * 100)) == []
+    (found,) = failures(strict, replace(GOOD, itl_attack=[0.026] * 100))
+    assert "ITL p99 grew by 1.30 (most 1.2)" in found
 
 
 def test_a_server_that_may_end_finishes_what_is_open() -> None:
@@ -324,6 +331,11 @@ def test_attacks_have_names_of_their_own_and_servers_that_exist() -> None:
     assert len(set(names)) == len(names)
     assert {attack.server for attack in ATTACKS} <= KINDS.keys()
     assert not any(attack.outcomes & {"500", "timeout"} for attack in ATTACKS)
+
+
+def test_no_schema_is_sent_twice_so_that_none_is_answered_from_what_was_kept() -> None:
+    one, other = grammars.schema({"type": "string"}), grammars.schema({"type": "string"})
+    assert one != other
 
 
 def test_generated_requests_are_a_function_of_the_seed() -> None:

@@ -151,6 +151,8 @@ class Attack:
     limit_seconds: float = 60.0  # the longest run
     # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
     is_work: bool = field(default=False, kw_only=True)
+    # The neighbour's ITL p99, to its own without the attack; not asked of work.
+    most_itl_ratio: float = field(default=2.0, kw_only=True)
     # The server may end in order: what is open is finished, and what comes later is refused.
     ends_server: bool = field(default=False, kw_only=True)
 

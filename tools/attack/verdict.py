@@ -7,8 +7,7 @@ from tools.attack.measure import Result
 from tools.attack.neighbour import quantile
 from tools.attack.wire import Answer
 
-MOST_ITL_RATIO = 2.0
-MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the ratio
+MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the attack's `most_itl_ratio`
 MOST_RSS_GROWTH_MIB = 100.0
 MOST_RSS_PEAK_MIB = 1024.0  # above what it was before, while the attack lasts
 MOST_HEALTH_SECONDS = 2.0
@@ -35,8 +34,8 @@ def failures(attack: Attack, result: Result) -> list[str]:
     elif attack.is_work:
         if (seconds := quantile(result.itl_attack, 0.99)) > MOST_ITL_SECONDS:
             found.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
-    elif ratio > MOST_ITL_RATIO:
-        found.append(f"the neighbour's ITL p99 grew by {ratio:.1f} (most {MOST_ITL_RATIO:g})")
+    elif ratio > attack.most_itl_ratio:
+        found.append(f"the neighbour's ITL p99 grew by {ratio:.2f} (most {attack.most_itl_ratio:g})")
     if result.ttft_attack and (slowest := max(result.ttft_attack)) > MOST_TTFT_SECONDS:
         found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:

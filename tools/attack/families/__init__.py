@@ -10,11 +10,12 @@ from tools.attack.families import (
     extremes,
     forms,
     framing,
+    grammars,
     keys,
     prompts,
     readers,
     signals,
 )
 
-FAMILIES = (prompts, framing, forms, extremes, readers, crowds, keys, connections, browsers, signals)
+FAMILIES = (prompts, framing, forms, grammars, extremes, readers, crowds, keys, connections, browsers, signals)
 ATTACKS: tuple[Attack, ...] = tuple(attack for family in FAMILIES for attack in family.ATTACKS)

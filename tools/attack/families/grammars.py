@@ -1,0 +1,259 @@
+"""Constraints on answers that are broken, cannot be satisfied, or take too much: schemas, regexes and grammars.
+
+What is refused must cost the streams beside it next to nothing. What is accepted is computed like other work, and so
+the time of its steps is limited, as everywhere; its masks and its compiling are part of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any
+
+from tools.attack.attack import ATTACKER_KEY, CHAT, FULL, HI, Attack, Strike, outcomes
+from tools.attack.wire import Answer, request
+from tools.grammar_times import DOUBLING, PERSON, SECTION, chain, nested, record
+
+MOST_ITL_RATIO = 1.2  # beside what is only refused
+TOKENS = 12  # of an answer to a constraint that is accepted
+FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
+Constraint = Mapping[str, Any]  # the fields of a body
+numbers = count()
+
+
+def schema(value: Any) -> Constraint:
+    """Return the schema with a comment that no other one has, so that the server has not kept what became of it."""
+    if isinstance(value, dict):
+        value = {"$comment": f"{next(numbers)}", **value}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "attack", "schema": value}}}
+
+
+def other(**kind: Any) -> Constraint:
+    """Return one of vLLM's kinds: a regex, a grammar or choices."""
+    return {"structured_outputs": kind}
+
+
+async def ask(strike: Strike, constraint: Constraint, *, may_pass: bool) -> Answer:
+    """Send a constraint. Where it is refused, the error must name its field."""
+    answer = await strike.post(CHAT, {"messages": HI, "max_tokens": TOKENS, **constraint})
+    (field,) = constraint
+    if answer.status == 400 and answer.error is not None:
+        strike.check(answer.error.get("param") == field, f"an error about {field} names {answer.error.get('param')!r}")
+    strike.check(may_pass or answer.status != 200, f"accepted: {json.dumps(constraint)[:200]}")
+    return answer
+
+
+async def _refused(strike: Strike, constraints: Iterable[Constraint]) -> None:
+    await strike.all([partial(ask, strike, each, may_pass=False) for each in constraints], FEW_AT_ONCE)
+
+
+async def _refused_or_done(strike: Strike, constraints: Iterable[Constraint]) -> None:
+    await strike.all([partial(ask, strike, each, may_pass=True) for each in constraints], FEW_AT_ONCE)
+
+
+# -- what can only be refused -----------------------------------------------------------------------------------------
+
+BROKEN = (
+    [], "object", None, {"type": "objekt"}, {"type": 5}, {"type": []}, {"properties": []}, {"required": "a"},
+    {"enum": []}, {"enum": 1}, {"anyOf": []}, {"items": 5}, {"pattern": "("}, {"pattern": "[z-a]"},
+    {"pattern": "a{2,1}"}, {"minLength": -1}, {"minItems": 0.5}, {"minimum": "1"}, {"maximum": 1e308},
+    {"multipleOf": 0}, {"$ref": 5}, {"$ref": "#/$defs/nowhere"}, {"$ref": "#/%ff"}, {"$defs": [], "$ref": "#/$defs/0"},
+    {"format": "no-such-format"},
+)  # fmt: skip
+UNSATISFIABLE = (
+    False, {"type": "string", "minLength": 5, "maxLength": 4}, {"type": "integer", "minimum": 2, "maximum": 1},
+    {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {"type": "array", "minItems": 3, "maxItems": 2},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]}, {"type": "string", "enum": [1, 2]},
+    {"type": "null", "const": 0}, {"allOf": [{"const": "a"}, {"const": "b"}]}, record({"a": False}),
+    {"type": "array", "items": False, "minItems": 1},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]},
+    {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False},
+)  # fmt: skip
+NEVER_OBEYED = (
+    {"not": {"type": "string"}}, {"if": {"type": "string"}, "then": {"minLength": 1}}, {"contains": {"type": "string"}},
+    {"type": "array", "uniqueItems": True}, {"dependentRequired": {"a": ["b"]}}, {"unevaluatedProperties": False},
+    {"$dynamicRef": "#a"}, {"x-guidance": {"lenient": True}}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+)  # fmt: skip
+WITHOUT_END = (
+    {"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"allOf": [{"$ref": "#"}, {"type": "object"}]},
+    record({"next": {"$ref": "#"}}), {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+)  # fmt: skip
+
+
+async def unfit_schemas(strike: Strike) -> None:
+    values = (*BROKEN, *UNSATISFIABLE, *NEVER_OBEYED, *WITHOUT_END)
+    await _refused(strike, map(schema, values))
+
+
+async def remote_schemas(strike: Strike) -> None:
+    """References to other documents, one of them on a port where somebody counts who comes."""
+    num_fetched = 0
+
+    def come(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_fetched
+        num_fetched += 1
+        writer.close()
+
+    async with await asyncio.start_server(come, "127.0.0.1", 0) as server:
+        here = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        places = (
+            f"http://{here}/a.json", f"https://{here}/a.json", f"//{here}/a.json", "file:///etc/passwd",
+            "http://169.254.169.254/latest/meta-data", "other.json#/a", "urn:a:b", "data:application/json,{}",
+        )  # fmt: skip
+        values = [{"$ref": place} for place in places]
+        values += [{"$id": f"http://{here}/", "$ref": "a.json"}, record({"a": {"anyOf": [{"$ref": places[0]}, {}]}})]
+        await _refused(strike, map(schema, values))
+    strike.check(not num_fetched, f"the server fetched a schema {num_fetched} times")
+
+
+def deep(num_levels: int, begin: str, end: str) -> bytes:
+    """Return a body whose schema is too deep for this tool's own JSON."""
+    whole = json.dumps({"messages": HI, "max_tokens": TOKENS, **schema("HERE")})
+    return whole.replace('"HERE"', begin * num_levels + "{}" + end * num_levels).encode()
+
+
+async def deep_schemas(strike: Strike) -> None:
+    forms = (('{"a": ', "}"), ('{"properties": {"a": ', "}}"), ('{"items": ', "}"), ('{"allOf": [', "]}"), ("[", "]"))
+    bodies = [deep(num_levels, *form) for form in forms for num_levels in (60, 1_000, 50_000, 500_000)]
+    bodies += [json.dumps({"messages": HI, **schema(nested(num_levels))}).encode() for num_levels in (51, 60, 100)]
+    await strike.all([partial(strike.post, CHAT, body) for body in bodies], FEW_AT_ONCE)
+
+
+async def look_around(strike: Strike) -> None:
+    """Regexes that no automaton can have, and broken ones: as regexes, and as patterns of a schema."""
+    regexes = (
+        "(?=a)b", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", r"(?P<x>a)(?P=x)", r"\bword\b", r"a\B", "(?(1)a|b)",
+        "(", ")", "[", "a**", "a{2,1}", "a{1,99999999999}", r"\p{Nothing}", r"\u{110000}", "(?i", "\\",
+    )  # fmt: skip
+    patterns = [schema({"type": "string", "pattern": regex}) for regex in regexes]
+    await _refused(strike, [*(other(regex=regex) for regex in regexes), *patterns])
+
+
+# -- what may be done, if it takes no longer than other work ----------------------------------------------------------
+
+EXPLODING = (
+    {"$ref": "#/$defs/d0", "$defs": DOUBLING},
+    chain(2_000),
+    chain(400, type="object"),
+    nested(49),
+    {"allOf": [{"enum": list(range(70))}] * 2},
+    {"allOf": [{"anyOf": [{"const": i} for i in range(40)]} for _ in range(4)]},
+    {"allOf": [{"pattern": f"(.*{chr(97 + i)}.{{{i}}})*"} for i in range(12)]},
+    record({f"p{i}": {"type": "string", "pattern": f"^.*a.{{{i}}}$"} for i in range(100, 700)}),
+    {"type": "array", "maxItems": 10_000, "items": {"type": "array", "maxItems": 10_000}},
+    {"type": "array", "minItems": 10_000, "maxItems": 10_000, "items": {"type": "string"}},
+    {"type": "string", "minLength": 10**9, "maxLength": 10**9 + 1},
+    {"type": "string", "minLength": 10_000, "maxLength": 2**31 - 1},
+    {"const": "hello " * 2_600},
+    {"const": "x" * 250_000},
+    {"enum": [f"{i}" * 20 for i in range(5_000)]},
+    {"type": "object", "properties": {f"p{i}": {} for i in range(1_000)}},
+    {"type": "object", "patternProperties": {f"^a{i}": {} for i in range(500)}},
+    {"anyOf": [record({f"a{i}": {"type": "string"}}) for i in range(2_000)]},
+    {"oneOf": [record({"a": {"const": i}}) for i in range(1_000)]},
+    {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
+    record({"children": {"type": "array", "items": {"$ref": "#"}}}),
+)
+
+
+async def exploding_schemas(strike: Strike) -> None:
+    await _refused_or_done(strike, map(schema, EXPLODING))
+
+
+async def exploding_regexes(strike: Strike) -> None:
+    regexes = (
+        "(a+)+b", "(a*)*b", "(a|a)*b", "(a|aa)+$", "(.*)*", ".*a.{500}", ".*a.{20}b", "(a?){1000}a{1000}",
+        "a{1,100000}", "(a{1000}){100}", "((a{10}){10}){10}", "(" * 49 + "a" + ")*" * 49, r"[\s\S]{0,16000}",
+        "(x+x+)+y", "|".join(f"{i}x" for i in range(2_000)), "a?" * 4_000, "a" * 16_000,
+    )  # fmt: skip
+    patterns = [schema({"type": "string", "pattern": regex}) for regex in regexes]
+    await _refused_or_done(strike, [*(other(regex=regex) for regex in regexes), *patterns])
+
+
+async def hostile_grammars(strike: Strike) -> None:
+    """Grammars that double, are ambiguous, never end, or reach for what only the library's own users may have."""
+    doubling = "\n".join(f"T{i + 1}: T{i} T{i}" for i in range(40))
+    rules = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(200))
+    grammars = (
+        "start: " + '("a")? ' * 3_000, f'start: T40\n{doubling}\nT0: "a"', 'start: e\ne: e e | "a" | "aa" | ""',
+        f'start: r0\n{rules}\nr200: "a"', "start: start", 'start: a\na: b "x"\nb: a "y"', "start: nothing", "start:",
+        "", "\0", 'start: "a"{1,1000000}', "start: /(a+)+b/", "start: /(?=a)b/", "start: %json {}", "start: <|im_end|>",
+        "start: " + "(" * 10_000 + '"a"' + ")" * 10_000, "start: <[7]>", "start: gen\ngen[max_tokens=5]: /.*/",
+        "%import common.WORD\nstart: WORD", "root ::= root", "root ::= a\na ::= b", 'root ::= "a"{1,100000}',
+        "root ::= " + "(" * 29 + '"a"' + "*)" * 29, "root ::= " + "(" * 5_000, "root ::= " + '"a" | ' * 9_000 + '"b"',
+        f"root ::= [{'a-z' * 9_000}]", "x" * 65_537,
+    )  # fmt: skip
+    await _refused_or_done(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
+
+
+async def many_choices(strike: Strike) -> None:
+    number = strike.number(10_000, 5_000)
+    lists = (
+        [f"{i}" for i in range(number)], ["a" * i for i in range(1, 361)], ["a" * 65_000, "a" * 65_001], [""],
+        ["x"] * 10_000, [f"{i}" for i in range(10_001)], ["\0", "\u202e", "\U0010ffff"], [],
+    )  # fmt: skip
+    await _refused_or_done(strike, [other(choice=choices) for choices in lists])
+
+
+def large(number: int) -> Constraint:
+    """Return a schema of 132 kB like no other."""
+    return schema(record({f"section_{number}_{i}": SECTION for i in range(190)}))
+
+
+async def large_schemas(strike: Strike) -> None:
+    await _refused_or_done(strike, map(large, range(strike.number(40, 8))))
+
+
+async def many_schemas(strike: Strike) -> None:
+    """A thousand different schemas, none of which is there already, many at once."""
+    properties = PERSON["properties"]
+    schemas = [record({**properties, f"own_{i}": {"type": "string"}}) for i in range(strike.number(1_000, 100))]
+    await strike.all([partial(ask, strike, schema(each), may_pass=True) for each in schemas], MANY_AT_ONCE)
+
+
+async def left_schemas(strike: Strike) -> None:
+    """Clients that send a schema of 132 kB, and leave while it is compiled. Nobody is there to be answered."""
+
+    async def leave(number: int) -> None:
+        content = json.dumps({"messages": HI, "max_tokens": TOKENS, **large(number)}).encode()
+        strike.num_sent += 1
+        connection = await strike.connect()
+        await connection.send(request("POST", CHAT, content, {"authorization": f"Bearer {ATTACKER_KEY}"}))
+        await asyncio.sleep(0.02)
+        connection.close(reset=True)
+        strike.answers.append(Answer("left"))  # nobody is there to see one
+
+    await strike.all([partial(leave, number) for number in range(strike.number(40, 8))], FEW_AT_ONCE)
+    answer = await ask(strike, schema(PERSON), may_pass=True)
+    strike.check(answer.status == 200, f"afterwards a schema got {answer.outcome}")
+
+
+NO = outcomes(400) | FULL
+NO_OR_DONE = NO | outcomes(200)
+ATTACKS = (
+    Attack("schemas-unfit", "broken, unsatisfiable, endless schemas, and keywords that are not obeyed", unfit_schemas,
+           NO, most_itl_ratio=MOST_ITL_RATIO),
+    Attack("schemas-remote", "schemas of other documents and hosts", remote_schemas, NO, most_itl_ratio=MOST_ITL_RATIO),
+    Attack("schemas-deep", "schemas nested up to 500,000 deep", deep_schemas, NO | outcomes(413),
+           most_itl_ratio=MOST_ITL_RATIO),
+    Attack("regexes-unfit", "look-around, back references, and broken regexes", look_around, NO,
+           most_itl_ratio=MOST_ITL_RATIO),
+    Attack("schemas-exploding", "doubling definitions, long chains, joined unions and patterns, 10,000 items, ...",
+           exploding_schemas, NO_OR_DONE, limit_seconds=120, is_work=True),
+    Attack("regexes-exploding", "(a+)+b, .*a.{500}, (a?){1000}a{1000}, (a{1000}){100}, ...", exploding_regexes,
+           NO_OR_DONE, limit_seconds=120, is_work=True),
+    Attack("grammars-hostile", "grammars that double, are ambiguous or endless, or reach for the library's own",
+           hostile_grammars, NO_OR_DONE, limit_seconds=120, is_work=True),
+    Attack("choices", "10,000 choices, prefixes of each other, none", many_choices, NO_OR_DONE, limit_seconds=120,
+           is_work=True),
+    Attack("schemas-132kb", "40 different schemas of 132 kB, 4 at once", large_schemas, NO_OR_DONE, limit_seconds=120,
+           is_work=True),
+    Attack("schemas-1000", "1,000 different schemas, 16 at once", many_schemas, NO_OR_DONE, limit_seconds=180,
+           is_work=True),
+    Attack("schemas-left", "schemas of 132 kB, whose clients leave at once", left_schemas, outcomes("left", 200),
+           is_work=True),
+)  # fmt: skip
