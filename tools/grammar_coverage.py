@@ -32,6 +32,7 @@ MOST_FREE_TOKENS = 30  # drawn among all that are allowed; then such that close 
 MOST_TOKENS = 2_000
 CLOSING = (b'"}', b'"]', b'"', b"@", b"}", b"]", b":", b",")
 LETTER = {"type": "string", "pattern": "^[a-z]$"}
+UUID4 = "123e4567-e89b-42d3-a456-426614174000"
 ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 
 
@@ -197,19 +198,29 @@ OBEYED = [
     Obeyed("format", string(format="ipv4"), ["127.0.0.1"], ["256.0.0.1", "1.2.3"], "`ipv4`"),
     Obeyed("format", string(format="ipv6"), ["::1", "2001:db8::ff00:42:8329"], ["1.2.3.4", ":::"], "`ipv6`"),
     Obeyed("format", string(format="uri"), ["https://example.org/a?b=c#d"], ["example", "/a"], "`uri`"),
-    *(
-        Obeyed("format", string(format=name), valid, invalid, f"`{name}`")
-        for name, valid, invalid in [
-            ("uuid4", ["123e4567-e89b-42d3-a456-426614174000"], ["123e4567-e89b-12d3-a456-426614174000"]),
-            ("ipvanyaddress", ["127.0.0.1", "2001:db8::1", "::"], ["1.2.3", "1::2::3"]),
-            ("ipv4interface", ["10.0.0.1/8"], ["10.0.0.1/33"]),
-            ("base64", ["", "QUI=", "+/8="], ["QUI", "_-8="]),
-            ("base64url", ["QUI=", "_-8="], ["+/8="]),
-            ("ulid", ["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["01ARZ3NDEKTSV4RRFFQ69G5FAI"]),
-            ("e164", ["+4915112345678"], ["004915112345678"]),
-        ]
+    Obeyed("format", string(format="uuid4"), [UUID4], [UUID4.replace("-4", "-1")], "`uuid1` to `uuid8`"),
+    Obeyed("format", string(format="ipvanyaddress"), ["1.2.3.4", "2001:db8::1", "::"], ["1::2::3"], "`ipvanyaddress`"),
+    Obeyed("format", string(format="ipv4interface"), ["10.0.0.1/8"], ["10.0.0.1/33"], "`ipv4interface`"),
+    Obeyed("format", string(format="base64"), ["", "QUI=", "+/8="], ["QUI", "_-8="], "`base64`, `byte`"),
+    Obeyed("format", string(format="base64url"), ["QUI=", "_-8="], ["+/8="], "`base64url`"),
+    Obeyed("format", string(format="nanoid"), ["V1StGXR8_Z5jdHi6B-myT"], ["V1StGXR8"], "`nanoid`"),
+    Obeyed("format", string(format="cuid2"), ["tz4a98xxat96iws9zmbrgj3a"], ["A", ""], "`cuid2`"),
+    Obeyed("format", string(format="ulid"), ["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["01ARZ3NDEKTSV4RRFFQ69G5FAI"], "`ulid`"),
+    Obeyed("format", string(format="e164"), ["+4915112345678"], ["004915112345678"], "`e164`"),
+    Obeyed(
+        "format",
+        string(format="binary"),
+        ["", "x"],
+        [5],
+        "`binary`, `password`, `path`, `file-path` and `directory-path`, which any string is",
     ),
-    Obeyed("format", string(format="binary"), ["", "x"], [5], "`binary`, `password` and `path`, which any string is"),
+    Obeyed(
+        "format",
+        integer(format="int32"),
+        [-(2**31), 2**31 - 1],
+        [2**31],
+        "of numbers: `int8` to `int64`, `uint8` to `uint64`, `float`, `double`",
+    ),
     Obeyed("minimum", integer(minimum=-3), [-3, 0, 12], [-4, -30]),
     Obeyed("maximum", numeric(maximum=2.5), [2.5, -7, 2.4], [2.6, 3]),
     Obeyed("exclusiveMinimum", numeric(exclusiveMinimum=-1.5), [-1.4, 0], [-1.5, -2]),

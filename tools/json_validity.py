@@ -80,6 +80,7 @@ CHECKS: dict[str, Callable[[str], object]] = {
     "nanoid": _matches(re.compile("[A-Za-z0-9_-]{21}")),
     "e164": _matches(re.compile(r"\+[1-9][0-9]{1,14}")),
 }
+RANGES = {"int32": range(-(2**31), 2**31), "uint8": range(2**8)}
 FORMATS = jsonschema.FormatChecker(formats=())
 
 
@@ -92,8 +93,14 @@ def _of_strings(check: Callable[[str], object]) -> Callable[[object], bool]:
     return holds
 
 
+def _of_integers(allowed: range) -> Callable[[object], bool]:
+    return lambda value: not isinstance(value, int) or value in allowed
+
+
 for _name, _check in CHECKS.items():
     FORMATS.checks(_name, raises=Exception)(_of_strings(_check))
+for _name, _range in RANGES.items():
+    FORMATS.checks(_name)(_of_integers(_range))
 
 
 def _multiple_of(_: Any, divisor: float, value: Any, __: Any) -> Iterator[ValidationError]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oaiserve.engine.json_schema.formats import FORMATS
+from oaiserve.engine.json_schema.formats import FORMATS, NUMBER_FORMATS
 from oaiserve.engine.json_schema.limits import MOST_FORCED, MOST_LINKED_DEPTH
 from oaiserve.engine.json_schema.prepare import (
     MOST_BYTES,
@@ -284,3 +286,11 @@ def test_one_of_is_supported_where_the_schemas_exclude_each_other(one: Any, othe
         assert len(prepared(schema)["anyOf"]) == 2
     else:
         assert "may both hold" in refusal(schema)
+
+
+def test_the_documentation_lists_all_formats() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    listed = {name for row in page.splitlines() if row.startswith("| `format`") for name in re.findall("`(.*?)`", row)}
+    versions = {f"uuid{version}" for version in range(2, 8)}
+    sizes = {"int16", "int32", "uint16", "uint32"}
+    assert {*FORMATS, *NUMBER_FORMATS} - versions - sizes <= listed

@@ -61,12 +61,12 @@ FORMATS: dict[str, str | None] = {
     # They say what a string is for. Any string is one.
     **dict.fromkeys(("password", "binary", "path", "file-path", "directory-path"), regexes.ANYTHING),
 }
-# OpenAPI's formats of numbers. Any number of JSON can be stored as a float.
+# Those of numbers, OpenAPI's and Rust's. Any number of JSON can be stored as a float.
 _WIDEST = LARGEST_NUMBER - 1
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
-    "int32": (-(2**31), 2**31 - 1),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
     "int64": (-_WIDEST, _WIDEST),
-    "uint32": (0, 2**32 - 1),
     "uint64": (0, _WIDEST),
     "float": None,
     "double": None,
