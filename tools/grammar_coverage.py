@@ -162,7 +162,7 @@ OBEYED = [
         array(items={"enum": ["a", "b", "c"]}, uniqueItems=True, minItems=1),
         [["c", "a"], ["b"]],
         [[], ["a", "a"], ["d"]],
-        "where the items are of few values (`enum`, `const`, booleans), and their lists are at most 2,000",
+        "where the items are of few values (`enum`, `const`, booleans), and their lists are at most 5,000",
     ),
     Obeyed("minLength", string(minLength=2), ["ab", "é😀"], ["", "a", "😀"], "in characters"),
     Obeyed("maxLength", string(maxLength=2), ["", "😀é"], ["abc"]),

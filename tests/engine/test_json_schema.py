@@ -79,7 +79,9 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, beside"),
         ({"uniqueItems": 1}, "$.uniqueItems must be true or false, got a number"),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "the items are of few values"),
-        ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "here are 986410: a 'maxItems'"),
+        ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "up to 5000 different lists"),
+        ({"type": "array", "items": {"enum": list(range(8000))}, "uniqueItems": True}, "a lower 'maxItems'"),
+        ({"type": "array", "items": {"$ref": "#/items"}, "uniqueItems": True}, "the items are of few values"),
         ({"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True}, "there is no list"),
         ({"const": 2**53 + 1}, "the value at $.const has a number beyond"),
         ({"enum": ["a", {"b": [1e300]}]}, "the value at $.enum[1] has a number beyond"),
@@ -219,6 +221,12 @@ def test_lists_of_different_values_are_written_out(items: Any, beside: dict[str,
         {},
     ],
 )
+def test_the_lists_of_a_document_are_counted_together() -> None:
+    value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
+    assert "anyOf" in prepared({"anyOf": [value] * 2})
+    assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
+
+
 def test_items_that_may_be_other_values_cannot_be_written_out(items: Any) -> None:
     assert "'uniqueItems' at $.uniqueItems" in refusal({"type": "array", "items": items, "uniqueItems": True})
 

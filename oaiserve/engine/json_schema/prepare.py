@@ -32,7 +32,7 @@ from oaiserve.engine.json_schema.terms import (
     shown,
     step,
 )
-from oaiserve.engine.json_schema.unique import without_unique_items
+from oaiserve.engine.json_schema.unique import UniqueItems
 from oaiserve.engine.refusal import Refused
 
 MOST_BYTES = 2**18
@@ -103,6 +103,7 @@ class _Preparation:
     def __init__(self, document: Any) -> None:
         self._document = Document(document)
         self._exclusion = Exclusion(self._document)
+        self._unique_items = UniqueItems(self._document)
         self._definitions: dict[tuple[int, bool], Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._waiting: deque[Definition] = deque()
@@ -140,7 +141,7 @@ class _Preparation:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
         schema = self._with_names(modern(schema, place), place)
         self._refuse(schema, place)
-        schema = without_unique_items(schema, self._document, place)
+        schema = self._unique_items.written_out(schema, place)
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
         if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
