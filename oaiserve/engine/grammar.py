@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -73,12 +73,20 @@ class Grammars:
         self._kept: OrderedDict[_Key, Future[_Outcome]] = OrderedDict()  # the last used ones at the end
         self._kept_bytes = 0
 
+    def prepare(self) -> None:
+        """Begin to prepare the tokens of the model in a thread, so that the first grammar does not have to.
+
+        This takes a fraction of a second, and for half of that, no other thread runs Python code.
+        """
+        Thread(target=self._prepared, name="grammars").start()
+
+    def _prepared(self) -> Tokens | None:
+        """Return the tokens of the model; None if its answers cannot be held to a grammar."""
+        with self._lock_of_tokens:
+            return self._tokens
+
     @cached_property
     def _tokens(self) -> Tokens | None:
-        """The tokens of the model; None if its answers cannot be held to a grammar.
-
-        They take a fraction of a second, so they wait for the first grammar: most servers start without one.
-        """
         table = TokenTable(self._backend)
         eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
         # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
@@ -90,8 +98,7 @@ class Grammars:
         This may take many milliseconds. If another thread is compiling the same one, it waits for that.
         """
         begin_ns = monotonic_ns()
-        with self._lock_of_tokens:
-            tokens = self._tokens
+        tokens = self._prepared()
         if tokens is None:
             raise InvalidRequest(
                 f"Invalid '{grammar.param}': this model's tokenizer has no exact bytes for its tokens, or no "
@@ -173,6 +180,12 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+
+
+# Texts whose tokens are found once, where a grammar lets all of them come next: else each mask looks at every token.
+# Neither strings of JSON nor "." in a regex leave any of these characters out.
+_PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
+_SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 
 def _estimated_bytes(key: _Key) -> int:
@@ -272,7 +285,9 @@ class Tokens:
         # An end is no text, also where a tokenizer does not mark it as special.
         textless = table.special_ids | set(eos_token_ids)
         self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
-        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=eos_token_ids)
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self), eos_token=eos_token_ids, slices=_SLICES
+        )
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1

@@ -345,7 +345,7 @@ def test_a_tokenizer_without_bytes_is_said_to_be_none_for_grammars() -> None:
         grammars.compile(Grammar("json_object", ""))
 
 
-def test_the_tokens_are_prepared_once_when_the_first_grammars_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Tokens] = []
     all_here = threading.Barrier(4)
 
@@ -361,6 +361,7 @@ def test_the_tokens_are_prepared_once_when_the_first_grammars_come(monkeypatch: 
     monkeypatch.setattr(grammar_module, "Tokens", Counted)
     grammars = make()
     assert prepared == []
+    grammars.prepare()
     with ThreadPoolExecutor(4) as threads:
         for number, matcher in enumerate(threads.map(compile_one, range(1, 5)), start=1):
             assert pushed(matcher, "a" * number).is_complete
