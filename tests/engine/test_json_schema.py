@@ -221,14 +221,14 @@ def test_lists_of_different_values_are_written_out(items: Any, beside: dict[str,
         {},
     ],
 )
+def test_items_that_may_be_other_values_cannot_be_written_out(items: Any) -> None:
+    assert "'uniqueItems' at $.uniqueItems" in refusal({"type": "array", "items": items, "uniqueItems": True})
+
+
 def test_the_lists_of_a_document_are_counted_together() -> None:
     value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
     assert "anyOf" in prepared({"anyOf": [value] * 2})
     assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
-
-
-def test_items_that_may_be_other_values_cannot_be_written_out(items: Any) -> None:
-    assert "'uniqueItems' at $.uniqueItems" in refusal({"type": "array", "items": items, "uniqueItems": True})
 
 
 def test_one_item_is_different_from_all_others() -> None:
