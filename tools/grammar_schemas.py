@@ -205,7 +205,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             "search": {"type": "string", "pattern": "b[aeiou]t", "maxLength": 12},
             "anchors": {"type": "string", "pattern": "^(yes|no)$|^maybe", "maxLength": 8},
-            "word": {"type": "string", "pattern": "^\\p{Lu}\\p{Ll}{2,6}$"},
+            "word": {"type": "string", "pattern": "^[A-ZÄÖÜ][a-zäöüß]{2,6}$"},
             "both": {"type": "string", "pattern": "^[a-z]+$", "minLength": 4, "maxLength": 6},
         }
     ),

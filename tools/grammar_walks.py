@@ -12,7 +12,8 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from tools.markdown import as_markdown, number, write_json
 NUM_SEEDS = 50
 MAX_TOKENS = 120
 TEMPERATURE = 1.5
+AT_ONCE = 8  # grammars
 NUM_ENDS = 5  # ways on which a cut answer is brought to an end, until one gets there
 
 
@@ -162,12 +164,12 @@ def outcomes(
     return found
 
 
-def table(found: dict[str, Outcome]) -> Iterator[str]:
+def table(found: dict[str, Outcome]) -> str:
     rows = [("grammar", "finished", "cut", "tokens", "wrong")]
     for name, each in found.items():
         counts = (each.num_finished, each.num_cut, each.num_tokens, len(each.failures))
         rows.append((name, *map(number, counts)))  # type: ignore[arg-type]
-    yield from as_markdown(rows)
+    return "\n".join(as_markdown(rows))
 
 
 def main() -> None:
@@ -178,14 +180,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     cases = [case for case in CASES if arguments.only in case.name]
-    options = EngineOptions(max_running=64, max_waiting=len(cases) * arguments.seeds)
+    options = EngineOptions(max_running=64, max_waiting=AT_ONCE * arguments.seeds)
     prompt = TextPrompt("Here is one example, which is short:\n\n")
+    vocabulary, found = demo_vocabulary(), dict[str, Outcome]()
     with Engine.from_pretrained("demo", options) as engine:
-        found = outcomes(engine, demo_vocabulary(), cases, prompt, arguments.seeds, arguments.max_tokens)
-    print("\n".join(table(found)))
+        for start in range(0, len(cases), AT_ONCE):
+            few = cases[start : start + AT_ONCE]
+            found |= outcomes(engine, vocabulary, few, prompt, arguments.seeds, arguments.max_tokens)
+            write_json(arguments.json, {name: vars(each) for name, each in found.items()})
+            print(f"{len(found)} of {len(cases)} grammars", file=sys.stderr)
+    print(table(found))
     total = [sum(getattr(each, name) for each in found.values()) for name in ("num_finished", "num_cut", "num_tokens")]
     failures = [failure for each in found.values() for failure in each.failures]
-    write_json(arguments.json, {name: vars(each) for name, each in found.items()})
     print("{:,} answers are finished and {:,} are cut, with {:,} tokens in all.".format(*total))
     if failures:
         raise SystemExit("\n".join(failures))
