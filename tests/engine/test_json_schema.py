@@ -149,6 +149,12 @@ def test_definitions_that_double_at_each_level_are_refused_at_once() -> None:
     assert time.monotonic() - begin < 10  # not 2**60 steps
 
 
+def test_unions_that_are_not_joined_may_be_long() -> None:
+    values = {"enum": [f"value {i}" for i in range(6000)]}
+    assert prepared(values) == values
+    assert "joins unions that come to more than 2000" in refusal({"allOf": [values, {"enum": ["value 1"]}]})
+
+
 def test_each_definition_is_prepared_once() -> None:
     schema = {
         "type": "array",
