@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import tokenizers
 
@@ -25,13 +24,16 @@ from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.grammar import CompiledGrammar, Grammars, GrammarViolation
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
+from tools.json_validity import error_of, instance_error
 from tools.markdown import as_markdown, write_between
 
 NUM_WALKS = 50
 MOST_FREE_TOKENS = 30  # drawn among all that are allowed; then such that close what is open are preferred
 MOST_TOKENS = 2_000
-CLOSING = (b'"}', b'"]', b'"', b"@", b"}", b"]", b":", b",", b"0")
+CLOSING = (b'"}', b'"]', b'"', b"@", b"}", b"]", b":", b",")
 LETTER = {"type": "string", "pattern": "^[a-z]$"}
+UUID4 = "123e4567-e89b-42d3-a456-426614174000"
+ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,24 @@ OBEYED = [
     ),
     Obeyed("minItems", array(items=integer(), minItems=2), [[1, 2], [1, 2, 3]], [[], [1]]),
     Obeyed("maxItems", array(items=integer(), maxItems=2), [[], [1, 2]], [[1, 2, 3]]),
+    Obeyed(
+        "uniqueItems",
+        array(items={"enum": ["a", "b", "c"]}, uniqueItems=True, minItems=1),
+        [["c", "a"], ["b"]],
+        [[], ["a", "a"], ["d"]],
+        "where the items are of few values (`enum`, `const`, booleans), and their lists are at most 5,000",
+    ),
     Obeyed("minLength", string(minLength=2), ["ab", "é😀"], ["", "a", "😀"], "in characters"),
     Obeyed("maxLength", string(maxLength=2), ["", "😀é"], ["abc"]),
     Obeyed("pattern", string(pattern="^[a-c]+\\d$"), ["ab1", "c0"], ["1", "xab1", "ab1x"]),
     Obeyed("pattern", string(pattern="b"), ["b", "abc"], ["", "ac"], "without anchors, somewhere in the string"),
+    Obeyed(
+        "pattern",
+        string(pattern=ZOD_EMAIL, format="email"),
+        ["a.b@example.org"],
+        [".a@example.org", "a..b@example.org"],
+        "those of zod and pydantic that look around themselves",
+    ),
     Obeyed(
         "pattern",
         string(pattern="^[a-z]+$", minLength=2, maxLength=3),
@@ -182,6 +198,29 @@ OBEYED = [
     Obeyed("format", string(format="ipv4"), ["127.0.0.1"], ["256.0.0.1", "1.2.3"], "`ipv4`"),
     Obeyed("format", string(format="ipv6"), ["::1", "2001:db8::ff00:42:8329"], ["1.2.3.4", ":::"], "`ipv6`"),
     Obeyed("format", string(format="uri"), ["https://example.org/a?b=c#d"], ["example", "/a"], "`uri`"),
+    Obeyed("format", string(format="uuid4"), [UUID4], [UUID4.replace("-4", "-1")], "`uuid1` to `uuid8`"),
+    Obeyed("format", string(format="ipvanyaddress"), ["1.2.3.4", "2001:db8::1", "::"], ["1::2::3"], "`ipvanyaddress`"),
+    Obeyed("format", string(format="ipv4interface"), ["10.0.0.1/8"], ["10.0.0.1/33"], "`ipv4interface`"),
+    Obeyed("format", string(format="base64"), ["", "QUI=", "+/8="], ["QUI", "_-8="], "`base64`, `byte`"),
+    Obeyed("format", string(format="base64url"), ["QUI=", "_-8="], ["+/8="], "`base64url`"),
+    Obeyed("format", string(format="nanoid"), ["V1StGXR8_Z5jdHi6B-myT"], ["V1StGXR8"], "`nanoid`"),
+    Obeyed("format", string(format="cuid2"), ["tz4a98xxat96iws9zmbrgj3a"], ["A", ""], "`cuid2`"),
+    Obeyed("format", string(format="ulid"), ["01ARZ3NDEKTSV4RRFFQ69G5FAV"], ["01ARZ3NDEKTSV4RRFFQ69G5FAI"], "`ulid`"),
+    Obeyed("format", string(format="e164"), ["+4915112345678"], ["004915112345678"], "`e164`"),
+    Obeyed(
+        "format",
+        string(format="binary"),
+        ["", "x"],
+        [5],
+        "`binary`, `password`, `path`, `file-path` and `directory-path`, which any string is",
+    ),
+    Obeyed(
+        "format",
+        integer(format="int32"),
+        [-(2**31), 2**31 - 1],
+        [2**31],
+        "of numbers: `int8` to `int64`, `uint8` to `uint64`, `float`, `double`",
+    ),
     Obeyed("minimum", integer(minimum=-3), [-3, 0, 12], [-4, -30]),
     Obeyed("maximum", numeric(maximum=2.5), [2.5, -7, 2.4], [2.6, 3]),
     Obeyed("exclusiveMinimum", numeric(exclusiveMinimum=-1.5), [-1.4, 0], [-1.5, -2]),
@@ -191,8 +230,9 @@ OBEYED = [
         integer(multipleOf=3, minimum=-9, maximum=30),
         [-9, 0, 27],
         [1, -8, 33],
-        "whole numbers, 0.5 and 0.25",
+        "up to six decimal places, as JSON Schema defines it",
     ),
+    Obeyed("multipleOf", numeric(multipleOf=0.01, minimum=0), [19.99, 0.07, 3], [19.995, -0.01]),
     Obeyed("anyOf", {"anyOf": [LETTER, integer(minimum=5)]}, ["x", 5], ["xy", 4]),
     Obeyed(
         "anyOf",
@@ -247,7 +287,7 @@ REFUSED = [
     RefusedRow("not", record(properties={"a": {"not": integer()}}), "$.properties.a.not"),
     RefusedRow("if, then, else", {"if": integer(), "then": {"minimum": 1}}, "$.if"),
     RefusedRow("contains", array(contains=integer()), "$.contains"),
-    RefusedRow("uniqueItems", array(uniqueItems=True), "$.uniqueItems"),
+    RefusedRow("uniqueItems", array(items=string(), uniqueItems=True), "$.uniqueItems", "above that"),
     RefusedRow("propertyNames", record(propertyNames={"minLength": 2}), "$.propertyNames", "with anything else"),
     RefusedRow("dependentRequired", record(dependentRequired={"a": ["b"]}), "$.dependentRequired"),
     RefusedRow("dependentSchemas", record(dependentSchemas={"a": {}}), "$.dependentSchemas"),
@@ -268,8 +308,8 @@ REFUSED = [
         "$.items.pattern",
         "look-around, back references, word boundaries",
     ),
-    RefusedRow("format", string(format="idn-email"), "$.format", "any other"),
-    RefusedRow("multipleOf", numeric(multipleOf=0.1), "$.multipleOf", "fractions, about which libraries disagree"),
+    RefusedRow("format", string(format="idn-email"), "$.format", "any other: a format is a demand, not an annotation"),
+    RefusedRow("multipleOf", numeric(multipleOf=1e-7), "$.multipleOf", "more decimal places"),
     RefusedRow("minProperties", record(minProperties=2), "$.minProperties", "above that"),
     RefusedRow(
         "patternProperties",
@@ -288,12 +328,16 @@ class Vocabulary:
         self._backend = backend
         self._grammars = Grammars(backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._bytes = [table.bytes_of(token_id) for token_id in range(vocab_size)]
+        self._lengths = np.array([len(each) for each in self._bytes])
         self._eos = np.isin(np.arange(vocab_size), list(eos_token_ids))
         self._closing = [self._bytes.index(each) for each in CLOSING if each in self._bytes]
         self._words = np.zeros(-(-vocab_size // 32), np.uint32)
 
     def compile(self, schema: Any) -> CompiledGrammar:
-        return self._grammars.compile(Grammar("json_schema", json.dumps(schema)))
+        return self.compile_grammar(Grammar("json_schema", json.dumps(schema)))
+
+    def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
+        return self._grammars.compile(grammar)
 
     def accepts(self, compiled: CompiledGrammar, instance: Any) -> bool:
         matcher = compiled.matcher()
@@ -306,21 +350,31 @@ class Vocabulary:
         matcher.fill_mask(self._words)
         return bool((self._allowed() & self._eos).any())
 
-    def walk(self, compiled: CompiledGrammar, rng: random.Random) -> str:
-        """Make an answer of tokens that are drawn among those that are allowed."""
+    def walk(
+        self, compiled: CompiledGrammar, rng: random.Random, begun: Sequence[int] = (), num_free: int = MOST_FREE_TOKENS
+    ) -> str:
+        """Make an answer that goes on from `begun`, of tokens that are drawn among those that are allowed.
+
+        After `num_free` of them it is brought to an end: those that close what is open are preferred, then short ones.
+        """
         matcher, text = compiled.matcher(), b""
+        for token_id in begun:
+            matcher.push(token_id)
+            text += self._bytes[token_id]
         for num_tokens in range(MOST_TOKENS):
             if matcher.is_complete:
                 break
             matcher.fill_mask(self._words)
-            allowed = self._allowed()
+            allowed, is_ending = self._allowed(), num_tokens >= num_free
             may_end = bool((allowed & self._eos).any())
-            closing = [token_id for token_id in self._closing if allowed[token_id]]
             choices = np.flatnonzero(allowed & ~self._eos)
-            if may_end and (num_tokens > MOST_FREE_TOKENS or not len(choices) or rng.random() < 0.3):
+            if may_end and (is_ending or not len(choices) or rng.random() < 0.3):
                 break
-            is_closing = closing and num_tokens > MOST_FREE_TOKENS and rng.random() < 0.8
-            token_id = closing[0] if is_closing else int(rng.choice(choices))
+            if is_ending:
+                closing = [token_id for token_id in self._closing if allowed[token_id]]
+                lengths = self._lengths[choices]
+                choices = closing[:1] if closing and rng.random() < 0.8 else choices[lengths == lengths.min()]
+            token_id = int(rng.choice(choices))
             matcher.push(token_id)
             text += self._bytes[token_id]
         return text.decode()
@@ -340,23 +394,16 @@ def failures(vocabulary: Vocabulary, row: Obeyed | RefusedRow, num_walks: int) -
     if isinstance(row, RefusedRow):
         yield "it is not refused"
         return
-    validator = jsonschema.Draft202012Validator(
-        row.schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-    )
     for instance in row.valid:
-        if not (validator.is_valid(instance) and vocabulary.accepts(compiled, instance)):
+        if instance_error(instance, row.schema) or not vocabulary.accepts(compiled, instance):
             yield f"{instance} is not accepted"
     for instance in row.invalid:
-        if vocabulary.accepts(compiled, instance):
+        if not instance_error(instance, row.schema) or vocabulary.accepts(compiled, instance):
             yield f"{instance} is accepted"
     for seed in range(num_walks):
         answer = vocabulary.walk(compiled, random.Random(seed))
-        try:
-            is_valid = validator.is_valid(json.loads(answer))
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            yield f"the answer {answer[:200]} is not valid"
+        if error := error_of(answer, row.schema):
+            yield f"the answer {answer[:200]} is not valid: {error[:200]}"
 
 
 def table() -> str:

@@ -73,6 +73,7 @@ SECTION = record({f"field_{i}": {"type": "string", "description": "x" * 80, "max
 DOUBLING = {
     f"d{i}": record({name: {"$ref": f"#/$defs/d{i + 1}", "type": "object"} for name in "xy"}) for i in range(30)
 } | {"d30": {"type": "object"}}
+SET = {"type": "array", "items": {"enum": [f"value {i}" for i in range(6)]}, "uniqueItems": True}
 CASES = [
     schema("one enum", record({"color": {"enum": ["red", "blue"]}})),
     schema("six fields", PERSON),
@@ -93,7 +94,8 @@ CASES = [
     schema("attack: 400 levels", nested(400)),
     schema("attack: definitions that double 30 times", {"$ref": "#/$defs/d0", "$defs": DOUBLING}),
     schema("attack: 2,000 definitions in a chain", chain(2000)),
-    schema("attack: joined unions", {"allOf": [{"enum": list(range(70))}] * 2}),
+    schema("attack: joined unions", {"allOf": [{"enum": list(range(44))}] * 2}),
+    schema("attack: 2 sets of 6 values", record(dict.fromkeys("ab", SET))),
     schema("attack: 12 joined patterns", {"allOf": [{"pattern": f"(.*{chr(97 + i)}.{{{i}}})*"} for i in range(12)]}),
     schema(
         "attack: 600 patterns",

@@ -105,6 +105,7 @@ class Engine:
         max_model_len: int,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        grammars: Grammars | None = None,
         default_params: Mapping[str, float | int] | None = None,
         options: EngineOptions | None = None,
         max_step_tokens_default: int = 512,
@@ -164,9 +165,10 @@ class Engine:
             ranges=ranges,
             profiler=profiler,
         )
+        grammars = grammars or Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._tokenize = TokenizeStage(
             tokenizer,
-            Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids).compile,
+            grammars.compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
             encode_rest=REST if device == "cpu" else 0.0,  # encoding keeps no lock, but a core
@@ -229,15 +231,19 @@ class Engine:
         """
         from oaiserve.engine.model.start import start_runner
 
-        started = start_runner(loaded, options, workers)
         eos_token_id = tokenizer.eos_token_id
+        eos_token_ids = loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
+        grammars = Grammars(tokenizer.backend, vocab_size=loaded.vocab_size, eos_token_ids=eos_token_ids)
+        grammars.prepare()  # while the model's code is made ready, most of which is native
+        started = start_runner(loaded, options, workers)
         engine = cls(
             tokenizer=tokenizer,
             runner=started.runner,
             num_blocks=started.num_blocks,
             max_model_len=started.max_model_len,
             vocab_size=loaded.vocab_size,
-            eos_token_ids=loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id}),
+            eos_token_ids=eos_token_ids,
+            grammars=grammars,
             default_params=loaded.default_params if options.generation_config else {},
             options=options,
             max_step_tokens_default=started.max_step_tokens_default,

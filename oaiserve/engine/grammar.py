@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -63,16 +64,33 @@ class Grammars:
     """The grammars of one model. Any thread may compile."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """Prepare for a tokenizer and the ids of its model, which may be fewer or more than the tokenizer's."""
-        table = TokenTable(backend)
-        eos = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
-        # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
-        self._tokens = Tokens(table, vocab_size, eos) if table.has_bytes and eos else None
+        """`vocab_size` is the number of the model's ids, which may be fewer or more than the tokenizer's."""
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock_of_tokens = Lock()
         self._lock = Lock()  # guards all that follows
         self._kept: OrderedDict[_Key, Future[_Outcome]] = OrderedDict()  # the last used ones at the end
         self._kept_bytes = 0
-        if self._tokens is not None:
-            self._compile(self._tokens, "json_object", "")  # a first one, for which llguidance fills its tables
+
+    def prepare(self) -> None:
+        """Begin to prepare the tokens of the model in a thread, so that the first grammar does not have to.
+
+        This takes a fraction of a second, and for half of that, no other thread runs Python code.
+        """
+        Thread(target=self._prepared, name="grammars").start()
+
+    def _prepared(self) -> Tokens | None:
+        """Return the tokens of the model; None if its answers cannot be held to a grammar."""
+        with self._lock_of_tokens:
+            return self._tokens
+
+    @cached_property
+    def _tokens(self) -> Tokens | None:
+        table = TokenTable(self._backend)
+        eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
+        # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
+        return Tokens(table, self._vocab_size, eos) if table.has_bytes and eos else None
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or find the one that was compiled before. Raises InvalidRequest, naming `grammar.param`.
@@ -80,7 +98,8 @@ class Grammars:
         This may take many milliseconds. If another thread is compiling the same one, it waits for that.
         """
         begin_ns = monotonic_ns()
-        if self._tokens is None:
+        tokens = self._prepared()
+        if tokens is None:
             raise InvalidRequest(
                 f"Invalid '{grammar.param}': this model's tokenizer has no exact bytes for its tokens, or no "
                 "end-of-sequence token, so answers cannot be held to a grammar.",
@@ -88,11 +107,11 @@ class Grammars:
             )
         future, was_cached = self._find((grammar.kind, grammar.text))
         if not was_cached:
-            self._fulfil(future, grammar.kind, grammar.text)
+            self._fulfil(future, tokens, grammar.kind, grammar.text)
         outcome = future.result()
         if isinstance(outcome, Refused):
             raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
-        return CompiledGrammar(outcome, self._tokens, grammar.after.encode(), monotonic_ns() - begin_ns, was_cached)
+        return CompiledGrammar(outcome, tokens, grammar.after.encode(), monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[Future[_Outcome], bool]:
         """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
@@ -108,21 +127,13 @@ class Grammars:
                 self._kept_bytes -= _estimated_bytes(oldest)
             return future, False
 
-    def _fulfil(self, future: Future[_Outcome], kind: GrammarKind, text: str) -> None:
-        assert self._tokens is not None
+    def _fulfil(self, future: Future[_Outcome], tokens: Tokens, kind: GrammarKind, text: str) -> None:
         try:
-            future.set_result(_Original(self._compile(self._tokens, kind, text)))
+            future.set_result(_Original(_compiled(tokens, kind, text)))
         except Refused as refused:
             future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
         except BaseException as error:  # a bug, or a panic in Rust: whoever waits for it must hear of it
             future.set_exception(error)
-
-    def _compile(self, tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
-        translated = translate(kind, text)
-        matcher = _matcher(tokens, translated.text)
-        if matcher.is_error():
-            raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
-        return matcher
 
 
 def _is_spent(future: Future[_Outcome]) -> bool:
@@ -130,6 +141,14 @@ def _is_spent(future: Future[_Outcome]) -> bool:
         return False
     outcome = future.exception() or future.result()
     return not isinstance(outcome, Refused) and (isinstance(outcome, BaseException) or outcome.is_spent)
+
+
+def _compiled(tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
+    translated = translate(kind, text)
+    matcher = _matcher(tokens, translated.text)
+    if matcher.is_error():
+        raise Refused(_explained(matcher.get_error()) + _place(tokens, translated, matcher.get_error()))
+    return matcher
 
 
 def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
@@ -161,6 +180,12 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+
+
+# Texts whose tokens are found once, where a grammar lets all of them come next: else each mask looks at every token.
+# Neither strings of JSON nor "." in a regex leave any of these characters out.
+_PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
+_SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 
 def _estimated_bytes(key: _Key) -> int:
@@ -260,7 +285,9 @@ class Tokens:
         # An end is no text, also where a tokenizer does not mark it as special.
         textless = table.special_ids | set(eos_token_ids)
         self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
-        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=eos_token_ids)
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self), eos_token=eos_token_ids, slices=_SLICES
+        )
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1

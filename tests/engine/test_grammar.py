@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from oaiserve.engine import grammar as grammar_module
 from oaiserve.engine.detokenize import BYTE_LEVEL_CHARACTERS
-from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, Grammars, GrammarViolation, Matcher
+from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, Grammars, GrammarViolation, Matcher, Tokens
 from oaiserve.engine.grammar_forms import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
 from oaiserve.errors import InvalidRequest
@@ -342,6 +343,29 @@ def test_a_tokenizer_without_bytes_is_said_to_be_none_for_grammars() -> None:
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
     with pytest.raises(InvalidRequest, match="this model's tokenizer"):
         grammars.compile(Grammar("json_object", ""))
+
+
+def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Tokens] = []
+    all_here = threading.Barrier(4)
+
+    class Counted(Tokens):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            prepared.append(self)
+
+    def compile_one(number: int) -> Matcher:
+        all_here.wait(timeout=30)
+        return grammars.compile(Grammar("regex", f"a{{{number}}}")).matcher()
+
+    monkeypatch.setattr(grammar_module, "Tokens", Counted)
+    grammars = make()
+    assert prepared == []
+    grammars.prepare()
+    with ThreadPoolExecutor(4) as threads:
+        for number, matcher in enumerate(threads.map(compile_one, range(1, 5)), start=1):
+            assert pushed(matcher, "a" * number).is_complete
+    assert len(prepared) == 1
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oaiserve.engine.json_schema.formats import FORMATS, NUMBER_FORMATS
 from oaiserve.engine.json_schema.limits import MOST_FORCED, MOST_LINKED_DEPTH
 from oaiserve.engine.json_schema.prepare import (
     MOST_BYTES,
@@ -17,7 +20,6 @@ from oaiserve.engine.json_schema.prepare import (
     MOST_SCHEMAS,
     prepare,
 )
-from oaiserve.engine.json_schema.rewrite import FORMATS
 from oaiserve.engine.refusal import Refused
 
 
@@ -72,7 +74,15 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"minProperties": 2, "maxProperties": 1}, "$.minProperties must not be greater than"),
         ({"maxItems": MOST_ITEMS + 1}, "$.maxItems is too large"),
         ({"multipleOf": 0}, "$.multipleOf must be greater than 0"),
-        ({"multipleOf": 0.3}, "$.multipleOf must be a whole number"),
+        ({"multipleOf": 1e-7}, "$.multipleOf must have at most 6 decimal places, got 1e-07"),
+        ({"multipleOf": 655.37}, "$.multipleOf must be at most 65536, and so must its digits as a whole number"),
+        ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, beside"),
+        ({"uniqueItems": 1}, "$.uniqueItems must be true or false, got a number"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "the items are of few values"),
+        ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "up to 5000 different lists"),
+        ({"type": "array", "items": {"enum": list(range(8000))}, "uniqueItems": True}, "a lower 'maxItems'"),
+        ({"type": "array", "items": {"$ref": "#/items"}, "uniqueItems": True}, "the items are of few values"),
+        ({"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True}, "there is no list"),
         ({"const": 2**53 + 1}, "the value at $.const has a number beyond"),
         ({"enum": ["a", {"b": [1e300]}]}, "the value at $.enum[1] has a number beyond"),
         ({"enum": ["a", "b\x01"]}, "the value at $.enum[1] has a control character"),
@@ -139,6 +149,12 @@ def test_definitions_that_double_at_each_level_are_refused_at_once() -> None:
     assert time.monotonic() - begin < 10  # not 2**60 steps
 
 
+def test_unions_that_are_not_joined_may_be_long() -> None:
+    values = {"enum": [f"value {i}" for i in range(6000)]}
+    assert prepared(values) == values
+    assert "joins unions that come to more than 2000" in refusal({"allOf": [values, {"enum": ["value 1"]}]})
+
+
 def test_each_definition_is_prepared_once() -> None:
     schema = {
         "type": "array",
@@ -179,6 +195,53 @@ def test_older_drafts_are_put_in_the_words_of_the_newest() -> None:
     assert prepared({"items": [{"type": "null"}], "additionalItems": False}) == {
         "prefixItems": [{"type": "null"}],
         "items": False,
+    }
+
+
+LISTS = [[], [0], ["x"], [0, "x"], ["x", 0]]
+
+
+@pytest.mark.parametrize(
+    ("items", "beside", "lists"),
+    [
+        ({"enum": [0, "x"]}, {}, LISTS),
+        ({"enum": [0, "x", 0.0]}, {}, [[], [0.0], ["x"], [0.0, "x"], ["x", 0.0]]),
+        ({"$ref": "#/$defs/value"}, {"$defs": {"value": {"title": "Value", "enum": [0, "x"]}}}, LISTS),
+        ({"anyOf": [{"const": 0}, {"type": "string", "enum": ["x", 1]}]}, {"title": "A set"}, LISTS),
+        ({"type": "boolean"}, {"minItems": 2, "maxItems": 5}, [[False, True], [True, False]]),
+        ({"type": "null"}, {}, [[], [None]]),
+    ],
+)
+def test_lists_of_different_values_are_written_out(items: Any, beside: dict[str, Any], lists: list[Any]) -> None:
+    assert prepared({"type": "array", "items": items, "uniqueItems": True, **beside}) == {"enum": lists}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"enum": ["a", "b"], "minLength": 2},
+        {"type": "integer", "minimum": 1, "maximum": 2},
+        {"anyOf": [{"const": 1}, {"type": "string"}]},
+        {"$ref": "#/items", "enum": [1]},
+        {"type": ["boolean", "string"]},
+        {},
+    ],
+)
+def test_items_that_may_be_other_values_cannot_be_written_out(items: Any) -> None:
+    assert "'uniqueItems' at $.uniqueItems" in refusal({"type": "array", "items": items, "uniqueItems": True})
+
+
+def test_the_lists_of_a_document_are_counted_together() -> None:
+    value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
+    assert "anyOf" in prepared({"anyOf": [value] * 2})
+    assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
+
+
+def test_one_item_is_different_from_all_others() -> None:
+    assert prepared({"type": "array", "items": {}, "maxItems": 1, "uniqueItems": True}) == {
+        "type": "array",
+        "items": {},
+        "maxItems": 1,
     }
 
 
@@ -237,3 +300,11 @@ def test_one_of_is_supported_where_the_schemas_exclude_each_other(one: Any, othe
         assert len(prepared(schema)["anyOf"]) == 2
     else:
         assert "may both hold" in refusal(schema)
+
+
+def test_the_documentation_lists_all_formats() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    listed = {name for row in page.splitlines() if row.startswith("| `format`") for name in re.findall("`(.*?)`", row)}
+    versions = {f"uuid{version}" for version in range(2, 8)}
+    sizes = {"int16", "int32", "uint16", "uint32"}
+    assert {*FORMATS, *NUMBER_FORMATS} - versions - sizes <= listed

@@ -14,10 +14,12 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from oaiserve.engine import regexes
 from oaiserve.engine.json_schema.exclusion import Exclusion
+from oaiserve.engine.json_schema.known_patterns import without_look_around
 from oaiserve.engine.json_schema.limits import Definition, Limits
 from oaiserve.engine.json_schema.references import Document, has_reference
 from oaiserve.engine.json_schema.rewrite import finish, modern
@@ -30,6 +32,7 @@ from oaiserve.engine.json_schema.terms import (
     shown,
     step,
 )
+from oaiserve.engine.json_schema.unique import UniqueItems
 from oaiserve.engine.refusal import Refused
 
 MOST_BYTES = 2**18
@@ -40,13 +43,13 @@ MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for
 MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together ten times as many
 MOST_LENGTH = 2**31 - 1
 MOST_MULTIPLE = 65_536
+MOST_PLACES = 6  # of a "multipleOf"
 
 # What is never obeyed, with the values that demand nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),
     "contains": (),
-    "uniqueItems": (False,),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "dependencies": ({},),
@@ -100,6 +103,7 @@ class _Preparation:
     def __init__(self, document: Any) -> None:
         self._document = Document(document)
         self._exclusion = Exclusion(self._document)
+        self._unique_items = UniqueItems(self._document)
         self._definitions: dict[tuple[int, bool], Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._waiting: deque[Definition] = deque()
@@ -137,6 +141,7 @@ class _Preparation:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
         schema = self._with_names(modern(schema, place), place)
         self._refuse(schema, place)
+        schema = self._unique_items.written_out(schema, place)
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
         if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
@@ -276,11 +281,15 @@ class _Preparation:
         self._number(value, where)
         if value <= 0:
             raise Refused(f"{where} must be greater than 0, got {shown(value)}")
-        if value not in (0.5, 0.25) and value != int(value):
-            raise Refused(f"{where} must be a whole number, 0.5 or 0.25: libraries disagree about multiples of others")
+        decimal = Decimal(str(value)).normalize().as_tuple()
+        if int(decimal.exponent) < -MOST_PLACES:
+            raise Refused(f"{where} must have at most {MOST_PLACES} decimal places, got {shown(value)}")
         most = MOST_MULTIPLE if is_alone else 100
-        if value > most:
-            raise Refused(f"{where} must be at most {most}{'' if is_alone else ' beside other schemas'}")
+        if max(value, int("".join(map(str, decimal.digits)))) > most:
+            raise Refused(
+                f"{where} must be at most {most}, and so must its digits as a whole number"
+                f"{'' if is_alone else ', beside other schemas'}; got {shown(value)}"
+            )
         return int(value) if value == int(value) else value
 
     def _count(self, value: Any, where: str, *_: Any) -> int:
@@ -301,7 +310,7 @@ class _Preparation:
         if not isinstance(value, str):
             raise Refused(f"{where} must be a string, got {kind_of(value)}")
         try:
-            regex = regexes.search(value)
+            regex = regexes.search(without_look_around(value))
         except Refused as refused:
             raise Refused(f"the pattern at {where} {refused.reason}") from None
         anchored = f"^{regex.text}$"
@@ -368,4 +377,4 @@ _CHECKED: dict[str, Any] = {
 
 
 def _is_known(keyword: str) -> bool:
-    return keyword in _CHECKED or keyword in REFUSED or keyword in _APPLICATORS or keyword == "propertyNames"
+    return keyword in {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}

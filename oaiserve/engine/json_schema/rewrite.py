@@ -4,39 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from oaiserve.engine import regexes
-from oaiserve.engine.json_schema.terms import LARGEST_NUMBER, TYPES, is_of, kinds_of, shown, step
+from oaiserve.engine.json_schema.formats import FORMATS, NUMBER_FORMATS
+from oaiserve.engine.json_schema.terms import TYPES, is_of, kinds_of, shown, step
 from oaiserve.engine.refusal import Refused
-
-_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DATE = (
-    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-)
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-# The formats of strings. None: llguidance has the same idea of it.
-FORMATS: dict[str, str | None] = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": None,
-    "uuid": None,
-    "email": None,
-    "hostname": None,
-    "ipv4": None,
-    "ipv6": None,
-    "uri": None,
-    "password": regexes.ANYTHING,
-}
-# Those of OpenAPI for numbers. Any number of JSON can be stored as a float.
-_WIDEST = LARGEST_NUMBER - 1
-NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-_WIDEST, _WIDEST),
-    "float": None,
-    "double": None,
-}
 
 
 def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,7 +35,16 @@ from oaiserve.engine.model.parallel.executor import ParallelExecutor
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies, Task, Work
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.start import start_runner
-from oaiserve.engine.request import Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk, TokenPrompt
+from oaiserve.engine.request import (
+    Failed,
+    Finished,
+    Grammar,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import InternalError, StartupError, Unavailable
@@ -180,6 +190,49 @@ def test_answers_are_those_of_one_process(
     assert again.num_preemptions > 0
     assert again.num_cached > 0
     assert (num_unknown > 0) == overlap
+
+
+GRAMMARS = [
+    None,
+    Grammar("regex", "[A-Z]{2,5}-[0-9]{4}-hello[a-z]*"),
+    Grammar("choice", '["IMPOSSIBLE", "ABCABC", "ABCDEF", "xyzxyzxyz"]'),
+    Grammar("json_schema", '{"type": "object", "properties": {"ab": {"type": "integer"}}, "required": ["ab"]}'),
+]
+
+
+def answer_under_grammars(engine: Engine) -> tuple[dict[str, list[int]], int]:
+    """Return the ids of an answer to each prompt under each grammar, all at once, and how many ids were forced."""
+    inbox, found = Inbox(), {}
+    for i, prompt in enumerate(PROMPTS):
+        for j, grammar in enumerate(GRAMMARS):
+            params = SamplingParams(max_tokens=16, temperature=1.0, seed=i, ignore_eos=grammar is None, grammar=grammar)
+            found[f"{i} {j}"] = list[int]()
+            engine.submit(Request(f"{i} {j}", (TokenPrompt(prompt),), params), inbox)
+    ended = inbox.wait_terminal(*found)
+    for event in (event for events in inbox.hand_overs for event in events):
+        if isinstance(event, TokenChunk):
+            found[event.request_id] += event.token_ids
+    assert all(isinstance(event, Finished) for event in ended.values())
+    return found, sum(event.account.num_forced_tokens for event in ended.values())
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+def test_answers_under_grammars_are_those_of_one_process(
+    overlap: bool, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks and forced tokens are the engine's, and the other process has to follow what comes of them."""
+    with started(saved("llama"), 1, **SMALL_STEPS) as engine:
+        expected, _ = answer_under_grammars(engine)
+    if overlap:
+        always = property(lambda _: True, lambda _self, _value: None)
+        monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
+    with started(saved("llama"), 2, **SMALL_STEPS) as engine:
+        found, num_forced = answer_under_grammars(engine)
+        assert engine.snapshot().num_masked_draws > 20
+    assert found == expected
+    assert num_forced > 5
+    text = byte_tokenizer().decode(found["0 1"])
+    assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1"]) == 16
 
 
 def test_a_killed_worker_stops_the_engine_and_fails_its_requests(

@@ -1,0 +1,56 @@
+"""Patterns that widespread libraries put into schemas and that look around themselves, each without that.
+
+A regex that looks around itself has no automaton, so it is refused. But these few are in the schemas of many clients,
+and what they mean can be said plainly. All that matches the plain pattern matches the library's.
+"""
+
+from __future__ import annotations
+
+import re
+
+# zod 4: z.email() and z.iso.duration(). The plain patterns match exactly the same strings.
+_SECONDS = r"\d+(?:[.,]\d+)?S"
+_TIME = rf"T(?:\d+H(?:\d+M)?(?:{_SECONDS})?|\d+M(?:{_SECONDS})?|{_SECONDS})"
+_DATE = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
+PLAIN = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^(?:[A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    ),
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(?:\d+W|{_DATE}(?:{_TIME})?|{_TIME})$"
+    ),
+}
+# pydantic 2: Decimal as a string, with most digits and places. The plain patterns have a digit before the point.
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"
+_ANY = _DECIMAL + r"\d*\.?\d*$"
+_PLACES = re.compile(re.escape(_DECIMAL + r"\d*\.?\d{0,") + r"([0-9]{1,3})" + re.escape("}0*$"))
+_DIGITS = re.compile(
+    re.escape(_DECIMAL + r"(?:\d{0,")
+    + r"([0-9]{1,3})"
+    + re.escape(r"}|(?=[\d.]{1,")
+    + r"([0-9]{1,3})"
+    + re.escape(r"}0*$)")
+    + r"(?:\\d\{0,(?P<whole>[0-9]{1,3})\}\\\.\\d\{0,(?P<places>[0-9]{1,3})\}|\\d\*\\\.\\d\*)"
+    + re.escape("0*$)")
+)
+
+
+def without_look_around(pattern: str) -> str:
+    """Return the plain pattern for one that is known, and any other as it is."""
+    if pattern == _ANY:
+        return r"^[+-]?\d+(?:\.\d*)?$"
+    if found := _PLACES.fullmatch(pattern):
+        return rf"^[+-]?\d+(?:\.\d{{0,{found[1]}}})?$"
+    if found := _DIGITS.fullmatch(pattern):
+        digits = int(found[2]) - 1
+        return _decimal(digits, int(found[1]), digits if found["places"] is None else int(found["places"]))
+    return PLAIN.get(pattern, pattern)
+
+
+def _decimal(digits: int, whole: int, places: int) -> str:
+    """Return a pattern for decimals with so many digits at most, of them so many before the point and after it."""
+    forms = []
+    for place in range(min(places, digits) + 1):
+        before = min(whole, digits - place)
+        forms.append((rf"\d{{1,{before}}}" if before else "0") + (rf"\.\d{{{place}}}" if place else ""))
+    return f"^[+-]?(?:{'|'.join(forms)})$"
