@@ -84,6 +84,16 @@ def account() -> EngineAccount:
 
 
 @pytest.fixture
+def constrained() -> EngineAccount:
+    """Return an account for the default record, whose answer a grammar constrains."""
+    account = EngineAccount(
+        grammar_kind="json_schema", grammar_compile_ns=2_000_003, num_masked_draws=3, num_forced_tokens=2
+    )
+    account.note(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, compile_ns=2_000_003, cache="miss")
+    return account
+
+
+@pytest.fixture
 def snapshot() -> SimpleNamespace:
     return SimpleNamespace(
         num_running=3,
