@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 
@@ -89,7 +89,8 @@ def constrained() -> EngineAccount:
     account = EngineAccount(
         grammar_kind="json_schema", grammar_compile_ns=2_000_003, num_masked_draws=3, num_forced_tokens=2
     )
-    account.note(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, compile_ns=2_000_003, cache="miss")
+    told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
+    account.events.append(RequestEvent(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, told))
     return account
 
 
