@@ -60,6 +60,7 @@ class AccessRefusal(StrEnum):
 class EventKind(StrEnum):
     """The kinds of events of a request in the engine. The comments name the details of each kind."""
 
+    GRAMMAR_COMPILED = "grammar_compiled"  # compile_ns, cache (hit or miss), kind
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
     PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
     FIRST_TOKEN = "first_token"  # batch
@@ -73,7 +74,7 @@ class RequestEvent(NamedTuple):
 
     kind: EventKind
     at_ns: int
-    choice: int
+    choice: int | None  # None: it concerns all choices
     details: Mapping[str, int | str]
 
 
@@ -98,11 +99,18 @@ class EngineAccount:
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
     # These describe the grammar of the request, if it has one.
-    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar
+    grammar_kind: str | None = None  # as in oaiserve.engine.request.GrammarKind; None: no grammar
+    grammar_compile_ns: int | None = None  # in the phase `tokenize`; None: no grammar, or it was not compiled
     grammar_was_cached: bool = False
+    num_masked_draws: int = 0  # of all choices: draws of a token among those that the grammar let come next
     num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
 
-    def note(self, kind: EventKind, at_ns: int, choice: int, **details: int | str) -> None:
+    @property
+    def grammar_cache(self) -> str:
+        """Return whether the grammar had been compiled before: hit or miss."""
+        return "hit" if self.grammar_was_cached else "miss"
+
+    def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:
             self.events.append(RequestEvent(kind, at_ns, choice, details))
         else:

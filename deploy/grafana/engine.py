@@ -18,7 +18,7 @@ def dashboard() -> Dashboard:
             ("Device and host", _host()),
             ("Steps", _steps()),
             ("KV cache", _cache()),
-            ("Grammars", _grammars()),
+            ("Grammars and tools", _grammars()),
             ("Queue", _queue()),
             ("Process", _process()),
         ],
@@ -149,37 +149,70 @@ def _cache() -> list[Panel]:
 
 
 def _grammars() -> list[Panel]:
+    compiled = "oaiserve_grammar_compile_seconds"
+    drawn = rate("oaiserve_grammar_masked_draws_total", ENGINE)
+    forced = rate("oaiserve_grammar_forced_tokens_total", ENGINE)
+    generated = rate("oaiserve_generation_tokens_total", REQUESTS)
+    requests = rate(f"{compiled}_count", ENGINE)
+    hits = rate(f"{compiled}_count", f'cache="hit", {ENGINE}')
+    masks = rate("oaiserve_engine_host_seconds_total", f'part="masks", {ENGINE}')
     return [
         lines(
-            "Tokens under grammars",
-            "Per second. drawn: by the model, among the tokens that a grammar lets come next. forced: not drawn, "
-            "because the grammar left no other.",
-            "short",
-            [
-                Query(rate("oaiserve_grammar_masked_draws_total", ENGINE), "drawn"),
-                Query(rate("oaiserve_grammar_forced_tokens_total", ENGINE), "forced"),
-            ],
-            stacked=True,
-            span=8,
-        ),
-        lines(
-            "Time to compile a grammar, p99",
-            "99th percentile, within the phase tokenize. hit: an earlier request had the same grammar. Many misses "
-            "mean that clients send ever new schemas.",
+            "Time to compile a grammar, p95",
+            "95th percentile, within the phase tokenize. hit: an earlier request had the same grammar; it is long only "
+            "where it waited for that one. miss: the grammar was compiled, which takes longer for large schemas.",
             "s",
             [
                 Query(
-                    f"histogram_quantile(0.99, {rate('oaiserve_grammar_compile_seconds_bucket', ENGINE, 'cache, le')})",
+                    f"histogram_quantile(0.95, {rate(f'{compiled}_bucket', ENGINE, 'cache, le')})",
                     "{{cache}}",
+                    exemplars=True,
                 )
             ],
             span=8,
         ),
         lines(
-            "Grammars by cache",
-            "Requests with a grammar per second.",
+            "Grammar cache, hit rate",
+            "Share of requests with a grammar whose grammar had been compiled before. If it is low, clients send ever "
+            "new schemas: what changes from request to request belongs into the prompt.",
+            "percentunit",
+            [Query(f"({hits} or vector(0)) / ({requests} > 0)", "hits")],
+            span=8,
+            most=1,
+        ),
+        lines(
+            "Share of masked draws",
+            "Share of generated tokens that were drawn among those that a grammar lets come next. Generated tokens are "
+            "counted when their request ends, so look at minutes, not at seconds.",
+            "percentunit",
+            [Query(f"{drawn} / ({generated} > 0)", "masked")],
+            span=8,
+        ),
+        lines(
+            "Tokens under grammars",
+            "Tokens per second. drawn: by the model, among those that a grammar lets come next. forced: not drawn, "
+            "because the grammar left no other; these make an answer faster.",
             "short",
-            [Query(rate("oaiserve_grammar_compile_seconds_count", ENGINE, "cache"), "{{cache}}")],
+            [Query(drawn, "drawn"), Query(forced, "forced")],
+            stacked=True,
+            span=8,
+        ),
+        lines(
+            "Time for a mask",
+            "Mean time to find which tokens a grammar lets come next, for each draw. On a GPU it passes while the GPU "
+            "computes; on a CPU it makes the step longer. Above a millisecond, some grammar is hard, such as a regex "
+            "with long bounded repetitions.",
+            "s",
+            [Query(f"{masks} / ({drawn} > 0)", "mean")],
+            span=8,
+        ),
+        lines(
+            "Tool calls by outcome",
+            "Calls of tools per second in answers that ended. called: the client got the call. unparsed: it began like "
+            "a call but is none, or names no tool of the request, so it stayed text. If these are many, the model "
+            "writes another form than --tool-call-parser reads.",
+            "short",
+            [Query(rate("oaiserve_tool_calls_total", ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
             span=8,
         ),

@@ -11,7 +11,8 @@ PHASES = {
     "receive": "If it is long, the body is large or came slowly: look at the client's network, or at the event loop "
     "(Engine, row Process).",
     "tokenize_wait": "If it is long, all tokenize workers were busy: raise --tokenize-workers.",
-    "tokenize": "If it is long, prompts are long, or the cores were busy.",
+    "tokenize": "If it is long, prompts are long, the cores were busy, or grammars were compiled (Engine, row Grammars "
+    "and tools).",
     "queue": "If it is long, the row Queue shows what requests waited for.",
     "prefill": "If it is long, prompts are long, few of their tokens were cached, or other prompts shared the steps.",
     "decode": "If it is long, answers are long, the batch is large, or there were preemptions.",

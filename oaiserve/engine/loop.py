@@ -32,7 +32,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
-from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
+from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart
 from oaiserve.times import RequestTimes
@@ -104,7 +104,8 @@ class Broken:
     error: Exception
 
 
-Command = Submitted | TokenizeStarted | Tokenized | TokenizeFailed | Abort | Stop | Broken | StartProfile | EndProfile
+FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
+Command = Submitted | FromTokenizer | Abort | Stop | Broken | StartProfile | EndProfile
 
 
 @dataclass(slots=True)
@@ -302,10 +303,11 @@ class EngineLoop:
             return None
         self._host.enter(HostPart.MASKS, step)
         masks, failed = fill_masks(constrained, self._vocab_size)
-        for sequence, error in failed:
-            self.requests.grammar_failed(sequence, error)
         if masks is not None:
             self._account.masks_filled(len(masks.rows))
+            self.requests.masked(masks.rows)
+        for sequence, error in failed:
+            self.requests.grammar_failed(sequence, error)
         return masks
 
     def _fail_for_memory(self, sequences: list[Sequence]) -> None:
@@ -344,6 +346,8 @@ class EngineLoop:
                     self.requests.submitted(command.request, command.deliver, command.at_ns)
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
+                case GrammarCompiled():
+                    self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
                 case Tokenized():
                     self.requests.tokenized(command)
                 case TokenizeFailed():

@@ -7,7 +7,7 @@ one call per consumer. Engine thread only, except for the numbers that are marke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
@@ -38,7 +38,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Step
 from oaiserve.engine.step_account import RequestNotes, StepTotals
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
-from oaiserve.record import EngineAccount
+from oaiserve.record import EngineAccount, EventKind
 from oaiserve.times import RequestTimes
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,9 @@ class OpenRequests:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
         received_ns = submitted_ns if request.received_ns is None else request.received_ns
         times = RequestTimes(received=received_ns, submitted=submitted_ns)
-        account = EngineAccount(num_choices=request.num_choices)
+        grammar = request.params.grammar
+        grammar_kind = None if grammar is None else grammar.kind
+        account = EngineAccount(num_choices=request.num_choices, grammar_kind=grammar_kind)
         self._open[request.request_id] = OpenRequest(request, deliver, times, account, num_waiting=request.num_choices)
         self._queue_deadlines.begin(request.request_id, submitted_ns)
         self._request_deadlines.begin(request.request_id, submitted_ns)
@@ -154,6 +156,15 @@ class OpenRequests:
     def tokenize_started(self, request: Request, started_ns: int) -> None:
         if (opened := self._find(request)) is not None:
             opened.times.tokenize_started = started_ns
+
+    def grammar_compiled(self, request: Request, grammar: CompiledGrammar, compiled_ns: int) -> None:
+        opened, asked = self._find(request), request.params.grammar
+        if opened is None or asked is None:
+            return
+        account, compile_ns = opened.account, grammar.compile_ns
+        account.grammar_compile_ns, account.grammar_was_cached = compile_ns, grammar.was_cached
+        cache = account.grammar_cache
+        account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:
         if (opened := self._find(request)) is not None:
@@ -166,9 +177,6 @@ class OpenRequests:
         if opened is None:
             return
         opened.times.tokenized = tokenized.at_ns
-        if tokenized.grammar is not None:
-            opened.account.grammar_compile_ns = tokenized.grammar.compile_ns
-            opened.account.grammar_was_cached = tokenized.grammar.was_cached
         if not self._waiting_tokens.take(request.client, tokenized.num_prompt_tokens):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
@@ -229,6 +237,11 @@ class OpenRequests:
         opened = self._open.get(request_id)
         if opened is not None:
             self._fail(opened, error)
+
+    def masked(self, sequences: Iterable[Sequence]) -> None:
+        """Note that the next token of each of these is drawn among those that its grammar lets come next."""
+        for sequence in sequences:
+            self._open[sequence.request_id].account.num_masked_draws += 1
 
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
         """Fail the request of a sequence whose grammar does not say what may come next, or forbids what came."""

@@ -35,6 +35,15 @@ class TokenizeStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarCompiled:
+    """The grammar of a request is ready. Its prompts are encoded next, which may fail."""
+
+    request: Request
+    grammar: CompiledGrammar
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """The token ids of each prompt, in order. There are no lists if the request was aborted before all were known."""
 
@@ -70,7 +79,7 @@ class Encoder(Protocol):
 
 
 Compile = Callable[[Grammar], CompiledGrammar]  # may raise an APIError
-Post = Callable[[TokenizeStarted | Tokenized | TokenizeFailed], None]
+Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed], None]
 
 
 @dataclass(slots=True)
@@ -91,7 +100,8 @@ class TokenizeStage:
     """The worker threads that encode prompts, in turns by client.
 
     For each request that is submitted, the stage posts exactly one `Tokenized` or `TokenizeFailed`, also when it is
-    aborted or the stage stops, and `TokenizeStarted` before that if a worker has begun with it.
+    aborted or the stage stops. Before that it posts `TokenizeStarted` if a worker has begun with it, and
+    `GrammarCompiled` if it has a grammar that can be compiled.
     """
 
     def __init__(
@@ -208,6 +218,7 @@ class TokenizeStage:
         grammar = None
         if request.params.grammar is not None:
             grammar = self._compile_grammar(request.params.grammar)
+            self._post(GrammarCompiled(request, grammar, self._clock()))
             yield  # it may have taken long
         token_ids: list[list[int]] = []
         for prompt in request.prompts:

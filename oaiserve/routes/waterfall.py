@@ -37,6 +37,15 @@ def _head(entry: Entry) -> Iterable[str]:
     yield f"duration    {_ms(entry['duration_ns'])}{first_token}"
     tokens = f"{entry['prompt_tokens']} prompt ({entry['cached_tokens']} cached)"
     yield f"tokens      {tokens}, {entry['completion_tokens']} generated"
+    if (grammar := entry["grammar"]) is not None:
+        took = "not compiled"
+        if grammar["compile_ns"] is not None:
+            took = f"compiled in {_ms(grammar['compile_ns'])} ({grammar['cache']})"
+        yield f"grammar     {grammar['kind']}, {took}"
+        yield f"            masked draws {grammar['num_masked_draws']}, forced tokens {grammar['num_forced_tokens']}"
+    if entry["tool_calls"]:
+        calls = ", ".join(f"{number} {outcome}" for outcome, number in entry["tool_calls"].items())
+        yield f"tool calls  {calls}"
 
 
 def _phases(entry: Entry) -> Iterable[str]:
@@ -69,10 +78,17 @@ def _events(entry: Entry) -> Iterable[str]:
     if entry["events"]:
         yield from ("", "events, since it was received")
     for event in entry["events"]:
-        details = " ".join(f"{name} {value}" for name, value in event["details"].items())
-        yield f"{_ms(event['at_ns']):>15}  {event['name']:<17} choice {event['choice']}  {details}".rstrip()
+        choice = "" if event["choice"] is None else f"choice {event['choice']}  "
+        details = " ".join(_detail(name, value) for name, value in event["details"].items())
+        yield f"{_ms(event['at_ns']):>15}  {event['name']:<17} {choice}{details}".rstrip()
     if entry["num_events_dropped"]:
         yield f"                 and {entry['num_events_dropped']} more"
+
+
+def _detail(name: str, value: int | str) -> str:
+    if isinstance(value, int) and name.endswith("_ns"):
+        return f"{name.removesuffix('_ns')} {_ms(value)}"
+    return f"{name} {value}"
 
 
 def _neighbours(entry: Entry) -> Iterable[str]:

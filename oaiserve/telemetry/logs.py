@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -120,12 +121,29 @@ def log_request(record: RequestRecord) -> None:
         **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
         **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
     }
+    calls = {outcome.value: number for outcome, number in record.tool_calls.items()}
+    fields |= {f"tool_calls_{outcome}": number for outcome, number in calls.items()}
     error = f" {record.error_type}" if record.error_type else ""
     message = (
         f"{record.operation} {record.model} {record.outcome}{error} {record.http_status or '-'} {duration_ms} ms "
         f"({_named(phases_ms)}), tokens: {record.prompt_tokens} prompt, {record.cached_tokens} cached, "
         f"{record.completion_tokens} generated, "
     )
+    if account.grammar_kind is not None:
+        num_masked, num_forced = account.num_masked_draws, account.num_forced_tokens
+        fields |= {
+            "grammar_kind": account.grammar_kind,
+            "num_masked_draws": num_masked,
+            "num_forced_tokens": num_forced,
+        }
+        message += f"grammar {account.grammar_kind}: "
+        if account.grammar_compile_ns is not None:
+            compile_ms = _ms(account.grammar_compile_ns)
+            fields |= {"grammar_compile_ms": compile_ms, "grammar_cache": account.grammar_cache}
+            message += f"compiled in {compile_ms} ms ({account.grammar_cache}), "
+        message += f"masked draws {num_masked}, forced tokens {num_forced}, "
+    if calls:
+        message += f"tool calls: {_named(calls)}, "
     if waits_ms:
         message += f"waited: {_named(waits_ms)}, "
     if steps is not None:
@@ -145,5 +163,5 @@ def _ms(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)
 
 
-def _named(values: dict[str, float]) -> str:
+def _named(values: Mapping[str, float]) -> str:
     return " ".join(f"{name} {value}" for name, value in values.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.record import HostPart, WaitReason
+from oaiserve.record import HostPart, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -362,6 +362,10 @@ CLIENT = "oaiserve.client"  # the name of the API key; only if the server asks f
 NUM_PREEMPTIONS = "oaiserve.preemptions"  # only if the request was preempted
 STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record
+GRAMMAR_KIND = "oaiserve.grammar.kind"  # this and the next two only if a grammar constrains the answer
+NUM_MASKED_DRAWS = "oaiserve.grammar.masked_draws"
+NUM_FORCED_TOKENS = "oaiserve.grammar.forced_tokens"
+NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
 EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
@@ -379,6 +383,7 @@ STEP_NUMBER = "oaiserve.step.number"
 STEP_KIND = "oaiserve.step.kind"
 STEP_SEQUENCES = "oaiserve.step.sequences"
 STEP_TOKENS = "oaiserve.step.tokens"
+STEP_MASKED_DRAWS = "oaiserve.step.masked_draws"
 STEP_IDLE_NS = "oaiserve.step.idle_ns"
 STEP_DEVICE_BUSY_NS = "oaiserve.step.device_busy_ns"  # this and the next only if the device has a clock
 STEP_DEVICE_GAP_NS = "oaiserve.step.device_gap_ns"
@@ -389,7 +394,10 @@ QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason
 
 # Attributes of events: the choice, the details that the engine noted, and for a prefill chunk its number and the total.
 EVENT_PREFIX = "oaiserve.event."
-EVENT_DETAILS = ("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch")
+EVENT_DETAILS = (
+    *("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch"),
+    *("compile_ns", "cache", "kind"),
+)
 
 HTTP_REQUEST_METHOD = "http.request.method"
 HTTP_ROUTE = "http.route"

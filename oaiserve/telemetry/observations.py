@@ -119,8 +119,7 @@ class Observations:
         if account.num_preemptions:
             self.stall.add((operation, self._model), account.stalled_ns, origin)
         if account.grammar_compile_ns is not None:
-            cache = "hit" if account.grammar_was_cached else "miss"
-            self.grammar_compile.add((cache,), account.grammar_compile_ns, origin)
+            self.grammar_compile.add((account.grammar_cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
             self.request_generation_tokens.add(labels, record.completion_tokens, origin)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from oaiserve.record import RequestRecord
+from oaiserve.record import EngineAccount, RequestRecord
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
@@ -100,6 +100,8 @@ class RecentRequests:
             "completion_tokens": record.completion_tokens,
             "num_preemptions": record.account.num_preemptions,
             "stalled_ns": record.account.stalled_ns,
+            "grammar": _grammar(record.account),
+            "tool_calls": {outcome.value: number for outcome, number in record.tool_calls.items()},
             "params": dict(record.params),
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": duration_ns,
@@ -117,6 +119,20 @@ class RecentRequests:
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
             "steps": kept.steps._asdict() | {"last": kept.steps.last} if kept.steps is not None else None,
         }
+
+
+def _grammar(account: EngineAccount) -> Entry | None:
+    """Return what is told of the grammar of a request, if it has one: nothing of its text, which is the client's."""
+    if account.grammar_kind is None:
+        return None
+    is_compiled = account.grammar_compile_ns is not None
+    return {
+        "kind": account.grammar_kind,
+        "cache": account.grammar_cache if is_compiled else None,
+        "compile_ns": account.grammar_compile_ns,
+        "num_masked_draws": account.num_masked_draws,
+        "num_forced_tokens": account.num_forced_tokens,
+    }
 
 
 def _phase_ns(record: RequestRecord, name: str) -> int | None:

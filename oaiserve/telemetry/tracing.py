@@ -34,6 +34,7 @@ _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
 _PREFILL = PHASES.index("prefill")
+_JSON_KINDS = ("json_object", "json_schema")  # of grammars
 _MOST_STEPS_KEPT = 1024  # the latest sampled steps, for links from requests that took part in them
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
@@ -197,9 +198,11 @@ class Tracing:
         """Return the events of the request for each phase, by the time at which they happened."""
         events: list[list[Event]] = [[] for _ in phases]
         chunks_total = Counter(event.choice for event in record.account.events if event.kind is _CHUNK)
-        chunks_so_far: Counter[int] = Counter()
+        chunks_so_far: Counter[int | None] = Counter()
         for event in record.account.events:
-            details: dict[str, AttributeValue] = {"choice": event.choice, **event.details}
+            details: dict[str, AttributeValue] = dict(event.details)
+            if event.choice is not None:
+                details["choice"] = event.choice
             if event.kind is _CHUNK:
                 chunks_so_far[event.choice] += 1
                 details["number"] = chunks_so_far[event.choice]
@@ -272,6 +275,7 @@ def _step_attributes(step: StepRecord) -> dict[str, AttributeValue]:
         names.STEP_KIND: step.kind.value,
         names.STEP_SEQUENCES: step.num_sequences,
         names.STEP_TOKENS: step.num_tokens,
+        names.STEP_MASKED_DRAWS: step.num_masked_draws,
         names.STEP_IDLE_NS: step.idle_ns,
         **{names.STEP_HOST_NS[part]: spent_ns for part, spent_ns in step.host_ns.items()},
     }
@@ -316,7 +320,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: record.operation,
         names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
-        names.GEN_AI_OUTPUT_TYPE: "text",
+        names.GEN_AI_OUTPUT_TYPE: "json" if record.account.grammar_kind in _JSON_KINDS else "text",
         names.GEN_AI_REQUEST_MODEL: record.model,
         names.GEN_AI_RESPONSE_MODEL: record.model,
         names.GEN_AI_REQUEST_STREAM: record.stream,
@@ -337,6 +341,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         attributes[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
     if record.error_type is not None:
         attributes[names.ERROR_TYPE] = record.error_type
+    attributes |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
     return attributes | _engine_attributes(record)
 
 
@@ -345,6 +350,10 @@ def _engine_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     if record.account.num_preemptions:
         attributes[names.NUM_PREEMPTIONS] = record.account.num_preemptions
         attributes[names.STALLED_NS] = record.account.stalled_ns
+    if record.account.grammar_kind is not None:
+        attributes[names.GRAMMAR_KIND] = record.account.grammar_kind
+        attributes[names.NUM_MASKED_DRAWS] = record.account.num_masked_draws
+        attributes[names.NUM_FORCED_TOKENS] = record.account.num_forced_tokens
     if record.account.num_events_dropped:
         attributes[names.EVENTS_DROPPED] = record.account.num_events_dropped
     steps = steps_of(record)

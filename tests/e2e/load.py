@@ -1,6 +1,6 @@
 """A small load that moves every metric of a server with 20 KV blocks of 16 tokens.
 
-It has streams that preempt each other, prompts with a common prefix, an answer under a grammar, refused requests, and
+It has streams that preempt each other, prompts with a common prefix, answers under a grammar, refused requests, and
 clients that disconnect.
 """
 
@@ -37,14 +37,16 @@ class Call:
 
 
 def calls(round_: int = 1) -> Iterator[Call]:
-    """Yield the requests to send at once to a server with 320 tokens of KV cache. Each round has a new grammar."""
+    """Yield the requests to send at once to a server with 320 tokens of KV cache. Two of a round have a new grammar."""
     for number in range(8):
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Number {number}?"}]
         body = {"messages": messages, "max_tokens": 60, "ignore_eos": True, "stream": number % 2 == 0}
         yield Call(CHAT, body)
     for number in range(4):
         yield Call(TEXTS, {"prompt": f"{number} and", "max_tokens": 20, "ignore_eos": True, "n": 1 + number % 2})
-    yield Call(TEXTS, {"prompt": "Is it?", "max_tokens": 20, "structured_outputs": {"choice": ["yes", f"no{round_}"]}})
+    for _ in range(2):
+        choice = {"choice": ["yes", f"no{round_}"]}
+        yield Call(TEXTS, {"prompt": "Is it?", "max_tokens": 20, "structured_outputs": choice})
     for _ in range(2):
         yield Call(TEXTS, {"prompt": "I go", "max_tokens": 150, "ignore_eos": True, "stream": True}, disconnects=True)
     yield Call(TEXTS, {"prompt": "So hot", "temperature": 3}, status=400)

@@ -64,14 +64,20 @@ class Accounted:
     offset_ns: int  # wall clock minus monotonic clock
 
 
+LETTERS = {"regex": "[a-z]*"}  # what the runner draws
+
+
 def finish(http: httpx.Client) -> None:
     http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], "n": 2, "max_tokens": 7})
     http.post("/v1/completions", json={"prompt": "Hi", "stream": True, "max_tokens": 1})
+    http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 3, "structured_outputs": LETTERS})
 
 
 def be_rejected(http: httpx.Client) -> None:
     http.post("/v1/completions", json={"prompt": "Hi", "temperature": 3})  # by the routes
     http.post("/v1/completions", json={"prompt": "Hi" * 1000, "max_tokens": 10**9})  # once it is tokenized
+    http.post("/v1/completions", json={"prompt": "Hi", "structured_outputs": {"regex": "("}})  # by the compiler
+    http.post("/v1/completions", json={"prompt": "Hi" * 1000, "max_tokens": 10**9, "structured_outputs": LETTERS})
 
 
 def fail(http: httpx.Client) -> None:
@@ -86,7 +92,7 @@ def leave(http: httpx.Client) -> None:
 
 
 CLIENTS = (finish, leave, be_rejected, fail)
-NUM_REQUESTS = {finish: 2, leave: 1, be_rejected: 2, fail: 2}
+NUM_REQUESTS = {finish: 3, leave: 1, be_rejected: 4, fail: 2}
 OUTCOMES = {finish: Outcome.FINISHED, leave: Outcome.CANCELLED, be_rejected: Outcome.REJECTED, fail: Outcome.FAILED}
 Client = Callable[[httpx.Client], None]
 
@@ -160,9 +166,9 @@ def test_the_requests_of_each_client_ended_in_the_intended_phase(accounts: dict[
     def last_phases(client: Client) -> list[str]:
         return [record.times.phases()[-1].name for record in accounts[client].records]
 
-    assert last_phases(finish) == ["respond", "respond"]
+    assert last_phases(finish) == ["respond", "respond", "respond"]
     assert last_phases(leave) == ["decode"]
-    assert last_phases(be_rejected) == ["receive", "tokenize"]
+    assert last_phases(be_rejected) == ["receive", "tokenize", "tokenize", "tokenize"]
     assert last_phases(fail) == ["decode", "decode"]
     assert [record.http_status for record in accounts[fail].records] == [500, 200]
 
@@ -189,6 +195,24 @@ def test_spans_have_the_times_of_the_records_plus_one_offset(accounted: Accounte
         whole = (record.times.received + accounted.offset_ns, record.times.responded + accounted.offset_ns)
         assert [(span.start_time_unix_nano, span.end_time_unix_nano) for span in spans.values()] == [whole, whole]
         assert spans.keys() == {f"POST {record.http_route}", f"{record.operation} {record.model}"}
+
+
+@pytest.mark.parametrize(("client", "cache"), [(finish, "miss"), (be_rejected, "hit")], ids=["finish", "be_rejected"])
+def test_the_grammar_is_compiled_within_the_span_of_tokenize(
+    accounts: dict[Client, Accounted], client: Client, cache: str
+) -> None:
+    record = accounts[client].records[-1]
+    spans = accounts[client].spans[record.trace.trace_id]
+    ((phase, event),) = [
+        (name, event) for name, span in spans.items() for event in span.events if event.name == "grammar_compiled"
+    ]
+    details = {attribute.key.removeprefix(names.EVENT_PREFIX): attribute.value for attribute in event.attributes}
+    compile_ns = record.account.grammar_compile_ns
+    assert (phase, record.account.grammar_kind) == ("tokenize", "regex")
+    assert (details["kind"].string_value, details["cache"].string_value) == ("regex", cache)
+    assert details["compile_ns"].int_value == compile_ns
+    assert spans["tokenize"].start_time_unix_nano + compile_ns <= event.time_unix_nano
+    assert event.time_unix_nano <= spans["tokenize"].end_time_unix_nano
 
 
 def test_the_histograms_gained_exactly_what_the_records_contain(accounted: Accounted) -> None:
@@ -223,7 +247,7 @@ def test_there_are_no_other_spans(accounts: dict[Client, Accounted], collector: 
 
 def test_every_attribute_of_a_real_request_is_documented(collector: Collector, accounts: object) -> None:
     named = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
-    named |= {*names.QUEUE_WAITS_NS.values(), *names.GEN_AI_REQUEST_PARAMS.values()}
+    named |= {*names.QUEUE_WAITS_NS.values(), *names.NUM_TOOL_CALLS.values(), *names.GEN_AI_REQUEST_PARAMS.values()}
     named |= {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     events = [event for span in collector.spans for event in span.events]
     assert {"first_token", "finished"} <= {event.name for event in events} <= set(EventKind)

@@ -242,4 +242,38 @@ def test_masks_are_a_part_of_the_engine_threads_time_and_are_counted() -> None:
     assert [step.num_masked_draws for step in steps] == [0, 0, 0, 1, 1, 1]
     assert all(step.host_ns[HostPart.MASKS] > 0 for step in steps[3:])
     assert sum(name.startswith("masks") for name in shown.names) == 3
-    assert end.account.grammar_compile_ns > 0
+    assert end.account.num_masked_draws == 3
+
+
+@in_both_ways
+def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it() -> None:
+    schema = json.dumps({"enum": ["abcd", "axyz"]})
+    asked = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
+    with make_engine(Device(), tokenize_workers=0) as engine:
+        ended = [list(engine.stream(one))[-1] for one in (*asked, request("plain", max_tokens=9))]
+        steps, snapshot = engine.take_steps(), engine.snapshot()
+    *constrained, plain = [end.account for end in ended]
+    for end, cache in zip(ended, ("miss", "hit"), strict=False):
+        account, times = end.account, end.times
+        compiled = account.events[0]
+        assert (compiled.kind, compiled.choice) == ("grammar_compiled", None)
+        assert times.tokenize_started <= compiled.at_ns <= times.tokenized
+        assert compiled.details == {"compile_ns": account.grammar_compile_ns, "cache": cache, "kind": "json_schema"}
+        assert 0 < account.grammar_compile_ns <= compiled.at_ns - times.tokenize_started
+        assert account.num_masked_draws > 0
+        assert account.num_forced_tokens > 0
+    assert (plain.grammar_kind, plain.grammar_compile_ns, plain.num_masked_draws) == (None, None, 0)
+    assert "grammar_compiled" not in [event.kind for event in plain.events]
+    num_masked = sum(account.num_masked_draws for account in constrained)
+    assert num_masked == snapshot.num_masked_draws == sum(step.num_masked_draws for step in steps)
+    assert sum(account.num_forced_tokens for account in constrained) == snapshot.num_forced_tokens
+
+
+def test_a_request_whose_grammar_is_refused_is_known_to_have_one() -> None:
+    with make_engine(tokenize_workers=0) as engine:
+        (failed,) = engine.stream(request(grammar=Grammar("regex", "(")))
+    assert (failed.account.grammar_kind, failed.account.grammar_compile_ns, failed.account.events) == (
+        "regex",
+        None,
+        [],
+    )

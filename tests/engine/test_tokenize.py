@@ -1,3 +1,4 @@
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,7 +19,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
     TooManyTokens,
 )
-from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 
 HELLO = {"role": "user", "content": "hello"}
@@ -67,6 +68,7 @@ class Stage:
         self.encoder = Encoder()
         self.started: list[TokenizeStarted] = []
         self.compiled: list[Grammar] = []
+        self.ready: list[GrammarCompiled] = []
         self.posted: SimpleQueue[Tokenized | TokenizeFailed] = SimpleQueue()
         options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, **options}
         self.stage = TokenizeStage(self.encoder, self._compile, self._post, **options)
@@ -79,9 +81,11 @@ class Stage:
             raise InvalidRequest("This grammar is broken.", param=grammar.param)
         return cast(CompiledGrammar, grammar.text)
 
-    def _post(self, posted: TokenizeStarted | Tokenized | TokenizeFailed) -> None:
+    def _post(self, posted: TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed) -> None:
         if isinstance(posted, TokenizeStarted):
             self.started.append(posted)
+        elif isinstance(posted, GrammarCompiled):
+            self.ready.append(posted)
         else:
             self.posted.put(posted)
 
@@ -476,7 +480,15 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_before_a_prompt_is_encoded
     with running() as stage:
         error = stage.error(TextPrompt("ab"), grammar=Grammar("regex", "broken", param="structured_outputs"))
     assert (error.status, error.param) == (400, "structured_outputs")
-    assert stage.encoder.prompts == []
+    assert (stage.encoder.prompts, stage.ready) == ([], [])
+
+
+def test_a_compiled_grammar_is_told_with_its_time_also_if_a_prompt_is_refused_then() -> None:
+    with running(max_model_len=2, clock=itertools.count().__next__) as stage:
+        error = stage.error(TextPrompt("abc"), grammar=Grammar("regex", "a+"))
+    assert isinstance(error, ContextLengthExceeded)
+    (started,), (ready,) = stage.started, stage.ready
+    assert (started.at_ns, ready.at_ns, ready.request, ready.grammar) == (0, 1, started.request, "a+")
 
 
 def test_a_request_that_is_aborted_while_its_grammar_compiles_is_not_encoded() -> None:

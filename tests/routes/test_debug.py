@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.routes.debug import prefers_text
 from oaiserve.routes.waterfall import COLUMNS, page
 from oaiserve.telemetry.recent import RecentRequests
@@ -52,11 +52,17 @@ def full_record() -> RequestRecord:
         num_step_sequences=25,
         num_step_tokens=70,
         num_events_dropped=2,
+        grammar_kind="json_schema",
+        grammar_compile_ns=3 * MS,
+        num_masked_draws=3,
+        num_forced_tokens=1,
     )
+    account.note(EventKind.GRAMMAR_COMPILED, 1005 * MS, None, compile_ns=3 * MS, cache="miss", kind="json_schema")
     account.note(EventKind.PREFIX_CACHE_HIT, 1110 * MS, 0, tokens=2)
     account.note(EventKind.FIRST_TOKEN, 1160 * MS, 0)
     tokens = {"prompt_tokens": 4, "cached_tokens": 2, "completion_tokens": 4, "finish_reasons": ("stop",)}
-    return make_record(0, 1, 2, 10, 110, 160, 310, 400, account=account, stream=True, **tokens)
+    calls = {ToolCallOutcome.CALLED: 1, ToolCallOutcome.UNPARSED: 2}
+    return make_record(0, 1, 2, 10, 110, 160, 310, 400, account=account, stream=True, tool_calls=calls, **tokens)
 
 
 @pytest.fixture
@@ -114,9 +120,12 @@ def test_the_account_of_a_request_has_its_waits_events_gaps_and_steps(some: Serv
     assert {phase["name"]: phase["duration_ms"] for phase in entry["phases"]}["queue"] == 100
     assert entry["queue_waits_ns"] == {"batch_full": 90 * MS, "step_under_way": 10 * MS}
     assert [(event["name"], event["at_ms"]) for event in entry["events"]] == [
+        ("grammar_compiled", 5),
         ("prefix_cache_hit", 110),
         ("first_token", 160),
     ]
+    assert entry["events"][0]["details"] == {"compile_ns": 3 * MS, "cache": "miss", "kind": "json_schema"}
+    assert (entry["grammar"]["compile_ns"], entry["tool_calls"]) == (3 * MS, {"called": 1, "unparsed": 2})
     assert entry["token_gaps"] == {"number": 3, "p50_ns": 30 * MS, "p99_ns": 50 * MS, "max_ns": 50 * MS}
     assert entry["steps"] == {
         "first": 5,
@@ -137,6 +146,9 @@ trace       00000000000000000000000000000abc
 received    1970-01-01 00:00:01.000 UTC
 duration    400.000 ms, first token after 160.000 ms
 tokens      4 prompt (2 cached), 4 generated
+grammar     json_schema, compiled in 3.000 ms (miss)
+            masked draws 3, forced tokens 1
+tool calls  1 called, 2 unparsed
 
 receive             1.000 ms   0.2%  |#                                       |
 tokenize_wait       1.000 ms   0.2%  |#                                       |
@@ -153,6 +165,7 @@ steps       5 to 14, 2.5 sequences and 7.0 tokens each
             in the model 180.000 ms, between them 20.000 ms
 
 events, since it was received
+       5.000 ms  grammar_compiled  compile 3.000 ms cache miss kind json_schema
      110.000 ms  prefix_cache_hit  choice 0  tokens 2
      160.000 ms  first_token       choice 0
                  and 2 more
@@ -214,6 +227,9 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
         first_step=st.none() | st.integers(0, 10**12),
         num_steps=st.integers(0, 10**9),
         num_step_tokens=st.integers(0, 10**12),
+        grammar_kind=st.none() | st.just("lark_with_schemas"),
+        grammar_compile_ns=st.none() | st.integers(0, 10**13),
+        num_masked_draws=st.integers(0, 10**12),
     ),
 )
 def test_no_line_is_too_long_and_every_phase_has_its_bar(

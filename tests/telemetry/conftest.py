@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestRecord, WaitReason
+from oaiserve.record import EngineAccount, EventKind, HostPart, Outcome, RequestEvent, RequestRecord, WaitReason
 from oaiserve.times import STAMPS, RequestTimes
 from oaiserve.trace import TraceContext
 
@@ -80,6 +80,17 @@ def account() -> EngineAccount:
     account.note(EventKind.PREEMPTED, first_token_ns + 100_000_000, 1, tokens=9)
     account.note(EventKind.RESUMED, first_token_ns + 150_000_000, 1, cached_tokens=4, stalled_ns=50_000_000)
     account.note(EventKind.FINISHED, last_token_ns, 0, reason="stop")
+    return account
+
+
+@pytest.fixture
+def constrained() -> EngineAccount:
+    """Return an account for the default record, whose answer a grammar constrains."""
+    account = EngineAccount(
+        grammar_kind="json_schema", grammar_compile_ns=2_000_003, num_masked_draws=3, num_forced_tokens=2
+    )
+    told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
+    account.events.append(RequestEvent(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, told))
     return account
 
 

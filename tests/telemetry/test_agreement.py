@@ -19,7 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.engine.request import Finished, Request, Usage
 from oaiserve.engine.streams import LoopStream, RequestEngine
-from oaiserve.record import EngineAccount, EventKind, Outcome, RequestEvent, RequestRecord, WaitReason
+from oaiserve.record import (
+    EngineAccount,
+    EventKind,
+    Outcome,
+    RequestEvent,
+    RequestRecord,
+    ToolCallOutcome,
+    WaitReason,
+)
 from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import Telemetry, logs, names
 from oaiserve.telemetry.recent import RecentRequests
@@ -42,7 +50,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
     times = RequestTimes(**dict(zip(STAMPS, reached_ns, strict=False)), responded=responded_ns)
     at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], responded_ns)
     details = st.dictionaries(st.sampled_from(names.EVENT_DETAILS[1:3]), DURATIONS_NS)
-    event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.integers(0, 3), details)
+    event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.none() | st.integers(0, 3), details)
     account = EngineAccount(
         events=sorted(draw(st.lists(event, max_size=12)), key=lambda event: event.at_ns),
         waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), DURATIONS_NS)),
@@ -53,6 +61,11 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_steps=draw(st.integers(1, 10**6)),
         model_ns=draw(DURATIONS_NS),
         num_step_sequences=draw(st.integers(0, 10**6)),
+        grammar_kind=(grammar_kind := draw(st.none() | st.sampled_from(["json_schema", "lark"]))),
+        grammar_compile_ns=None if grammar_kind is None else draw(st.none() | DURATIONS_NS),
+        grammar_was_cached=draw(st.booleans()),
+        num_masked_draws=draw(st.integers(0, 10**6)),
+        num_forced_tokens=draw(st.integers(0, 10**6)),
     )
     return RequestRecord(
         request_id="req-1",
@@ -65,6 +78,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         http_status=draw(st.sampled_from([None, 200, 429, 500])),
         model="demo",
         cached_tokens=draw(st.integers(0, 100)),
+        tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
         account=account,
     )
 
@@ -142,6 +156,25 @@ def test_the_log_line_and_the_ring_tell_the_same(record: RequestRecord) -> None:
 
 
 @given(records())
+def test_spans_log_line_and_ring_tell_the_same_of_grammars_and_tool_calls(record: RequestRecord) -> None:
+    account, line, entry = record.account, log_line_of(record), entry_of(record)
+    attributes = spans_of(record)[1].attributes
+    grammar = entry["grammar"] or {}
+    assert grammar.get("kind") == line.get("grammar_kind") == attributes.get(names.GRAMMAR_KIND) == account.grammar_kind
+    assert grammar.get("compile_ns") == account.grammar_compile_ns
+    ms = None if account.grammar_compile_ns is None else round(account.grammar_compile_ns / 1e6, 3)
+    assert line.get("grammar_compile_ms") == ms
+    assert grammar.get("cache") == line.get("grammar_cache")
+    for name in ("num_masked_draws", "num_forced_tokens"):
+        number = getattr(account, name) if grammar else None
+        assert grammar.get(name) == line.get(name) == attributes.get(getattr(names, name.upper())) == number
+    for outcome in ToolCallOutcome:
+        number = record.tool_calls.get(outcome)
+        assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number
+        assert attributes.get(names.NUM_TOOL_CALLS[outcome]) == number
+
+
+@given(records())
 def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
     exchange = Exchange("req-1", "1", record.trace, "key-1")
     exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
@@ -180,6 +213,9 @@ def test_histogram_sums_grow_by_the_nanoseconds_of_the_record(snapshot: SimpleNa
         phase.name: phase.duration_ns for phase in record.times.phases()
     }
     assert sums_ns(telemetry, names.DURATION_SECONDS, "") == {"": record.times.duration_ns}
+    compile_ns = record.account.grammar_compile_ns
+    compiled = {} if compile_ns is None else {record.account.grammar_cache: compile_ns}
+    assert sums_ns(telemetry, names.GRAMMAR_COMPILE_SECONDS, "cache") == compiled
 
 
 def test_spans_metrics_log_and_recent_requests_report_the_same_times(

@@ -32,6 +32,7 @@ def test_the_page_names_every_attribute_and_no_other() -> None:
     constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
     attributes = constants - {names.SERVICE_NAME, names.REQUEST_PARAM_PREFIX, names.EVENT_PREFIX, names.STEP_SPAN}
     attributes |= set(names.STEP_HOST_NS.values())
+    attributes |= set(names.NUM_TOOL_CALLS.values())
     attributes |= set(names.QUEUE_WAITS_NS.values()) | {names.EVENT_PREFIX + detail for detail in names.EVENT_DETAILS}
     attributes |= set(names.GEN_AI_REQUEST_PARAMS.values()) | {names.REQUEST_PARAM_PREFIX + "NAME"}
     found = set(re.findall(r"`((?:gen_ai|http|url|server|error|oaiserve)\.[a-zA-Z_.]+)`", PAGE)) - {"oaiserve.request"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import TraceState
 
-from oaiserve.record import Outcome, WaitReason
+from oaiserve.record import Outcome, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.times import PHASES
 
@@ -171,6 +171,29 @@ def test_a_line_has_the_wait_reasons_and_the_steps(stream, make_record, account)
     assert (fields["num_preemptions"], fields["stalled_ms"]) == (1, 50.0)
 
 
+def test_a_line_tells_of_the_grammar_and_of_the_tool_calls(stream: io.StringIO, make_record, constrained) -> None:
+    logs.configure(form="json", stream=stream)
+    calls = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
+    logs.log_request(make_record(account=constrained, tool_calls=calls))
+    logs.log_request(make_record())
+    fields, other = map(json.loads, stream.getvalue().splitlines())
+    expected = {
+        "grammar_kind": "json_schema",
+        "grammar_compile_ms": 2.0,
+        "grammar_cache": "miss",
+        "num_masked_draws": 3,
+        "num_forced_tokens": 2,
+        "tool_calls_called": 2,
+        "tool_calls_unparsed": 1,
+    }
+    assert expected.items() <= fields.items()
+    assert not expected.keys() & other.keys()
+    assert (
+        ", grammar json_schema: compiled in 2.0 ms (miss), masked draws 3, forced tokens 2, "
+        "tool calls: called 2 unparsed 1, request req-1"
+    ) in fields["message"]
+
+
 def test_a_line_omits_steps_and_token_times_of_a_request_without_them(stream: io.StringIO, make_record) -> None:
     logs.configure(form="json", stream=stream)
     logs.log_request(make_record())
@@ -196,10 +219,12 @@ def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
     logs.configure(form="json", stream=stream)
     account.waits_ns = dict.fromkeys(WaitReason, 1)
-    logs.log_request(make_record(account=account))
+    account.grammar_kind, account.grammar_compile_ns = "json_schema", 1
+    logs.log_request(make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1)))
     page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
     named = set(re.findall(r"`([a-zA-Z_0-9]+)`", page.split("\n## Log\n")[1].split("\n## ")[0]))
     phases = {f"{phase}_ms" for phase in PHASES}
     waits = {f"queue_{reason}_ms" for reason in WaitReason}
-    assert {"PHASE_ms", "queue_REASON_ms"} <= named
-    assert json.loads(stream.getvalue()).keys() - phases - waits <= named
+    calls = {f"tool_calls_{outcome}" for outcome in ToolCallOutcome}
+    assert {"PHASE_ms", "queue_REASON_ms", "tool_calls_OUTCOME"} <= named
+    assert json.loads(stream.getvalue()).keys() - phases - waits - calls <= named

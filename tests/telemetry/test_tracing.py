@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased,
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord
+from oaiserve.record import EngineAccount, HostPart, Outcome, RequestRecord, StepKind, StepRecord, ToolCallOutcome
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing, exporter_from_environment
 from oaiserve.times import PHASES
@@ -214,9 +214,43 @@ def test_events_are_on_the_span_of_the_phase_they_happened_in(export: Export, ma
     assert stamps == [event.at_ns for event in account.events]
 
 
+def test_a_grammar_is_an_event_of_tokenize_and_its_tokens_are_on_the_operation(
+    export: Export, make_record, constrained
+) -> None:
+    _, inner, *phases = export(make_record(account=constrained))
+    events = {span.name: [(event.name, dict(event.attributes)) for event in span.events] for span in phases}
+    told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
+    compiled = {f"oaiserve.event.{name}": value for name, value in told.items()}
+    assert {name: found for name, found in events.items() if found} == {"tokenize": [("grammar_compiled", compiled)]}
+    assert {name: value for name, value in inner.attributes.items() if name.startswith("oaiserve.grammar")} == {
+        "oaiserve.grammar.kind": "json_schema",
+        "oaiserve.grammar.masked_draws": 3,
+        "oaiserve.grammar.forced_tokens": 2,
+    }
+    other = export(make_record())[1].attributes
+    assert not any(name.startswith("oaiserve.grammar") for name in other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_type"), [("json_schema", "json"), ("json_object", "json"), ("regex", "text"), (None, "text")]
+)
+def test_the_type_of_the_output_is_what_was_asked_for(kind, output_type, export: Export, make_record) -> None:
+    _, inner, *_ = export(make_record(account=EngineAccount(grammar_kind=kind)))
+    assert inner.attributes["gen_ai.output.type"] == output_type
+
+
+def test_the_operation_span_has_the_tool_calls_by_outcome(export: Export, make_record) -> None:
+    calls = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
+    _, inner, *_ = export(make_record(tool_calls=calls))
+    assert (inner.attributes["oaiserve.tool_calls.called"], inner.attributes["oaiserve.tool_calls.unparsed"]) == (2, 1)
+    assert not set(names.NUM_TOOL_CALLS.values()) & export(make_record())[1].attributes.keys()
+
+
 def step_of(number: int, **of_device: int) -> StepRecord:
     host_ns = {part: 10 * index + 1 for index, part in enumerate(HostPart)}
-    return StepRecord(StepKind.MIXED, 1_000, 500, 20, 3, 40, number=number, host_ns=host_ns, **of_device)
+    return StepRecord(
+        StepKind.MIXED, 1_000, 500, 20, 3, 40, number=number, host_ns=host_ns, num_masked_draws=2, **of_device
+    )
 
 
 def traced_steps(*steps: StepRecord, share: float = 1.0, sampler: Sampler = ALWAYS_ON) -> list[ReadableSpan]:
@@ -244,6 +278,7 @@ def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time() -> None:
         "oaiserve.step.kind": "mixed",
         "oaiserve.step.sequences": 3,
         "oaiserve.step.tokens": 40,
+        "oaiserve.step.masked_draws": 2,
         "oaiserve.step.idle_ns": 20,
         "oaiserve.step.device_busy_ns": 450,
         "oaiserve.step.device_gap_ns": 30,
