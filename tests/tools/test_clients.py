@@ -100,14 +100,17 @@ def test_every_script_belongs_to_a_client() -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
     script = (SCRIPTS / CLIENTS[name].script).read_text()
-    imports, others = [], []
+    statements = []
     for line in CLIENTS[name].setup.splitlines():
-        (imports if line.startswith("from ") else others).append(line)
-    for line in imports:
-        module, _, names = line.partition(" import ")
-        (imported,) = re.findall(rf"^{module} import (.+)$", script, re.MULTILINE)
-        assert set(names.split(", ")) <= set(imported.split(", "))
-    text = "\n".join(others)
+        if line.startswith("from "):
+            module, _, names = line.partition(" import ")
+            (imported,) = re.findall(rf"^{module} import (.+)$", script, re.MULTILINE)
+            assert set(names.split(", ")) <= set(imported.split(", "))
+        elif line.startswith("import "):
+            assert f"\n{line}\n" in script
+        else:
+            statements.append(line)
+    text = "\n".join(statements)
     for literal, used in (('"http://127.0.0.1:8000/v1"', "BASE_URL"), ('"none"', "API_KEY"), ('"demo"', "MODEL")):
         text = text.replace(literal, used)
     assert _bare(text) in _bare(script)
