@@ -26,7 +26,7 @@ from tools.server_process import exit_on_sigterm, running_oaiserve
 
 MARKERS = "clients"
 MODEL = "demo"
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 180
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
 QUIET = {

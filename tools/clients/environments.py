@@ -57,7 +57,7 @@ def renew(name: str, client: Client) -> None:
             shutil.copy(file, pins.parent)
     else:
         _install_python(folder, *client.packages)
-        pins.write_text(_run(*_pip(folder), "freeze"))
+        pins.write_text(_run(*_pip(folder, "freeze")))
     (folder / ".installed").write_text(pins.read_text())
 
 
@@ -85,13 +85,14 @@ def _install_python(folder: Path, *requirements: str) -> None:
         _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     else:
         _run(sys.executable, "-m", "venv", folder)
-    _run(*_pip(folder), "install", "--quiet", *requirements)
+    _run(*_pip(folder, "install"), "--quiet", *requirements)
 
 
-def _pip(folder: Path) -> list[str | Path]:
+def _pip(folder: Path, verb: str) -> list[str | Path]:
+    python = folder / "bin/python"
     if uv := shutil.which("uv"):
-        return [uv, "pip", "--python", folder / "bin/python"]
-    return [folder / "bin/python", "-m", "pip"]
+        return [uv, "pip", verb, "--python", python]
+    return [python, "-m", "pip", verb]
 
 
 def _run(*words: str | Path) -> str:

@@ -14,7 +14,12 @@ from pydantic import BaseModel
 
 abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
 client = OpenAIChatCompletionClient(
-    model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, model_info={"family": "unknown", **abilities}
+    model=MODEL,
+    base_url=BASE_URL,
+    api_key=API_KEY,
+    temperature=0,
+    max_tokens=200,
+    model_info={"family": "unknown", **abilities},
 )
 
 weather = Weather()

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=API_KEY))
 
+settings = {"model": MODEL, "temperature": 0, "max_tokens": 200}
 question = [{"role": "user", "content": QUESTION}]
 weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
 
@@ -27,14 +28,14 @@ class GetWeather(BaseModel):
 
 
 def stream() -> None:
-    cities = list(client.create_partial(City, messages=question, model=MODEL, temperature=0))
+    cities = list(client.create_partial(City, messages=question, **settings))
     assert len(cities) > 1
     City.model_validate(cities[-1].model_dump())
 
 
 def tools() -> None:
     weather = Weather()
-    arguments = client.create(GetWeather, messages=weather_question, model=MODEL, temperature=0)
+    arguments = client.create(GetWeather, messages=weather_question, **settings)
     weather.report(**arguments.model_dump())
     weather.check_called()
 
@@ -42,7 +43,7 @@ def tools() -> None:
 def structured() -> None:
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
         by_mode = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=API_KEY), mode=mode)
-        city = by_mode.create(City, messages=question, model=MODEL, temperature=0)
+        city = by_mode.create(City, messages=question, **settings)
         assert isinstance(city, City), f"with {mode} it is {city!r}"
 
 

@@ -10,7 +10,7 @@ from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
-llm = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, **capabilities)
+llm = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200, **capabilities)
 
 question = [ChatMessage(role="user", content=QUESTION)]
 weather = Weather()

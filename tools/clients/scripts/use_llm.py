@@ -44,7 +44,9 @@ def auto() -> None:
         """Report the weather in a city."""
         return weather.report(city, unit)
 
-    assert model.chain(WEATHER_QUESTION, tools=[get_weather], options={"temperature": 0}, key="none").text()
+    assert model.chain(
+        WEATHER_QUESTION, tools=[get_weather], options={"temperature": 0, "max_tokens": 200}, key="none"
+    ).text()
     weather.check_obeyed()
 
 

@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY)
 
-question = [{"role": "user", "content": QUESTION}]
-weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
+base = {"model": MODEL, "temperature": 0, "max_tokens": 200}
+question = {**base, "messages": [{"role": "user", "content": QUESTION}]}
+weather_question = {**base, "messages": [{"role": "user", "content": WEATHER_QUESTION}]}
 
 
 class GetWeather(BaseModel):
@@ -31,15 +32,13 @@ forced = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def text() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=question, temperature=0)
+    answer = client.chat.completions.create(**question)
     check_capital(answer.choices[0].message.content)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
 def stream() -> None:
-    chunks = client.chat.completions.create(
-        model=MODEL, messages=question, temperature=0, stream=True, stream_options={"include_usage": True}
-    )
+    chunks = client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
     parts, usage = [], None
     for chunk in chunks:
         parts += [choice.delta.content or "" for choice in chunk.choices]
@@ -50,22 +49,18 @@ def stream() -> None:
 
 def tools() -> None:
     weather = Weather()
-    answer = client.chat.completions.create(
-        model=MODEL, messages=weather_question, temperature=0, tools=[get_weather], tool_choice=forced
-    )
+    answer = client.chat.completions.create(**weather_question, tools=[get_weather], tool_choice=forced)
     message = answer.choices[0].message
     (call,) = message.tool_calls
     result = weather.report(**json.loads(call.function.arguments))
     weather.check_called()
-    history = [*weather_question, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
-    answer = client.chat.completions.create(model=MODEL, messages=history, temperature=0, tools=[get_weather])
+    history = [*weather_question["messages"], message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    answer = client.chat.completions.create(**base, messages=history, tools=[get_weather])
     assert answer.choices[0].message.content
 
 
 def tools_streamed() -> None:
-    with client.chat.completions.stream(
-        model=MODEL, messages=weather_question, temperature=0, tools=[get_weather], tool_choice="required"
-    ) as events:
+    with client.chat.completions.stream(**weather_question, tools=[get_weather], tool_choice="required") as events:
         deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
         message = events.get_final_completion().choices[0].message
     assert len(deltas) > 1
@@ -74,14 +69,12 @@ def tools_streamed() -> None:
 
 
 def auto() -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=weather_question, temperature=0, tools=[get_weather], max_tokens=100
-    )
+    answer = client.chat.completions.create(**weather_question, tools=[get_weather])
     assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
 
 
 def structured() -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=question, temperature=0, response_format=City)
+    answer = client.chat.completions.parse(**question, response_format=City)
     assert isinstance(answer.choices[0].message.parsed, City)
 
 

@@ -28,7 +28,9 @@ class City(BaseModel):
 
 
 def agent(**options: object) -> Agent:
-    return Agent(name="Assistant", model=model, **{"model_settings": ModelSettings(temperature=0), **options})
+    return Agent(
+        name="Assistant", model=model, **{"model_settings": ModelSettings(temperature=0, max_tokens=200), **options}
+    )
 
 
 def weather_agent(tool_choice: str) -> Agent:
