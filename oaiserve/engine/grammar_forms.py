@@ -87,7 +87,7 @@ def _unforced(lark: str) -> dict[str, str]:
     return {"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}
 
 
-def _lark_with_schemas(lark: str, schemas: dict[str, Any]) -> Translated:
+def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = None) -> Translated:
     """Return a grammar that the server has made. Only the schemas in it come from a client."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
@@ -97,7 +97,11 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any]) -> Translated:
             raise Refused(f"{refused.reason}, in the parameters of '{name}'") from None
         document = {**prepared.document, "x-guidance": _SPACED_OPTIONS}
         grammars.append({"name": f"schema_{number}", "json_schema": document})
-    return Translated(json.dumps({"grammars": grammars}))
+    prepared_answer = None if answer is None else prepare(answer)
+    if prepared_answer is not None:
+        document = {**prepared_answer.document, "x-guidance": _JSON_OPTIONS}
+        grammars.append({"name": "answer", "json_schema": document})
+    return Translated(json.dumps({"grammars": grammars}), prepared_answer)
 
 
 def _regex_grammar(regex: str) -> str:

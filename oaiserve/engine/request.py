@@ -68,7 +68,8 @@ class Grammar:
 
     kind: GrammarKind
     # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object. For lark_with_schemas JSON
-    # of an object with a grammar, `lark`, and `schemas` by name: the first is @schema_0 in the grammar, and so on.
+    # of an object with a grammar, `lark`, and `schemas` by name: the first is @schema_0 in the grammar, and so on. The
+    # JSON text of one more schema may be there as `answer`, which is @answer.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
     after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": never free

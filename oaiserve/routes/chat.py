@@ -27,6 +27,7 @@ from oaiserve.routes.tool_prompt import with_tools
 from oaiserve.routes.tools import Tools, forced_schema, requested_tools
 
 _decoder = msgspec.json.Decoder(ChatBody)
+ANY_OBJECT = {"type": "object"}
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
 
 
@@ -71,6 +72,7 @@ class _Chat:
             protocol.max_tokens(body, least=1),
             _num_logprobs(body),
             grammar=self._forced_calls(),
+            or_calls=self._or_calls,
             answer_begins_after="" if self._reasoning is None else self._reasoning.ends_with,
             visible_special_ids=forms.visible_ids(calls=tools is not None, reasoning=self._reads_reasoning),
             text_lengths=self._reads_reasoning,
@@ -83,6 +85,22 @@ class _Chat:
         schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
         text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._forms.special_ids)
         return Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+
+    def _or_calls(self, constraint: Grammar) -> Grammar:
+        """Return a constraint under which the model may also call tools instead, if it is one on JSON.
+
+        Otherwise the model could never call a tool. The arguments are any object, as without a constraint.
+        """
+        tools, family = self._tools, self._forms.calls
+        if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
+            return constraint
+        text = family.grammar(
+            dict.fromkeys(tools.schemas, ANY_OBJECT),
+            only_one=tools.only_one,
+            special_ids=self._forms.special_ids,
+            answer=constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode(),
+        )
+        return replace(constraint, kind="lark_with_schemas", text=text)
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
         prompt = build_prompt(body, body.messages, self._forms, () if self._tools is None else self._tools.shown)

@@ -35,6 +35,8 @@ class OwnParams:
     best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
     echo: bool = False
     grammar: Grammar | None = None  # that the route itself needs: forced calls of tools
+    # Makes a client's constraint one that also lets through what may come instead: calls that are not forced.
+    or_calls: Callable[[Grammar], Grammar] | None = None
     answer_begins_after: str = ""  # the text with which reasoning ends, for which neither grammars nor stops count
     visible_special_ids: frozenset[int] = frozenset()
     text_lengths: bool = False
@@ -45,6 +47,8 @@ def _grammar(body: SamplingBody, own: OwnParams) -> Grammar | None:
     grammar = constraints.grammar(body)
     if grammar is not None and own.grammar is not None:
         raise invalid(grammar.param, f"is not allowed together with '{own.grammar.param}' of which one must be called")
+    if grammar is not None and own.or_calls is not None:
+        grammar = own.or_calls(grammar)
     grammar = grammar or own.grammar
     return None if grammar is None else replace(grammar, after=own.answer_begins_after)
 

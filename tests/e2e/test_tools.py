@@ -85,6 +85,18 @@ def test_what_the_model_writes_is_read(sdk: openai.OpenAI, text: str, content: s
     assert choice.finish_reason == ("tool_calls" if calls else "stop")
 
 
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_beside_tools_an_answer_is_json_or_calls(sdk: openai.OpenAI, temperature: float) -> None:
+    schema = {"type": "object", "properties": {"hour": {"enum": [1, 2]}}, "required": ["hour"]}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "time", "schema": schema}}, "n": 8}
+    for choice in sdk.chat.completions.create(**CHAT, **asked, temperature=temperature).choices:
+        if choice.finish_reason == "stop":
+            assert json.loads(choice.message.content) in [{"hour": 1}, {"hour": 2}]
+        elif choice.finish_reason == "tool_calls":
+            assert choice.message.content is None
+            assert all(json.loads(call.function.arguments).__class__ is dict for call in choice.message.tool_calls)
+
+
 def test_a_call_and_its_result_are_in_the_next_prompt(sdk: openai.OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": '{"zone": "utc"}'}}
     history = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from openai import pydantic_function_tool
 from pydantic import BaseModel
 
 from oaiserve.engine.grammar_forms import translate
-from oaiserve.engine.request import ChatPrompt, FinishReason, Request
+from oaiserve.engine.refusal import Refused
+from oaiserve.engine.request import ChatPrompt, FinishReason, Grammar, Request
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -367,19 +369,20 @@ def test_a_forced_call_has_a_grammar(
     assert grammar is not None
     assert (grammar.kind, grammar.after) == ("lark_with_schemas", "")
     assert grammar.param == ("functions" if "functions" in body else "tools")
+    assert [takes(grammar, answer) for answer in accepted] == [True] * len(accepted)
+    assert [takes(grammar, answer) for answer in refused] == [False] * len(refused)
+
+
+def takes(grammar: Grammar, answer: str) -> bool:
+    """Return whether the grammar takes the whole answer, and may end there."""
     backend = byte_level()
     guidance = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size())
     # The double's tokenizer has the opening mark as a special token, this one has not.
     text = translate(grammar.kind, grammar.text.replace("<[998]>", '\\"<tool_call>\\"')).text
-
-    def takes(answer: str) -> bool:
-        matcher = LLMatcher(guidance, text)
-        assert not matcher.get_error()
-        ids = backend.encode(answer, add_special_tokens=False).ids
-        return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
-
-    assert [takes(answer) for answer in accepted] == [True] * len(accepted)
-    assert [takes(answer) for answer in refused] == [False] * len(refused)
+    matcher = LLMatcher(guidance, text)
+    assert not matcher.get_error()
+    ids = backend.encode(answer, add_special_tokens=False).ids
+    return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
 
 def test_special_tokens_that_are_marks_are_seen(serve: Serve) -> None:
@@ -390,6 +393,43 @@ def test_special_tokens_that_are_marks_are_seen(serve: Serve) -> None:
 
 def test_an_unforced_call_has_no_grammar(serve: Serve) -> None:
     assert request_of(serve(template=CHATML), tools=TOOLS).params.grammar is None
+
+
+ANSWER = '{"color":"red"}'
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "pick", "schema": {"properties": {"color": {"enum": ["red"]}}, "required": ["color"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted", "refused"),
+    [
+        ({"response_format": FORMAT}, [ANSWER, CALL, f"{CALL}\n{CALL}"], [f"{CALL}{ANSWER}", '{"color":"blue"}', "Hi"]),
+        ({"response_format": FORMAT, "parallel_tool_calls": False}, [ANSWER, CALL], [f"{CALL}\n{CALL}"]),
+        ({"response_format": FORMAT, "tool_choice": "none"}, [ANSWER], [CALL]),
+        ({"response_format": FORMAT, "tool_choice": allowed("auto", "stop")}, [ANSWER], [CALL]),
+        ({"response_format": {"type": "json_object"}}, [ANSWER, "{}", CALL, CALL.replace(ZONE, "{}")], ["[]", ""]),
+        ({"structured_outputs": {"regex": "a"}}, ["a"], [CALL]),
+    ],
+)
+def test_calls_may_come_instead_of_the_json_that_an_answer_must_be(
+    serve: Serve, body: dict[str, Any], accepted: list[str], refused: list[str]
+) -> None:
+    grammar = request_of(serve(template=CHATML), tools=TOOLS, **body).params.grammar
+    assert grammar is not None
+    assert grammar.param in body
+    assert [takes(grammar, answer) for answer in accepted] == [True] * len(accepted)
+    assert [takes(grammar, answer) for answer in refused] == [False] * len(refused)
+
+
+def test_a_format_that_cannot_be_obeyed_is_refused_beside_tools_too(serve: Serve) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"properties": {"a": {"not": {}}}}}}
+    grammar = request_of(serve(template=CHATML), tools=TOOLS, response_format=bad).params.grammar
+    assert grammar is not None
+    assert grammar.param == "response_format"
+    with pytest.raises(Refused, match=re.escape("$.properties.a.not")):
+        translate(grammar.kind, grammar.text)
 
 
 def test_a_call_cannot_be_forced_if_none_is_read(serve: Serve) -> None:

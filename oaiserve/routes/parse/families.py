@@ -42,11 +42,17 @@ class CallFamily:
         return self.before + self.separator.join(texts) + self.after
 
     def grammar(
-        self, schemas: Mapping[str, Mapping[str, Any]], *, only_one: bool, special_ids: Mapping[str, int]
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        only_one: bool,
+        special_ids: Mapping[str, int],
+        answer: str | None = None,
     ) -> str:
         """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
 
         The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
+        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls.
         """
 
         def lark(text: str) -> str:
@@ -58,9 +64,11 @@ class CallFamily:
             bodies.append(" ".join(filter(None, (lark(head), f"@schema_{number}", lark(tail)))))
         more = "" if only_one else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
         start = " ".join(filter(None, (lark(self.before), "call", more, lark(self.after))))
+        if answer is not None:
+            start = f"@answer | {start}"
         call = " ".join(filter(None, (lark(self.opening), "body", lark(self.closing))))
         rules = f"start: {start}\ncall: {call}\nbody: {' | '.join(bodies)}"
-        return msgspec.json.encode({"lark": rules, "schemas": schemas}).decode()
+        return msgspec.json.encode({"lark": rules, "schemas": schemas, "answer": answer}).decode()
 
     def _around(self, name: str) -> tuple[str, str]:
         """Return what is written before and after the arguments of a call."""

@@ -1,0 +1,147 @@
+"""The clients that are tried: what their scripts report, the table of it, and that all parts name the same clients."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.clients.__main__ import call
+from tools.clients.clients import CLIENTS, SCRIPTS, Client
+from tools.clients.environments import pins_file, version
+from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
+from tools.clients.table import page, section
+
+ROOT = Path(__file__).parents[2]
+HELPERS = {"features.py", "features.mjs", "ai_sdk.mjs"}
+
+
+def report(*lines: dict[str, object]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@given(st.dictionaries(st.sampled_from(list(FEATURES)), st.text(), min_size=1))
+def test_a_report_is_read_as_it_was_written(outcomes: dict[str, str]) -> None:
+    lines = [{"feature": name} | ({"error": error} if error else {}) for name, error in outcomes.items()]
+    assert parse(report({"features": list(outcomes)}, *lines), "ended") == outcomes
+
+
+def test_features_without_a_line_have_the_end_of_the_script_as_their_outcome() -> None:
+    lines = report({"features": ["text", "stream", "tools"]}, {"feature": "text"})
+    assert parse(lines, "it crashed") == {"text": OK, "stream": "it crashed", "tools": "it crashed"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("", "it reported nothing: ended"),
+        ("hello\n", "line 1 of its report is no JSON: 'hello'"),
+        (report({"features": ["dance"]}), "line 1 of its report is"),
+        (report({"feature": "text"}), "line 1 of its report is"),
+        (report({"features": ["text"]}, {"feature": "stream"}), "line 2 of its report is"),
+        (report({"features": ["text"]}, {"features": ["stream"]}), "line 2 of its report is"),
+    ],
+)
+def test_a_report_with_anything_else_is_refused(lines: str, reason: str) -> None:
+    with pytest.raises(InvalidReport, match=re.escape(reason)):
+        parse(lines, "ended")
+
+
+def test_a_failure_is_a_problem_unless_it_is_the_fault_of_the_client() -> None:
+    outcomes = {"text": OK, "stream": "broke", "auto": "broke, too"}
+    assert problems(outcomes, {"auto": "it never reads the answer"}) == {"stream": "broke"}
+    assert problems(outcomes, {"text": "x"})["text"] == "works, but is listed as a fault of the client"
+
+
+def test_the_table_has_a_row_and_notes_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client("Some", ("some",), "use_some.py", "import some", note="It is shy.", faults={"auto": "It sleeps."})
+    monkeypatch.setitem(CLIENTS, "some", client)
+    outcomes = {"text": OK, "tools": "broke", "auto": "TimeoutError: x"}
+    text = page({"some": {"version": "1.2", "outcomes": outcomes, "problems": {"tools": "broke"}}})
+    assert "| client | version | text | stream | tools | tools streamed | auto | structured |" in text
+    assert "| Some | 1.2 | yes |  | **no** |  | **no** |  |" in text
+    assert "- Some: It is shy.\n- Some: auto: It sleeps.\n- Some: tools: broke\n" in text
+    assert text.endswith("### Some\n\n```python\nimport some\n```")
+
+
+def test_a_script_that_fails_says_how_it_ended() -> None:
+    program = "import sys; print('{}'); sys.exit('out of order')"
+    lines, end = call([sys.executable, "-c", program], {}, "/")
+    assert lines == "{}\n"
+    assert end == "the script ended with exit code 1: out of order"
+
+
+def test_python_scripts_report_each_example_and_nothing_that_clients_print() -> None:
+    program = """
+import features
+async def text(): print("noise")
+def stream(): assert False, "no\\nparts"
+features.run(text, stream)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "http://x/v1", "demo"], capture_output=True, text=True, cwd=SCRIPTS, check=True
+    )
+    assert parse(done.stdout, "ended") == {"text": OK, "stream": "AssertionError: no parts"}
+    assert done.stderr == "noise\n"
+
+
+def test_every_script_belongs_to_a_client() -> None:
+    scripts = {path.name for pattern in ("*.py", "*.mjs") for path in SCRIPTS.glob(pattern)}
+    assert scripts - HELPERS == {client.script for client in CLIENTS.values()}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
+    script = (SCRIPTS / CLIENTS[name].script).read_text()
+    statements = []
+    for line in CLIENTS[name].setup.splitlines():
+        if line.startswith("from "):
+            module, _, names = line.partition(" import ")
+            (imported,) = re.findall(rf"^{module} import (.+)$", script, re.MULTILINE)
+            assert set(names.split(", ")) <= set(imported.split(", "))
+        elif line.startswith("import "):
+            assert f"\n{line}\n" in script
+        else:
+            statements.append(line)
+    text = "\n".join(statements)
+    for literal, used in (('"http://127.0.0.1:8000/v1"', "BASE_URL"), ('"none"', "API_KEY"), ('"demo"', "MODEL")):
+        text = text.replace(literal, used)
+    assert _bare(text) in _bare(script)
+
+
+def _bare(code: str) -> str:
+    """Return code without white space, and without the arguments that only the examples need."""
+    code = re.sub(r",(temperature|max_tokens|generation_kwargs)=\w+", "", "".join(code.split()))
+    return code.replace(",)", ")")
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_versions_are_pinned(name: str) -> None:
+    assert pins_file(name, CLIENTS[name]).exists()
+    assert re.fullmatch(r"\d+(\.\d+)+", version(name, CLIENTS[name]))
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("use_*.py")), ids=lambda path: path.stem)
+def test_python_scripts_try_known_features(path: Path) -> None:
+    call = ast.parse(path.read_text()).body[-1]
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    tried = [argument.id for argument in call.value.args if isinstance(argument, ast.Name)]
+    assert tried
+    assert set(tried) <= FEATURES.keys()
+
+
+def test_the_documentation_has_what_each_client_needs() -> None:
+    text = (ROOT / "docs/clients.md").read_text()
+    for client in CLIENTS.values():
+        assert section(client) in text
+        assert f"| {client.title} | " in text
+    for feature, meaning in FEATURES.items():
+        assert f"| {feature.replace('_', ' ')} | {meaning} |" in text

@@ -1,0 +1,1 @@
+"""Runs the first examples of real clients against the demo model: python -m tools.clients"""

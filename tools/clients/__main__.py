@@ -1,0 +1,102 @@
+"""Runs the first examples of real clients against the demo model: python -m tools.clients
+
+Each client is installed in an environment of its own, with pinned versions, and its script in scripts/ does what its
+documentation shows first: a text, a stream, a tool that is called, an answer of a type. The demo model is small and
+calls no tool by itself, so calls are forced; where the model decides, nothing may break. Prints the table of
+docs/clients.md and, at the end, what failed; then the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.clients import environments, table
+from tools.clients.clients import CLIENTS, Client
+from tools.clients.environments import NotInstalled
+from tools.clients.outcomes import InvalidReport, parse, problems
+from tools.markdown import publish, write_json
+from tools.server_process import exit_on_sigterm, running_oaiserve
+
+MARKERS = "clients"
+MODEL = "demo"
+LIMIT_SECONDS = 180
+MOST_LOG_CHARACTERS = 500
+# The clients report to nobody, and fetch nothing.
+QUIET = {
+    "ANONYMIZED_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NODE_ENV": "production",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--only", action="append", choices=list(CLIENTS), metavar="NAME", help=f"repeatable: {', '.join(CLIENTS)}")
+    add("--renew", action="store_true", help="pin the newest versions first")
+    add("--json", type=Path, help="write the results to this file, after each client")
+    add("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
+    arguments = parser.parse_args(argv)
+    if arguments.only and arguments.markdown:
+        parser.error("--markdown needs all clients: leave out --only")
+    exit_on_sigterm()
+    names = arguments.only or list(CLIENTS)
+    if arguments.renew:
+        for name in names:
+            print(f"Pinning {name} ...", file=sys.stderr, flush=True)
+            environments.renew(name, CLIENTS[name])
+    results: dict[str, Any] = {}
+    with running_oaiserve() as server:
+        for name in names:
+            client = CLIENTS[name]
+            print(f"{client.title} ...", file=sys.stderr, flush=True)
+            outcomes, failed = run(name, client, f"{server.url}/v1")
+            results[name] = {
+                "version": environments.version(name, client),
+                "outcomes": outcomes,
+                "problems": failed,
+            }
+            write_json(arguments.json, results)
+    publish(arguments, MARKERS, results, table.page(results))
+    for name, result in results.items():
+        for feature, sentence in result["problems"].items():
+            print(f"{name}, {feature}: {sentence}", file=sys.stderr)
+    return 1 if any(result["problems"] for result in results.values()) else 0
+
+
+def run(name: str, client: Client, base_url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Run the script of a client. Return the outcomes of its features, and its problems."""
+    with tempfile.TemporaryDirectory() as home:  # no client reads or writes the user's own settings
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "LLM_"))}
+        env |= QUIET | {"HOME": home, "LLM_USER_PATH": home}
+        try:
+            command = environments.command(name, client)
+            report, end = call([*command, base_url, MODEL], env, home)
+            outcomes = parse(report, end)
+        except (NotInstalled, InvalidReport) as error:
+            return {}, {"script": str(error)}
+    return outcomes, problems(outcomes, client.faults)
+
+
+def call(command: Sequence[str | Path], env: dict[str, str], cwd: str) -> tuple[str, str]:
+    """Run a command. Return its stdout, and a sentence on how it ended."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        report = error.stdout or b""
+        return report.decode() if isinstance(report, bytes) else report, f"the script took over {LIMIT_SECONDS} s"
+    log = " ".join(done.stderr.split())[-MOST_LOG_CHARACTERS:]
+    return done.stdout, f"the script ended with exit code {done.returncode}: {log}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The clients that are tried, and what each needs to use this server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+CHAT_MODE = "By default it asks /v1/responses, which this server does not have yet; here it asks chat completions."
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client and its script."""
+
+    title: str
+    packages: tuple[str, ...]  # that a user installs; the version of the first is shown
+    script: str
+    setup: str  # what a user writes to reach this server; it is in the script, too
+    note: str = ""  # a sentence below the table
+    faults: dict[str, str] = field(default_factory=dict)  # features that fail by the client's own fault, and why
+
+    @property
+    def is_javascript(self) -> bool:
+        return self.script.endswith(".mjs")
+
+
+OPENAI_SETUP = """\
+import openai
+client = openai.OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")"""
+
+CLIENTS = {
+    "openai-3": Client("openai (Python)", ("openai",), "use_openai.py", OPENAI_SETUP),
+    "openai-2": Client("openai 2 (Python)", ("openai<3",), "use_openai.py", OPENAI_SETUP),
+    "openai-1": Client("openai 1 (Python)", ("openai<2",), "use_openai.py", OPENAI_SETUP),
+    "openai-js": Client(
+        "openai (JavaScript)",
+        ("openai", "zod"),
+        "use_openai.mjs",
+        """\
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });""",
+    ),
+    "langchain": Client(
+        "LangChain",
+        ("langchain-openai", "langchain"),
+        "use_langchain.py",
+        """\
+from langchain_openai import ChatOpenAI
+model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")""",
+    ),
+    "pydantic-ai": Client(
+        "pydantic-ai",
+        ("pydantic-ai-slim[openai]",),
+        "use_pydantic_ai.py",
+        """\
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
+        note=CHAT_MODE,
+    ),
+    "openai-agents": Client(
+        "openai-agents",
+        ("openai-agents",),
+        "use_openai_agents.py",
+        """\
+from agents import OpenAIChatCompletionsModel, set_tracing_disabled
+from openai import AsyncOpenAI
+client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+model = OpenAIChatCompletionsModel(model="demo", openai_client=client)
+set_tracing_disabled(True)""",
+        note=CHAT_MODE,
+    ),
+    "ai-sdk-openai": Client(
+        "Vercel's ai, @ai-sdk/openai",
+        ("@ai-sdk/openai", "ai", "zod"),
+        "use_ai_sdk_openai.mjs",
+        """\
+import { createOpenAI } from "@ai-sdk/openai";
+const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
+openai.chat("demo")""",
+        note=CHAT_MODE,
+    ),
+    "ai-sdk-openai-compatible": Client(
+        "Vercel's ai, @ai-sdk/openai-compatible",
+        ("@ai-sdk/openai-compatible", "ai", "zod"),
+        "use_ai_sdk_openai_compatible.mjs",
+        """\
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+const local = createOpenAICompatible({
+  name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
+});
+local("demo")""",
+    ),
+    "instructor": Client(
+        "instructor",
+        ("instructor",),
+        "use_instructor.py",
+        """\
+import instructor
+from openai import OpenAI
+client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
+        note="All its answers are of the user's types: the stream is of one that grows, the call's arguments are one.",
+    ),
+    "llama-index": Client(
+        "LlamaIndex",
+        ("llama-index-llms-openai-like",),
+        "use_llama_index.py",
+        """\
+from llama_index.llms.openai_like import OpenAILike
+capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
+llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)""",
+    ),
+    "haystack": Client(
+        "haystack",
+        ("haystack-ai",),
+        "use_haystack.py",
+        """\
+from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.utils import Secret
+generator = OpenAIChatGenerator(
+    model="demo", api_base_url="http://127.0.0.1:8000/v1", api_key=Secret.from_token("none")
+)""",
+    ),
+    "smolagents": Client(
+        "smolagents",
+        ("smolagents[openai]",),
+        "use_smolagents.py",
+        """\
+from smolagents import OpenAIModel
+model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_key="none")""",
+        note="Its agents force a call in each step, so there is nothing that the model decides.",
+    ),
+    "autogen": Client(
+        "autogen",
+        ("autogen-ext[openai]", "autogen-agentchat"),
+        "use_autogen.py",
+        """\
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
+client = OpenAIChatCompletionClient(
+    model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none", model_info={"family": "unknown", **abilities}
+)""",
+    ),
+    "semantic-kernel": Client(
+        "semantic-kernel",
+        ("semantic-kernel",),
+        "use_semantic_kernel.py",
+        """\
+from openai import AsyncOpenAI
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
+    ),
+    "llm": Client(
+        "llm",
+        ("llm",),
+        "use_llm.py",
+        """\
+- model_id: demo
+  model_name: demo
+  api_base: http://127.0.0.1:8000/v1
+  supports_schema: true
+  supports_tools: true""",
+        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`.",
+    ),
+    "litellm": Client(
+        "litellm",
+        ("litellm",),
+        "use_litellm.py",
+        """\
+import litellm
+server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}""",
+    ),
+}

@@ -1,0 +1,105 @@
+"""Makes the environments of the clients in a folder of the user's cache, with the versions that are pinned in pins/.
+
+The folder is $CLIENTS_DIR, else ~/.cache/oaiclients. An environment whose pins have changed is made anew. Python's are
+made by uv where it is installed, else by venv and pip; those of JavaScript need node and npm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.clients.clients import SCRIPTS, Client
+
+FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
+PINS = Path(__file__).parent / "pins"
+
+
+class NotInstalled(Exception):
+    """The environment could not be made. The message says why."""
+
+
+def command(name: str, client: Client) -> list[str | Path]:
+    """Return what runs the client's script, in its environment, which is made if it is not there. Raises
+    NotInstalled."""
+    folder = FOLDER / name
+    done = folder / ".installed"
+    pins = pins_file(name, client)
+    if not pins.exists():
+        raise NotInstalled(f"{name} has no pins: --renew makes them")
+    if not (done.exists() and done.read_text() == pins.read_text()):
+        shutil.rmtree(folder, ignore_errors=True)
+        _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, "-r", str(pins))
+        done.write_text(pins.read_text())
+    if not client.is_javascript:
+        return [folder / "bin/python", SCRIPTS / client.script]
+    for script in SCRIPTS.glob("*.mjs"):  # node looks for packages beside the script
+        shutil.copy(script, folder)
+    return ["node", folder / client.script]
+
+
+def renew(name: str, client: Client) -> None:
+    """Install the newest versions that the client's packages allow, and pin them. Raises NotInstalled."""
+    folder = FOLDER / name
+    shutil.rmtree(folder, ignore_errors=True)
+    pins = pins_file(name, client)
+    pins.parent.mkdir(parents=True, exist_ok=True)
+    if client.is_javascript:
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text(json.dumps({"name": name, "private": True}))
+        _run("npm", "install", "--silent", "--prefix", folder, *client.packages)
+        for file in (folder / "package.json", folder / "package-lock.json"):
+            shutil.copy(file, pins.parent)
+    else:
+        _install_python(folder, *client.packages)
+        pins.write_text(_run(*_pip(folder, "freeze")))
+    (folder / ".installed").write_text(pins.read_text())
+
+
+def version(name: str, client: Client) -> str:
+    """Return the pinned version of the client's first package."""
+    package = re.split(r"[<\[]", client.packages[0])[0]
+    pins = pins_file(name, client).read_text()
+    if client.is_javascript:
+        found: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
+        return found
+    return dict(line.split("==") for line in pins.splitlines() if "==" in line)[package]
+
+
+def pins_file(name: str, client: Client) -> Path:
+    return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
+
+
+def _install_javascript(folder: Path, lock: Path) -> None:
+    shutil.copytree(lock.parent, folder)
+    _run("npm", "ci", "--silent", "--prefix", folder)
+
+
+def _install_python(folder: Path, *requirements: str) -> None:
+    if uv := shutil.which("uv"):
+        _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+    else:
+        _run(sys.executable, "-m", "venv", folder)
+    _run(*_pip(folder, "install"), "--quiet", *requirements)
+
+
+def _pip(folder: Path, verb: str) -> list[str | Path]:
+    python = folder / "bin/python"
+    if uv := shutil.which("uv"):
+        return [uv, "pip", verb, "--python", python]
+    return [python, "-m", "pip", verb]
+
+
+def _run(*words: str | Path) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise NotInstalled(f"this needs the program {words[0]}") from None
+    except subprocess.CalledProcessError as error:
+        raise NotInstalled(f"'{' '.join(map(str, words))}' failed: {error.stderr.strip()[-500:]}") from None
+    return done.stdout

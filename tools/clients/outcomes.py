@@ -1,0 +1,50 @@
+"""What a script reports: a JSON line with the features that it tries, then one for each, with an error if it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+# In the order of the table.
+FEATURES = {
+    "text": "the answer to a question",
+    "stream": "the same answer, streamed",
+    "tools": "a call that is forced: it comes, its arguments obey, and its result goes back",
+    "tools_streamed": "the same call, streamed",
+    "auto": "a tool is offered, and the model decides: nothing breaks",
+    "structured": "an answer of a type that the user defines: it always validates",
+}
+OK = ""  # an outcome is a sentence that says what went wrong
+
+
+class InvalidReport(Exception):
+    """A script wrote something else to stdout than its lines. The message says what."""
+
+
+def parse(report: str, end: str) -> dict[str, str]:
+    """Return the outcome of each feature that a script tries. `end` says how the script ended, for those that have
+    none. Raises InvalidReport."""
+    outcomes: dict[str, str] = {}
+    for number, line in enumerate(report.splitlines()):
+        try:
+            match json.loads(line):
+                case {"features": [*features]} if number == 0 and set(features) <= FEATURES.keys():
+                    outcomes = dict.fromkeys(features, end)
+                case {"feature": str(feature), **others} if feature in outcomes:
+                    outcomes[feature] = str(others.get("error", OK))
+                case _:
+                    raise InvalidReport(f"line {number + 1} of its report is {line[:200]!r}")
+        except json.JSONDecodeError:
+            raise InvalidReport(f"line {number + 1} of its report is no JSON: {line[:200]!r}") from None
+    if not outcomes:
+        raise InvalidReport(f"it reported nothing: {end}")
+    return outcomes
+
+
+def problems(outcomes: Mapping[str, str], faults: Mapping[str, str]) -> dict[str, str]:
+    """Return what is not as it should be: features that fail, and such that should by the client's fault but do not."""
+    found = {feature: outcome for feature, outcome in outcomes.items() if outcome != OK and feature not in faults}
+    for feature in faults:
+        if outcomes.get(feature) == OK:
+            found[feature] = "works, but is listed as a fault of the client"
+    return found

@@ -1,0 +1,66 @@
+// The examples for Vercel's ai package, with the model of either of its providers.
+
+import assert from "node:assert/strict";
+import { Output, generateText, isStepCount, streamText, tool } from "ai";
+import { z } from "zod";
+import { QUESTION, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, run } from "./features.mjs";
+
+export async function tryModel(model) {
+  const base = { model, temperature: 0, maxOutputTokens: 200, maxRetries: 0 };
+  const calls = [];
+  const weather = tool({
+    description: "Report the weather in a city.",
+    inputSchema: z.object({ city: z.string(), unit: z.enum(UNITS) }),
+    execute: async (input) => (calls.push(input), `It is 18 degrees ${input.unit} in ${input.city}.`),
+  });
+  const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: isStepCount(3) };
+  const forcedFirst = ({ stepNumber }) =>
+    stepNumber === 0 ? { toolChoice: { type: "tool", toolName: "weather" } } : { toolChoice: "auto" };
+
+  async function text() {
+    checkCapital((await generateText({ ...base, prompt: QUESTION })).text);
+  }
+
+  async function stream() {
+    const parts = [];
+    const result = streamText({ ...base, prompt: QUESTION, onError: ({ error }) => { throw error; } });
+    for await (const part of result.textStream) parts.push(part);
+    checkStreamed(parts, (await generateText({ ...base, prompt: QUESTION })).text);
+  }
+
+  async function tools() {
+    calls.length = 0;
+    const result = await generateText({ ...asked, prepareStep: forcedFirst });
+    assert(calls.length > 0);
+    calls.forEach(checkObeyed);
+    assert(result.text);
+  }
+
+  async function tools_streamed() {
+    calls.length = 0;
+    const deltas = [];
+    const result = streamText({ ...asked, prepareStep: forcedFirst });
+    for await (const part of result.fullStream) {
+      if (part.type === "error") throw part.error;
+      if (part.type === "tool-input-delta") deltas.push(part);
+    }
+    assert(deltas.length > 1);
+    assert(calls.length > 0);
+    calls.forEach(checkObeyed);
+  }
+
+  async function auto() {
+    calls.length = 0;
+    const result = await generateText(asked);
+    assert(result.text || calls.length > 0);
+    calls.forEach(checkObeyed);
+  }
+
+  async function structured() {
+    const schema = z.object({ name: z.string(), country: z.string(), is_capital: z.boolean() });
+    const result = await generateText({ ...base, prompt: QUESTION, output: Output.object({ schema }) });
+    schema.parse(result.output);
+  }
+
+  await run(text, stream, tools, tools_streamed, auto, structured);
+}

@@ -1,0 +1,43 @@
+// What the JavaScript scripts share: the server's address, and the JSON lines in which they report.
+//
+// A script is started with the address and the name of the model. Its examples are functions that are named after the
+// features that they try; an example fails by throwing.
+
+import assert from "node:assert/strict";
+
+export const [BASE_URL, MODEL] = process.argv.slice(2);
+export const API_KEY = "none";
+export const QUESTION = "What is the capital of France?";
+export const WEATHER_QUESTION = "What is the weather in Paris, in celsius?";
+export const UNITS = ["celsius", "fahrenheit"];
+const MOST_CHARACTERS = 400; // of an error
+
+export async function run(...examples) {
+  const write = (line) => process.stdout.write(JSON.stringify(line) + "\n");
+  console.log = console.info = console.debug = console.error; // what the client prints goes to stderr
+  write({ features: examples.map((example) => example.name) });
+  for (const example of examples) {
+    const line = { feature: example.name };
+    try {
+      await example();
+    } catch (error) {
+      line.error = `${error.name}: ${error.message}`.replace(/\s+/g, " ").slice(0, MOST_CHARACTERS);
+    }
+    write(line);
+  }
+}
+
+export function checkCapital(text) {
+  assert(text?.includes("Paris"), `the answer is '${text}'`);
+}
+
+// The parts of a streamed answer: there are several, and the text is that of the whole answer.
+export function checkStreamed(parts, whole) {
+  assert(parts.filter(Boolean).length > 1, `the text came in one part: '${parts}'`);
+  assert.equal(parts.join(""), whole);
+  checkCapital(whole);
+}
+
+export function checkObeyed({ city, unit }) {
+  assert(typeof city === "string" && UNITS.includes(unit), `it was called with '${city}', '${unit}'`);
+}

@@ -1,0 +1,72 @@
+"""What the Python scripts share: the server's address, and the JSON lines in which they report.
+
+A script is started with the address and the name of the model. Its examples are functions that are named after the
+features that they try; an example fails by raising.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Awaitable, Callable
+
+BASE_URL, MODEL = sys.argv[1:3]
+API_KEY = "none"
+QUESTION = "What is the capital of France?"
+WEATHER_QUESTION = "What is the weather in Paris, in celsius?"
+UNITS = ("celsius", "fahrenheit")
+MOST_CHARACTERS = 400  # of an error
+
+
+def run(*examples: Callable[[], Awaitable[None] | None]) -> None:
+    """Run the examples and write one line for each to stdout; what the client prints goes to stderr."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")
+    print(json.dumps({"features": [example.__name__ for example in examples]}), file=out, flush=True)
+    loop = asyncio.new_event_loop()  # one for all, because clients keep their connections in it
+    asyncio.set_event_loop(loop)
+    for example in examples:
+        line = {"feature": example.__name__}
+        try:
+            result = example()
+            if inspect.isawaitable(result):
+                loop.run_until_complete(result)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            line["error"] = f"{type(error).__name__}: {reason}"[:MOST_CHARACTERS]
+        print(json.dumps(line), file=out, flush=True)
+
+
+def check_capital(text: str | None) -> None:
+    assert "Paris" in (text or ""), f"the answer is {text!r}"
+
+
+def check_streamed(parts: list[str], whole: str | None = None) -> None:
+    """Check the parts of a streamed answer: there are several, and the text is that of the whole answer."""
+    text = "".join(parts)
+    assert len([part for part in parts if part]) > 1, f"the text came in one part: {parts}"
+    assert whole is None or text == whole, f"streamed {text!r}, whole {whole!r}"
+    check_capital(text)
+
+
+class Weather:
+    """The function that models call in the examples, and the arguments with which they did."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, object]] = []
+
+    def report(self, city: str, unit: str) -> str:
+        self.calls.append((city, unit))
+        return f"It is 18 degrees {unit} in {city}."
+
+    def check_called(self) -> None:
+        assert self.calls, "the function was not called"
+        self.check_obeyed()
+
+    def check_obeyed(self) -> None:
+        for city, unit in self.calls:
+            assert isinstance(city, str), f"the city is {city!r}"
+            assert unit in UNITS, f"the unit is {unit!r}"

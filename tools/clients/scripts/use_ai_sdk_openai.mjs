@@ -1,0 +1,8 @@
+// Vercel's ai package with @ai-sdk/openai over chat completions.
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { tryModel } from "./ai_sdk.mjs";
+import { API_KEY, BASE_URL, MODEL } from "./features.mjs";
+
+const openai = createOpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
+await tryModel(openai.chat(MODEL));

@@ -1,0 +1,84 @@
+"""The examples for haystack's OpenAIChatGenerator."""
+
+from typing import Annotated, Literal
+
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from haystack.components.agents import Agent
+from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.tools import tool
+from haystack.utils import Secret
+from pydantic import BaseModel
+
+settings = {"temperature": 0, "max_tokens": 200}
+generator = OpenAIChatGenerator(
+    model=MODEL, api_base_url=BASE_URL, api_key=Secret.from_token(API_KEY), generation_kwargs=settings
+)
+
+question = [ChatMessage.from_user(QUESTION)]
+weather_question = ChatMessage.from_user(WEATHER_QUESTION)
+forced = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+weather = Weather()
+
+
+@tool
+def get_weather(city: Annotated[str, "the city"], unit: Annotated[Literal["celsius", "fahrenheit"], "the unit"]) -> str:
+    """Report the weather in a city."""
+    return weather.report(city, unit)
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool
+
+
+def text() -> None:
+    check_capital(generator.run(question)["replies"][0].text)
+
+
+def stream() -> None:
+    chunks: list[StreamingChunk] = []
+    (reply,) = generator.run(question, streaming_callback=chunks.append)["replies"]
+    check_streamed([chunk.content for chunk in chunks], reply.text)
+
+
+def tools() -> None:
+    weather.calls.clear()
+    (reply,) = generator.run([weather_question], tools=[get_weather], generation_kwargs=forced)["replies"]
+    results = []
+    for call in reply.tool_calls:
+        results.append(ChatMessage.from_tool(get_weather.invoke(**call.arguments), origin=call))
+    weather.check_called()
+    (answer,) = generator.run([weather_question, reply, *results], tools=[get_weather])["replies"]
+    assert answer.text
+
+
+def tools_streamed() -> None:
+    weather.calls.clear()
+    chunks: list[StreamingChunk] = []
+    (reply,) = generator.run(
+        [weather_question],
+        tools=[get_weather],
+        generation_kwargs={"tool_choice": "required"},
+        streaming_callback=chunks.append,
+    )["replies"]
+    assert len(chunks) > 1
+    for call in reply.tool_calls:
+        get_weather.invoke(**call.arguments)
+    weather.check_called()
+
+
+def auto() -> None:
+    weather.calls.clear()
+    agent = Agent(chat_generator=generator, tools=[get_weather], max_agent_steps=3)
+    assert agent.run(messages=[weather_question])["messages"][-1]
+    weather.check_obeyed()
+
+
+def structured() -> None:
+    (reply,) = generator.run(question, generation_kwargs={"response_format": City})["replies"]
+    City.model_validate_json(reply.text)
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

@@ -1,0 +1,50 @@
+"""The examples for instructor. All that it does is structured, so its answers are of the user's types."""
+
+from typing import Literal
+
+import instructor
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, run
+from openai import OpenAI
+from pydantic import BaseModel, Field
+
+client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=API_KEY))
+
+settings = {"model": MODEL, "temperature": 0, "max_tokens": 200}
+question = [{"role": "user", "content": QUESTION}]
+weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool = Field(description="Whether it is the capital of its country")
+
+
+class GetWeather(BaseModel):
+    """Report the weather in a city."""
+
+    city: str
+    unit: Literal["celsius", "fahrenheit"]
+
+
+def stream() -> None:
+    cities = list(client.create_partial(City, messages=question, **settings))
+    assert len(cities) > 1
+    City.model_validate(cities[-1].model_dump())
+
+
+def tools() -> None:
+    weather = Weather()
+    arguments = client.create(GetWeather, messages=weather_question, **settings)
+    weather.report(**arguments.model_dump())
+    weather.check_called()
+
+
+def structured() -> None:
+    for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
+        by_mode = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=API_KEY), mode=mode)
+        city = by_mode.create(City, messages=question, **settings)
+        assert isinstance(city, City), f"with {mode} it is {city!r}"
+
+
+run(stream, tools, structured)

@@ -1,0 +1,72 @@
+"""The examples for LangChain's ChatOpenAI."""
+
+from typing import Literal
+
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
+
+weather = Weather()
+
+
+@tool
+def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
+    """Report the weather in a city."""
+    return weather.report(city, unit)
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(description="The name of the city")
+    country: str = Field(description="The country in which it lies")
+    is_capital: bool
+
+
+def text() -> None:
+    check_capital(model.invoke(QUESTION).text)
+
+
+def stream() -> None:
+    check_streamed([chunk.text for chunk in model.stream(QUESTION)], model.invoke(QUESTION).text)
+
+
+def tools() -> None:
+    weather.calls.clear()
+    question = HumanMessage(WEATHER_QUESTION)
+    call = model.bind_tools([get_weather], tool_choice="get_weather").invoke([question])
+    results = [get_weather.invoke(each) for each in call.tool_calls]
+    weather.check_called()
+    assert model.bind_tools([get_weather]).invoke([question, call, *results]).text
+
+
+def tools_streamed() -> None:
+    chunks = list(model.bind_tools([get_weather], tool_choice="any").stream(WEATHER_QUESTION))
+    message = chunks[0]
+    for chunk in chunks[1:]:
+        message += chunk
+    weather.calls.clear()
+    for call in message.tool_calls:
+        get_weather.invoke(call)
+    weather.check_called()
+
+
+def auto() -> None:
+    agent = create_agent(model, tools=[get_weather], system_prompt="You are a helpful assistant.")
+    answer = agent.invoke({"messages": [HumanMessage(WEATHER_QUESTION)]}, {"recursion_limit": 5})
+    assert answer["messages"][-1].text
+    weather.check_obeyed()
+
+
+def structured() -> None:
+    for method in ("json_schema", "function_calling"):
+        city = model.with_structured_output(City, method=method).invoke(QUESTION)
+        assert isinstance(city, City), f"with the method {method} it is {city!r}"
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

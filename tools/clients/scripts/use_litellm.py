@@ -1,0 +1,76 @@
+"""The examples for litellm."""
+
+import json
+from typing import Literal
+
+import litellm
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from pydantic import BaseModel
+
+server = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY}
+
+question = [{"role": "user", "content": QUESTION}]
+weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
+get_weather = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Report the weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+        },
+    },
+}
+forced = {"type": "function", "function": {"name": "get_weather"}}
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    kind: Literal["capital", "other"]
+
+
+def complete(messages: list, **options: object) -> litellm.ModelResponse:
+    return litellm.completion(**server, messages=messages, temperature=0, max_tokens=200, **options)
+
+
+def text() -> None:
+    check_capital(complete(question).choices[0].message.content)
+
+
+def stream() -> None:
+    parts = [chunk.choices[0].delta.content or "" for chunk in complete(question, stream=True)]
+    check_streamed(parts, complete(question).choices[0].message.content)
+
+
+def tools() -> None:
+    weather = Weather()
+    message = complete(weather_question, tools=[get_weather], tool_choice=forced).choices[0].message
+    (call,) = message.tool_calls
+    result = weather.report(**json.loads(call.function.arguments))
+    weather.check_called()
+    history = [*weather_question, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    assert complete(history, tools=[get_weather]).choices[0].message.content
+
+
+def tools_streamed() -> None:
+    weather = Weather()
+    chunks = list(complete(weather_question, tools=[get_weather], tool_choice="required", stream=True))
+    message = litellm.stream_chunk_builder(chunks, messages=weather_question).choices[0].message
+    for call in message.tool_calls:
+        weather.report(**json.loads(call.function.arguments))
+    weather.check_called()
+
+
+def auto() -> None:
+    message = complete(weather_question, tools=[get_weather]).choices[0].message
+    assert message.content or message.tool_calls
+
+
+def structured() -> None:
+    City.model_validate_json(complete(question, response_format=City).choices[0].message.content)
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

@@ -1,0 +1,75 @@
+"""The examples for LlamaIndex's OpenAILike."""
+
+from typing import Literal
+
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
+llm = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200, **capabilities)
+
+question = [ChatMessage(role="user", content=QUESTION)]
+weather = Weather()
+
+
+def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+    """Report the weather in a city."""
+    return weather.report(city, unit)
+
+
+weather_tool = FunctionTool.from_defaults(get_weather)
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    country: str
+    is_capital: bool
+
+
+def text() -> None:
+    check_capital(llm.chat(question).message.content)
+
+
+def stream() -> None:
+    check_streamed([chunk.delta or "" for chunk in llm.stream_chat(question)], llm.chat(question).message.content)
+
+
+def tools() -> None:
+    weather.calls.clear()
+    asked = ChatMessage(role="user", content=WEATHER_QUESTION)
+    answer = llm.chat_with_tools([weather_tool], user_msg=asked, tool_required=True)
+    results = []
+    for call in llm.get_tool_calls_from_response(answer):
+        content = str(weather_tool(**call.tool_kwargs))
+        results.append(ChatMessage(role="tool", content=content, additional_kwargs={"tool_call_id": call.tool_id}))
+    weather.check_called()
+    assert llm.chat_with_tools([weather_tool], chat_history=[asked, answer.message, *results]).message.content
+
+
+def tools_streamed() -> None:
+    weather.calls.clear()
+    chunks = list(llm.stream_chat_with_tools([weather_tool], user_msg=WEATHER_QUESTION, tool_required=True))
+    for call in llm.get_tool_calls_from_response(chunks[-1]):
+        weather_tool(**call.tool_kwargs)
+    weather.check_called()
+
+
+async def auto() -> None:
+    weather.calls.clear()
+    agent = FunctionAgent(tools=[weather_tool], llm=llm, system_prompt="You are a helpful assistant.")
+    assert str(await agent.run(WEATHER_QUESTION))
+    weather.check_obeyed()
+
+
+def structured() -> None:
+    city = llm.as_structured_llm(City).chat(question).raw
+    assert isinstance(city, City), repr(city)
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

@@ -1,0 +1,81 @@
+"""The examples for the openai package, of each of its major versions."""
+
+import json
+from typing import Literal
+
+import openai
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from pydantic import BaseModel
+
+client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY)
+
+base = {"model": MODEL, "temperature": 0, "max_tokens": 200}
+question = {**base, "messages": [{"role": "user", "content": QUESTION}]}
+weather_question = {**base, "messages": [{"role": "user", "content": WEATHER_QUESTION}]}
+
+
+class GetWeather(BaseModel):
+    """Report the weather in a city."""
+
+    city: str
+    unit: Literal["celsius", "fahrenheit"]
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool
+
+
+get_weather = openai.pydantic_function_tool(GetWeather, name="get_weather")
+forced = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def text() -> None:
+    answer = client.chat.completions.create(**question)
+    check_capital(answer.choices[0].message.content)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def stream() -> None:
+    chunks = client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
+    parts, usage = [], None
+    for chunk in chunks:
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+        usage = chunk.usage
+    check_streamed(parts)
+    assert usage.completion_tokens > 1
+
+
+def tools() -> None:
+    weather = Weather()
+    answer = client.chat.completions.create(**weather_question, tools=[get_weather], tool_choice=forced)
+    message = answer.choices[0].message
+    (call,) = message.tool_calls
+    result = weather.report(**json.loads(call.function.arguments))
+    weather.check_called()
+    history = [*weather_question["messages"], message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    answer = client.chat.completions.create(**base, messages=history, tools=[get_weather])
+    assert answer.choices[0].message.content
+
+
+def tools_streamed() -> None:
+    with client.chat.completions.stream(**weather_question, tools=[get_weather], tool_choice="required") as events:
+        deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+        message = events.get_final_completion().choices[0].message
+    assert len(deltas) > 1
+    for call in message.tool_calls:
+        assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+def auto() -> None:
+    answer = client.chat.completions.create(**weather_question, tools=[get_weather])
+    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+
+
+def structured() -> None:
+    answer = client.chat.completions.parse(**question, response_format=City)
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

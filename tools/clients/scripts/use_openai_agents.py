@@ -1,0 +1,75 @@
+"""The examples for openai-agents over chat completions."""
+
+from typing import Literal
+
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from openai import AsyncOpenAI
+from openai.types.responses import ResponseFunctionCallArgumentsDeltaEvent, ResponseTextDeltaEvent
+from pydantic import BaseModel
+
+client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
+model = OpenAIChatCompletionsModel(model=MODEL, openai_client=client)
+set_tracing_disabled(True)
+
+weather = Weather()
+
+
+@function_tool
+def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+    """Report the weather in a city."""
+    return weather.report(city, unit)
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool
+
+
+def agent(**options: object) -> Agent:
+    return Agent(
+        name="Assistant", model=model, **{"model_settings": ModelSettings(temperature=0, max_tokens=200), **options}
+    )
+
+
+def weather_agent(tool_choice: str) -> Agent:
+    weather.calls.clear()
+    settings = ModelSettings(temperature=0, max_tokens=200, tool_choice=tool_choice)
+    return agent(tools=[get_weather], model_settings=settings)
+
+
+async def text() -> None:
+    check_capital((await Runner.run(agent(), QUESTION)).final_output)
+
+
+async def stream() -> None:
+    result = Runner.run_streamed(agent(), QUESTION)
+    events = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
+    check_streamed([data.delta for data in events if isinstance(data, ResponseTextDeltaEvent)], result.final_output)
+
+
+async def tools() -> None:
+    assert (await Runner.run(weather_agent("get_weather"), WEATHER_QUESTION)).final_output
+    weather.check_called()
+
+
+async def tools_streamed() -> None:
+    result = Runner.run_streamed(weather_agent("get_weather"), WEATHER_QUESTION)
+    events = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
+    assert sum(isinstance(data, ResponseFunctionCallArgumentsDeltaEvent) for data in events) > 1
+    assert result.final_output
+    weather.check_called()
+
+
+async def auto() -> None:
+    assert (await Runner.run(weather_agent("auto"), WEATHER_QUESTION)).final_output
+    weather.check_obeyed()
+
+
+async def structured() -> None:
+    city = (await Runner.run(agent(output_type=City), QUESTION)).final_output
+    assert isinstance(city, City), repr(city)
+
+
+run(text, stream, tools, tools_streamed, auto, structured)

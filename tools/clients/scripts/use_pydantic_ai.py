@@ -1,0 +1,58 @@
+"""The examples for pydantic-ai over chat completions."""
+
+from typing import Literal
+
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=API_KEY))
+
+settings = {"temperature": 0, "max_tokens": 200}
+agent = Agent(model, model_settings=settings)
+weather = Weather()
+
+
+def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+    """Report the weather in a city."""
+    return weather.report(city, unit)
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool
+
+
+def text() -> None:
+    check_capital(agent.run_sync(QUESTION).output)
+
+
+async def stream() -> None:
+    async with agent.run_stream(QUESTION) as result:
+        parts = [part async for part in result.stream_text(delta=True)]
+    check_streamed(parts, (await agent.run(QUESTION)).output)
+
+
+def tools() -> None:
+    weather.calls.clear()
+    forced = Agent(model, output_type=get_weather, model_settings=settings)
+    assert "18 degrees" in forced.run_sync(WEATHER_QUESTION).output
+    weather.check_called()
+
+
+def auto() -> None:
+    weather.calls.clear()
+    assert Agent(model, tools=[get_weather], model_settings=settings).run_sync(WEATHER_QUESTION).output
+    weather.check_obeyed()
+
+
+def structured() -> None:
+    for output_type in (NativeOutput(City), ToolOutput(City)):
+        city = Agent(model, output_type=output_type, model_settings=settings).run_sync(QUESTION).output
+        assert isinstance(city, City), f"with {output_type} it is {city!r}"
+
+
+run(text, stream, tools, auto, structured)

@@ -1,0 +1,83 @@
+"""The examples for semantic-kernel."""
+
+from typing import Literal
+
+from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import kernel_function
+
+client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
+service = OpenAIChatCompletion(ai_model_id=MODEL, async_client=client)
+
+
+class WeatherPlugin:
+    def __init__(self) -> None:
+        self.weather = Weather()
+
+    @kernel_function(description="Report the weather in a city.")
+    def get_weather(self, city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+        return self.weather.report(city, unit)
+
+
+class City(BaseModel):
+    name: str
+    country: str
+    is_capital: bool
+
+
+def history(question: str) -> ChatHistory:
+    asked = ChatHistory()
+    asked.add_user_message(question)
+    return asked
+
+
+def settings(**options: object) -> OpenAIChatPromptExecutionSettings:
+    return OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=200, **options)
+
+
+async def text() -> None:
+    check_capital(str(await service.get_chat_message_content(history(QUESTION), settings())))
+
+
+async def stream() -> None:
+    chunks = service.get_streaming_chat_message_content(history(QUESTION), settings())
+    parts = [str(chunk) async for chunk in chunks]
+    check_streamed(parts, str(await service.get_chat_message_content(history(QUESTION), settings())))
+
+
+async def ask_about_weather(behavior: FunctionChoiceBehavior) -> Weather:
+    plugin, kernel = WeatherPlugin(), Kernel()
+    kernel.add_plugin(plugin, "weather")
+    asked = settings(function_choice_behavior=behavior)
+    assert await service.get_chat_message_content(history(WEATHER_QUESTION), asked, kernel=kernel)
+    return plugin.weather
+
+
+async def tools() -> None:
+    (await ask_about_weather(FunctionChoiceBehavior.Required())).check_called()
+
+
+async def tools_streamed() -> None:
+    plugin, kernel = WeatherPlugin(), Kernel()
+    kernel.add_plugin(plugin, "weather")
+    asked = settings(function_choice_behavior=FunctionChoiceBehavior.Required())
+    chunks = service.get_streaming_chat_message_content(history(WEATHER_QUESTION), asked, kernel=kernel)
+    assert len([chunk async for chunk in chunks]) > 1
+    plugin.weather.check_called()
+
+
+async def auto() -> None:
+    (await ask_about_weather(FunctionChoiceBehavior.Auto())).check_obeyed()
+
+
+async def structured() -> None:
+    answer = await service.get_chat_message_content(history(QUESTION), settings(response_format=City))
+    City.model_validate_json(str(answer))
+
+
+run(text, stream, tools, tools_streamed, auto, structured)
