@@ -97,7 +97,8 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched, job: str) -> N
     selector = f'{{job="{job}", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"{moving}"}}'
     found = {
         frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
-        for labels, number in watched.prometheus.query(selector).items()
+        # The last values, because on a busy machine a scrape may fail, after which Prometheus shows none for a moment.
+        for labels, number in watched.prometheus.query(f"last_over_time({selector}[5m])").items()
     }
     on_page = {
         # Prometheus drops labels that are empty.
