@@ -69,8 +69,8 @@ def test_answers_of_a_random_model_are_valid_or_the_beginnings_of_valid_ones(
     found = outcomes(engine, vocabulary, cases, PROMPT, NUM_SEEDS, MAX_TOKENS)
     assert [failure for each in found.values() for failure in each.failures] == []
     assert sum(each.num_finished + each.num_cut for each in found.values()) == len(FEW) * NUM_SEEDS
-    assert sum(each.num_finished > 0 for each in found.values()) > 4
-    assert sum(each.num_cut > 0 for each in found.values()) > 4
+    assert sum(each.num_finished > 0 for each in found.values()) > 3
+    assert sum(each.num_cut > 0 for each in found.values()) > 3
 
 
 def test_wrong_answers_are_found(engine: Engine, vocabulary: Vocabulary) -> None:
