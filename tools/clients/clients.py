@@ -79,7 +79,7 @@ set_tracing_disabled(True)""",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
 const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
-openai.chat("demo")""",
+const model = openai.chat("demo");""",
         note=CHAT_MODE,
     ),
     "ai-sdk-openai-compatible": Client(
@@ -91,7 +91,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 const local = createOpenAICompatible({
   name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
 });
-local("demo")""",
+const model = local("demo");""",
     ),
     "instructor": Client(
         "instructor",
