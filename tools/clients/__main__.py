@@ -53,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.renew:
         for name in names:
             print(f"Pinning {name} ...", file=sys.stderr, flush=True)
-            environments.renew(name, CLIENTS[name])
+            try:
+                environments.renew(name, CLIENTS[name])
+            except NotInstalled as error:
+                sys.exit(f"{name} could not be pinned: {error}")
+    if unpinned := [name for name in names if not environments.pins_file(name, CLIENTS[name]).exists()]:
+        parser.error(f"no versions are pinned for {', '.join(unpinned)}: --renew does that")
     results: dict[str, Any] = {}
     with running_oaiserve() as server:
         for name in names:

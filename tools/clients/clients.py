@@ -79,7 +79,7 @@ set_tracing_disabled(True)""",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
 const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
-openai.chat("demo")""",
+const model = openai.chat("demo");""",
         note=CHAT_MODE,
     ),
     "ai-sdk-openai-compatible": Client(
@@ -91,7 +91,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 const local = createOpenAICompatible({
   name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
 });
-local("demo")""",
+const model = local("demo");""",
     ),
     "instructor": Client(
         "instructor",
@@ -101,7 +101,8 @@ local("demo")""",
 import instructor
 from openai import OpenAI
 client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
-        note="All its answers are of the user's types: the stream is of one that grows, the call's arguments are one.",
+        note="All its answers are of the user's types: the stream is of one that grows, the call's arguments are one. "
+        "`TOOLS`, its default mode, and `JSON_SCHEMA` hold the answer to the type; `JSON` only tells the model of it.",
     ),
     "llama-index": Client(
         "LlamaIndex",
@@ -152,6 +153,7 @@ from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
+        note="It sends parameters of type Literal as objects, so that a call has objects for them; Enum works.",
     ),
     "llm": Client(
         "llm",
@@ -167,10 +169,11 @@ service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
     ),
     "litellm": Client(
         "litellm",
-        ("litellm",),
+        ("litellm", "mcp"),
         "use_litellm.py",
         """\
 import litellm
 server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}""",
+        note="With tools it needs the package mcp, which it does not install by itself.",
     ),
 }

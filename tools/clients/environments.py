@@ -30,8 +30,6 @@ def command(name: str, client: Client) -> list[str | Path]:
     folder = FOLDER / name
     done = folder / ".installed"
     pins = pins_file(name, client)
-    if not pins.exists():
-        raise NotInstalled(f"{name} has no pins: --renew makes them")
     if not (done.exists() and done.read_text() == pins.read_text()):
         shutil.rmtree(folder, ignore_errors=True)
         _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, "-r", str(pins))

@@ -19,12 +19,14 @@ def page(results: Mapping[str, Any]) -> str:
             [client.title, result["version"], *(_cell(result["outcomes"].get(feature)) for feature in FEATURES)]
         )
         notes += [f"- {client.title}: {sentence}" for sentence in _sentences(client, result["problems"])]
-    parts = ["\n".join(as_markdown(rows)), "\n".join(notes), *(section(CLIENTS[name]) for name in results)]
+    by_setup: dict[str, Client] = {}
+    for name in results:
+        by_setup.setdefault(CLIENTS[name].setup, CLIENTS[name])  # versions of one client have the same
+    parts = ["\n".join(as_markdown(rows)), "\n".join(notes), *map(_section, by_setup.values())]
     return "\n\n".join(filter(None, parts))
 
 
-def section(client: Client) -> str:
-    """Return what a user writes."""
+def _section(client: Client) -> str:
     language = "js" if client.is_javascript else "yaml" if client.setup.startswith("- ") else "python"
     return f"### {client.title}\n\n```{language}\n{client.setup}\n```"
 

@@ -1,7 +1,7 @@
 // The examples for Vercel's ai package, with the model of either of its providers.
 
 import assert from "node:assert/strict";
-import { Output, generateText, isStepCount, streamText, tool } from "ai";
+import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 import { QUESTION, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, run } from "./features.mjs";
 
@@ -13,7 +13,7 @@ export async function tryModel(model) {
     inputSchema: z.object({ city: z.string(), unit: z.enum(UNITS) }),
     execute: async (input) => (calls.push(input), `It is 18 degrees ${input.unit} in ${input.city}.`),
   });
-  const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: isStepCount(3) };
+  const asked = { ...base, prompt: WEATHER_QUESTION, tools: { weather }, stopWhen: stepCountIs(3) };
   const forcedFirst = ({ stepNumber }) =>
     stepNumber === 0 ? { toolChoice: { type: "tool", toolName: "weather" } } : { toolChoice: "auto" };
 

@@ -5,4 +5,6 @@ import { tryModel } from "./ai_sdk.mjs";
 import { API_KEY, BASE_URL, MODEL } from "./features.mjs";
 
 const openai = createOpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
-await tryModel(openai.chat(MODEL));
+const model = openai.chat(MODEL);
+
+await tryModel(model);

@@ -7,4 +7,6 @@ import { API_KEY, BASE_URL, MODEL } from "./features.mjs";
 const local = createOpenAICompatible({
   name: "local", baseURL: BASE_URL, apiKey: API_KEY, supportsStructuredOutputs: true,
 });
-await tryModel(local(MODEL));
+const model = local(MODEL);
+
+await tryModel(model);

@@ -4,10 +4,10 @@ import json
 from typing import Literal
 
 import litellm
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import API_KEY, BASE_URL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
 from pydantic import BaseModel
 
-server = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY}
+server = {"model": "openai/demo", "api_base": BASE_URL, "api_key": API_KEY}
 
 question = [{"role": "user", "content": QUESTION}]
 weather_question = [{"role": "user", "content": WEATHER_QUESTION}]

@@ -1,6 +1,6 @@
 """The examples for semantic-kernel."""
 
-from typing import Literal
+from enum import StrEnum
 
 from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
 from openai import AsyncOpenAI
@@ -15,12 +15,17 @@ client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
 service = OpenAIChatCompletion(ai_model_id=MODEL, async_client=client)
 
 
+class Unit(StrEnum):  # to this client Literal is an object
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
 class WeatherPlugin:
     def __init__(self) -> None:
         self.weather = Weather()
 
     @kernel_function(description="Report the weather in a city.")
-    def get_weather(self, city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+    def get_weather(self, city: str, unit: Unit) -> str:
         return self.weather.report(city, unit)
 
 
