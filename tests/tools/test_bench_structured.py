@@ -113,6 +113,12 @@ def test_times_between_tokens_are_those_of_unconstrained_streams_alone() -> None
     assert found["ttft_p50_ms"] == pytest.approx(1000)
 
 
+def test_a_run_without_an_answer_within_its_time_has_no_times() -> None:
+    found = figures(Run([answered(None, [9.0, 9.1], 2)], round(5e9), round(6e9), 0.1))
+    assert found["tokens_per_second"] == 0
+    assert not {"ttft_p50_ms", "itl_p99_ms"} & found.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "more", "fault"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
@@ -48,13 +47,12 @@ def figures(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {
         "seconds": seconds,
         "tokens_per_second": num_tokens / seconds,
-        "ttft_p50_ms": quantile(ttft_ms, 50),
-        "ttft_p99_ms": quantile(ttft_ms, 99),
-        "itl_p50_ms": quantile(itl_ms, 50),
-        "itl_p99_ms": quantile(itl_ms, 99),
         "failed": sum(answer.problem is not None for answer in run.answers),
         "client_cores": run.client_cores,
     }
+    for name, times_ms in (("ttft", ttft_ms), ("itl", itl_ms)):
+        if times_ms:  # on a machine that is very slow, there may be none within
+            found |= {f"{name}_p{q}_ms": percentile(sorted(times_ms), q) for q in (50, 99)}
     if constrained:
         found |= {
             "constrained": len(constrained),
@@ -64,10 +62,6 @@ def figures(run: Run) -> dict[str, Any]:
             "wrong": dict(wrong.most_common()),
         }
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
-
-
-def quantile(values: list[float], q: float) -> float:
-    return percentile(sorted(values), q) if values else math.nan
 
 
 def fault_of(answer: Answer) -> str | None:
