@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from oaiserve import demo
-from oaiserve.engine.grammar import Grammars, GrammarViolation
+from oaiserve.engine.grammar import GrammarGivenUp, Grammars
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.errors import InvalidRequest
 from tools.markdown import as_markdown, number
@@ -158,7 +158,7 @@ def row(model: Demo, case: Case) -> tuple[str, ...]:
                 begin = time.perf_counter()
                 matcher.push(int(rng.choice(going_on)))
                 pushes.append(time.perf_counter() - begin)
-        except GrammarViolation as violation:
+        except GrammarGivenUp as violation:
             ended = f"ended: {violation}"
     quantiles = np.quantile(masks, [0.5, 0.99, 1])
     return case.name, ms(compile_seconds), *map(ms, quantiles), ended[:90]
@@ -184,7 +184,7 @@ def memory_of_cache(model: Demo) -> Iterator[str]:
             for _ in range(25):  # almost up to the limit of states
                 matcher.fill_mask(words)
                 matcher.push(int(rng.choice(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))))
-        except GrammarViolation:
+        except GrammarGivenUp:
             continue
     yield f"after 300 regexes whose states explode: {rss_mib() - before:,.0f} MiB more"
 
