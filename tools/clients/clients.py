@@ -28,6 +28,7 @@ class Client:
 
 OPENAI_SETUP = """\
 import openai
+
 client = openai.OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")"""
 
 CLIENTS = {
@@ -48,6 +49,7 @@ const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" 
         "use_langchain.py",
         """\
 from langchain_openai import ChatOpenAI
+
 model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")""",
     ),
     "pydantic-ai": Client(
@@ -57,6 +59,7 @@ model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="n
         """\
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
 model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
         note=CHAT_MODE,
     ),
@@ -67,6 +70,7 @@ model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url="http://127.0.0
         """\
 from agents import OpenAIChatCompletionsModel, set_tracing_disabled
 from openai import AsyncOpenAI
+
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 model = OpenAIChatCompletionsModel(model="demo", openai_client=client)
 set_tracing_disabled(True)""",
@@ -100,6 +104,7 @@ const model = local("demo");""",
         """\
 import instructor
 from openai import OpenAI
+
 client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
         note="All its answers are of the user's types: the stream is of one that grows, the call's arguments are one. "
         "`TOOLS`, its default mode, and `JSON_SCHEMA` hold the answer to the type; `JSON` only tells the model of it.",
@@ -110,6 +115,7 @@ client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_
         "use_llama_index.py",
         """\
 from llama_index.llms.openai_like import OpenAILike
+
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
 llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)""",
     ),
@@ -120,6 +126,7 @@ llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="non
         """\
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.utils import Secret
+
 generator = OpenAIChatGenerator(
     model="demo", api_base_url="http://127.0.0.1:8000/v1", api_key=Secret.from_token("none")
 )""",
@@ -130,6 +137,7 @@ generator = OpenAIChatGenerator(
         "use_smolagents.py",
         """\
 from smolagents import OpenAIModel
+
 model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_key="none")""",
         note="Its agents force a call in each step, so there is nothing that the model decides.",
     ),
@@ -139,6 +147,7 @@ model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_ke
         "use_autogen.py",
         """\
 from autogen_ext.models.openai import OpenAIChatCompletionClient
+
 abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
 client = OpenAIChatCompletionClient(
     model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none", model_info={"family": "unknown", **abilities}
@@ -151,6 +160,7 @@ client = OpenAIChatCompletionClient(
         """\
 from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
         note="It sends parameters of type Literal as objects, so that a call has objects for them; Enum works.",
@@ -173,6 +183,7 @@ service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
         "use_litellm.py",
         """\
 import litellm
+
 server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}""",
         note="With tools it needs the package mcp, which it does not install by itself.",
     ),
