@@ -38,7 +38,7 @@ def run(num_sent: int = 0, problems: tuple[str, ...] = (), rss_per_minute: int =
 
     def sample(second: float, **values: Any) -> Sample:
         rss = 2**30 + int(second / 60 * rss_per_minute)
-        return Sample(second, parse_metrics(PAGE.format(**QUIET | {"rss": rss} | values)))
+        return Sample.of(second, parse_metrics(PAGE.format(**QUIET | {"rss": rss} | values)))
 
     samples = [sample(second) for second in range(int(SECONDS))]
     return SoakRun([*samples, sample(SECONDS, **at_the_end)], num_sent, problems=list(problems))

@@ -36,7 +36,7 @@ async def soak(
     bringing = asyncio.create_task(faults.run()) if faults is not None else None
     while not load.done():
         if faults is None or not faults.is_under_way:
-            samples.append(await asyncio.to_thread(server.sample))
+            samples.append((await asyncio.to_thread(server.sample)).figures_only())
         await asyncio.wait([load], timeout=SAMPLE_SECONDS)
         if bringing is not None and bringing.done():
             bringing.result()

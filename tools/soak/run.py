@@ -21,7 +21,7 @@ LEAST_SECONDS_FOR_TRENDS = 60.0  # of the second half; a shorter one still has f
 class SoakRun:
     """The observations of the clients and the samples.
 
-    The first sample is from before the clients, the last from after them.
+    The first sample is from before the clients, the last from after them. These two have their pages of metrics.
     """
 
     samples: list[Sample]
@@ -138,10 +138,10 @@ def report(run: SoakRun) -> str:
             course("RSS, MiB", [sample.rss_mib for sample in samples]),
             course("open file descriptors", [sample.num_fds for sample in samples]),
             *([course("threads", threads)] if threads else []),
-            course("series on `/metrics`", [len(sample.values) for sample in samples]),
+            course("series on `/metrics`", [sample.num_series for sample in samples]),
             course("label values on `/metrics`", [len(sample.label_values) for sample in samples]),
-            course("sequences running", [sample.total(names.REQUESTS_RUNNING) for sample in samples]),
-            course("sequences waiting", [sample.total(names.REQUESTS_WAITING) for sample in samples]),
+            course("sequences running", [sample.num_running for sample in samples]),
+            course("sequences waiting", [sample.num_waiting for sample in samples]),
             course("KV blocks used", [sample.blocks_used for sample in samples]),
             "",
             "| | |",

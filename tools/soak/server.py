@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -26,39 +26,49 @@ NO_LABELS: Labels = frozenset()
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment: its page of metrics, and the threads of its process where we have started it."""
+    """The server at one moment, by its page of metrics, and the threads of its process where we have started it."""
 
     at_seconds: float
-    values: Metrics
-    num_threads: int | None = None
+    values: Metrics  # of the whole page; empty where only the figures below are kept
+    num_threads: int | None
+    rss_mib: float
+    num_fds: int
+    num_series: int
+    label_values: frozenset[tuple[str, str]]  # all labels with their values, without the bounds of buckets
+    num_running: int  # sequences, as the next one
+    num_waiting: int
+    num_in_engine: int  # sequences that run or wait, and requests in the tokenizer
+    blocks_used: int
+
+    @classmethod
+    def of(cls, at_seconds: float, values: Metrics, num_threads: int | None = None) -> Sample:
+        gauges = names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.TOKENIZE_QUEUE_DEPTH
+        in_engine = [int(_total(values, gauge)) for gauge in gauges]
+        return cls(
+            at_seconds,
+            values,
+            num_threads,
+            rss_mib=values["process_resident_memory_bytes", NO_LABELS] / 2**20,
+            num_fds=int(values["process_open_fds", NO_LABELS]),
+            num_series=len(values),
+            label_values=frozenset(label for _, labels in values for label in labels if label[0] != "le"),
+            num_running=in_engine[0],
+            num_waiting=in_engine[1],
+            num_in_engine=sum(in_engine),
+            blocks_used=int(_total(values, names.KV_BLOCKS, state="used")),
+        )
 
     def total(self, metric: names.Metric, **labels: str) -> float:
         """Return the sum over the series of the metric that have these labels."""
-        return sum(
-            v for (name, found), v in self.values.items() if name == metric.name and found.issuperset(labels.items())
-        )
+        return _total(self.values, metric, **labels)
 
-    @property
-    def rss_mib(self) -> float:
-        return self.values["process_resident_memory_bytes", NO_LABELS] / 2**20
+    def figures_only(self) -> Sample:
+        """Return the sample without its page: of an hour, the pages would take gigabytes."""
+        return replace(self, values={})
 
-    @property
-    def num_fds(self) -> int:
-        return int(self.values["process_open_fds", NO_LABELS])
 
-    @property
-    def blocks_used(self) -> int:
-        return int(self.total(names.KV_BLOCKS, state="used"))
-
-    @property
-    def num_in_engine(self) -> int:
-        """The number of sequences that run or wait, and of requests in the tokenizer."""
-        return int(sum(map(self.total, (names.REQUESTS_RUNNING, names.REQUESTS_WAITING, names.TOKENIZE_QUEUE_DEPTH))))
-
-    @property
-    def label_values(self) -> set[tuple[str, str]]:
-        """All labels with their values, without the bounds of buckets."""
-        return {label for _, labels in self.values for label in labels if label[0] != "le"}
+def _total(values: Metrics, metric: names.Metric, **labels: str) -> float:
+    return sum(v for (name, found), v in values.items() if name == metric.name and found.issuperset(labels.items()))
 
 
 @dataclass
@@ -69,7 +79,7 @@ class SoakServer:
     def sample(self) -> Sample:
         """Read the metrics now. Raises httpx.HTTPError."""
         answer = httpx.get(f"{self.url}/metrics", timeout=ANSWER_SECONDS, trust_env=False, verify=False)
-        return Sample(time.monotonic(), parse_metrics(answer.raise_for_status().text), self._num_threads())
+        return Sample.of(time.monotonic(), parse_metrics(answer.raise_for_status().text), self._num_threads())
 
     def _num_threads(self) -> int | None:
         if self.process is None:
