@@ -37,13 +37,15 @@ CREATE TABLE responses (
     id TEXT NOT NULL,
     conversation_id TEXT NOT NULL,
     previous_id TEXT,
+    used INTEGER NOT NULL, -- counts the responses and what they go on from, because two may have the same time
     used_at REAL NOT NULL,
     num_bytes INTEGER NOT NULL,
     response BLOB NOT NULL,
     input_items BLOB NOT NULL,
     UNIQUE (owner, id)
 );
-CREATE INDEX by_age ON responses (owner, used_at);
+CREATE INDEX by_owner ON responses (owner, used);
+CREATE INDEX by_use ON responses (used);
 CREATE INDEX by_time ON responses (used_at);
 CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
 CREATE TRIGGER added AFTER INSERT ON responses BEGIN
@@ -118,25 +120,26 @@ class ResponseDatabase:
         if stored.num_bytes > self._limits.num_bytes:
             return  # it would only push others out
         now, execute = self._clock(), self._connection.execute
+        (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
         execute(
             """
             WITH RECURSIVE talk (id) AS (
                 SELECT ? UNION SELECT previous_id FROM responses JOIN talk USING (id) WHERE owner = ?
             )
-            UPDATE responses SET used_at = ? WHERE owner = ? AND id IN talk
+            UPDATE responses SET used = ?, used_at = ? WHERE owner = ? AND id IN talk
             """,
-            (stored.previous_id, owner, now, owner),
+            (stored.previous_id, owner, used, now, owner),
         )
         execute(
-            f"INSERT INTO responses (owner, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (owner, now, stored.num_bytes, *stored),
+            f"INSERT INTO responses (owner, used, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (owner, used, now, stored.num_bytes, *stored),
         )
 
     def _make_room(self) -> None:
         for column, limit in (("number", self._limits.number), ("num_bytes", self._limits.num_bytes)):
             while (self._one(f"SELECT sum({column}) FROM owners")[0] or 0) > limit:
-                (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC LIMIT 1")
-                (number,) = self._one("SELECT number FROM responses WHERE owner = ? ORDER BY used_at, number", owner)
+                (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC, owner DESC LIMIT 1")
+                (number,) = self._one("SELECT number FROM responses WHERE owner = ? ORDER BY used, number", owner)
                 self._connection.execute("DELETE FROM responses WHERE number = ?", (number,))
 
     def _get(self, owner: str, response_id: str) -> StoredResponse | None:
@@ -170,7 +173,8 @@ class ResponseDatabase:
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?",
                 (owner, response_id, self._oldest()),
             )
-            return deleted.rowcount > 0
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
+        return deleted.rowcount > 0
 
     def _oldest(self) -> float:
         """Return the time of which responses are too old."""

@@ -100,9 +100,9 @@ class MemoryStore:
         self._number += 1
         self._num_bytes += stored.num_bytes
         while self._number > self._limits.number:
-            self._drop_oldest(max(self._owners, key=lambda name: len(self._owners[name].kept)))
+            self._drop_oldest(max(self._owners, key=lambda name: (len(self._owners[name].kept), name)))
         while self._num_bytes > self._limits.num_bytes:
-            self._drop_oldest(max(self._owners, key=lambda name: self._owners[name].num_bytes))
+            self._drop_oldest(max(self._owners, key=lambda name: (self._owners[name].num_bytes, name)))
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
         kept = self._owned(owner).kept.get(response_id)
