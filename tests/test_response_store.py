@@ -267,15 +267,12 @@ def test_a_file_keeps_its_responses_for_the_next_process_and_for_its_owner_only(
 
 
 def test_what_is_deleted_is_not_in_the_file_any_more(tmp_path: Path) -> None:
-    async def put_and_delete() -> bytes:
-        store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
-        await store.put("", StoredResponse("r1", "r1", None, b"a secret of some length" * 500, b"[]"))
-        assert await store.delete("", "r1")
-        content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        await store.close()
-        return content
-
-    assert b"secret" not in run(put_and_delete())
+    store = ResponseDatabase(tmp_path / "responses.db", WIDE, Clock())
+    run(store.put("", StoredResponse("r1", "r1", None, b"a secret of some length" * 500, b"[]")))
+    assert b"secret" in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert run(store.delete("", "r1"))
+    assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    run(store.close())
 
 
 def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) -> None:

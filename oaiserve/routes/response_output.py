@@ -6,7 +6,7 @@ It knows the API's items and events, and nothing of requests, of SSE, or of how 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from oaiserve.routes.shapes import HOLE
 
 NO_LOGPROBS = msgspec.Raw(b"[]")
 
-Fillings = Iterable[Iterable[bytes]]
+Fillings = Sequence[Iterable[bytes]]
 Report = Callable[[str, dict[str, Any], Fillings], None]  # the type of an event, its fields, what fills their holes
 
 
@@ -152,11 +152,12 @@ class ResponseOutput:
     def _add_text(self, text: str, logprobs: TokenLogprobs) -> None:
         item = self._opened(Message)
         self._texts.append(text)
-        self._logprobs[-1].extend(logprobs)
+        if logprobs:
+            self._logprobs[-1].extend(logprobs)
         if self._on_event is not None:
-            entries = chat_entries(logprobs, self._num_logprobs or 0, as_token_ids=False)
-            delta = {"delta": text, "logprobs": entries}
-            self._report("response.output_text.delta", **self._place(item), content_index=0, **delta)
+            entries = chat_entries(logprobs, self._num_logprobs or 0, as_token_ids=False) if logprobs else []
+            place = {"item_id": item.id, "output_index": len(self.items) - 1, "content_index": 0}
+            self._on_event("response.output_text.delta", {**place, "delta": text, "logprobs": entries}, ())
 
     def _opened(self, kind: type[Message] | type[ReasoningItem]) -> Item:
         """Return the open item if it is of this kind, or else a new one of it."""

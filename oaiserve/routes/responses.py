@@ -180,9 +180,9 @@ class _Asked:
     def _told(self, body: ResponsesBody) -> dict[str, Any]:
         """Return the parameters as they took effect."""
         defaults = self._serving.engine.default_params
-        text_format = (body.text or {}).get("format") or {"type": "text"}
-        if text_format["type"] == "json_schema":
-            text_format = {"description": None, "strict": None, **text_format}
+        form = (body.text or {}).get("format") or {"type": "text"}
+        if form["type"] == "json_schema":
+            form = {"description": None, "strict": None, **form}
         return {
             "instructions": body.instructions,
             "max_output_tokens": integer(body, "max_output_tokens", 1, protocol.MAX_INT32),
@@ -192,7 +192,7 @@ class _Asked:
             "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
             "store": self._stores,
             "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
-            "text": {**(body.text or {}), "format": text_format},
+            "text": {**(body.text or {}), "format": form},
             "tool_choice": body.tool_choice or "auto",
             "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or []],
             "top_logprobs": integer(body, "top_logprobs", 0, protocol.MAX_LOGPROBS) or 0,
@@ -211,8 +211,9 @@ def _items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
 
 def _refuse_what_is_not_here(body: ResponsesBody) -> None:
     for name, hint in (_ELSEWHERE | _ABSENT).items():
-        if getattr(body, name) not in (None, False):
-            raise invalid(name, f"{'it is' if name in _ABSENT else 'is'} not available on /v1/responses: {hint}")
+        value = getattr(body, name)
+        if value is not None and value is not False:
+            raise invalid(name, f"is not available on /v1/responses: {hint}")
     if body.n is not None and body.n != 1:
         raise invalid("n", f"must be 1, because a response is one answer, got {show(body.n)}")
     if body.truncation not in (None, "auto", "disabled"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.parse.parts import Content
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
-from oaiserve.routes.response_output import ResponseOutput
+from oaiserve.routes.response_output import Fillings, ResponseOutput
 from oaiserve.routes.shapes import Head, encode, filled
 from oaiserve.routes.talk import Talk
 
@@ -95,16 +95,17 @@ class ResponsesShape:
             for part in parts:
                 if not (self._is_forced and isinstance(part, Content)):
                     self._output.add(part, self._held)
-                self._held = TokenLogprobs()
+                if self._held:
+                    self._held = TokenLogprobs()
         if chunk.finish_reason is not None:
             self._is_cut = chunk.finish_reason == FinishReason.LENGTH
             self._reader.add_calls(self._counted_calls)
             self._output.end(self._held, is_cut=self._is_cut, has_text=not self._is_forced)
 
-    def _add_event(self, kind: str, fields: Mapping[str, Any], fillings: Iterable[Iterable[bytes]] = ()) -> None:
+    def _add_event(self, kind: str, fields: Mapping[str, Any], fillings: Fillings = ()) -> None:
         data = encode({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        self._events.append(sse.event(b"".join(filled(data, *fillings)), kind))
+        self._events.append(sse.event(b"".join(filled(data, *fillings)) if fillings else data, kind))
 
     def _taken_events(self) -> bytes:
         taken, self._events = b"".join(self._events), []

@@ -128,6 +128,7 @@ def test_the_log_joins_the_requests_of_a_talk(live: LiveServer, sdk: openai.Open
     first = sdk.responses.create(**ASKED)
     raw = sdk.responses.with_raw_response.create(**ASKED, previous_response_id=first.id)
     request_id = raw.headers["x-request-id"]
+    live.wait_for_log(request_id, 30)
     (line,) = [line for line in live.log() if line.get("request_id") == request_id]
     assert (line["operation"], line["conversation_id"]) == ("responses", first.id)
 

@@ -17,6 +17,7 @@ from tests.routes.test_reasoning import HYBRID, OPEN, THOUGHT
 from tests.routes.test_tools import CALL, CHATML, PARAMETERS, PIECES, ZONE
 
 RESPONSES = "/v1/responses"
+WITH_CALLS = {"template": CHATML}
 TIME = {"type": "function", "name": "get_time", "description": "The time.", "parameters": PARAMETERS, "strict": True}
 STOP = {"type": "function", "name": "stop"}
 TOOLS = [TIME, STOP]
@@ -150,7 +151,8 @@ def test_a_stream_has_exactly_these_events(served: Served) -> None:
     assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
 
 
-def test_a_streamed_call_has_exactly_these_events(served: Served) -> None:
+def test_a_streamed_call_has_exactly_these_events(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
     served.engine.script = says("Well. ", *PIECES)
     events = without_ids(streamed(served, tools=TOOLS))
     call = {"id": "fc", "type": "function_call", "call_id": "call", "name": "get_time"}
@@ -218,10 +220,10 @@ def test_streamed_reasoning_has_exactly_these_events(serve: Serve) -> None:
     [
         ({}, ("Hello", " world"), {}),
         ({}, ("Hello", " world"), {"include": LOGPROBS, "top_logprobs": 2}),
-        ({}, ("Well. ", *PIECES), {"tools": TOOLS}),
-        ({}, ("Well. ", *PIECES), {"tools": TOOLS, "include": LOGPROBS}),
-        ({}, (*PIECES, *PIECES), {"tools": TOOLS}),
-        ({}, PIECES, {"tools": TOOLS, "tool_choice": "required"}),
+        (WITH_CALLS, ("Well. ", *PIECES), {"tools": TOOLS}),
+        (WITH_CALLS, ("Well. ", *PIECES), {"tools": TOOLS, "include": LOGPROBS}),
+        (WITH_CALLS, (*PIECES, *PIECES), {"tools": TOOLS}),
+        (WITH_CALLS, PIECES, {"tools": TOOLS, "tool_choice": "required"}),
         ({}, ("",), {}),
         ({"template": OPEN}, THOUGHT[1:], {}),
         ({"template": OPEN}, THOUGHT, {"include": LOGPROBS, "top_logprobs": 1}),
@@ -274,21 +276,24 @@ def test_an_answer_that_is_cut_is_incomplete(served: Served) -> None:
     assert [event["type"] for event in events[-2:]] == ["response.output_item.done", "response.incomplete"]
 
 
-def test_a_call_that_is_cut_has_what_had_come(served: Served) -> None:
+def test_a_call_that_is_cut_has_what_had_come(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
     served.engine.script = says(*PIECES[:3], finish=FinishReason.LENGTH)
     (item,) = ask(served, tools=TOOLS, tool_choice="required")["output"]
     assert (item["type"], item["status"]) == ("function_call", "incomplete")
     assert ZONE.startswith(item["arguments"])
 
 
-def test_a_forced_call_gives_no_message(served: Served) -> None:
+def test_a_forced_call_gives_no_message(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
     for texts in (PIECES, ("<tool",)):
         served.engine.script = says(*texts, finish=FinishReason.LENGTH)
         output = ask(served, tools=TOOLS, tool_choice="required")["output"]
         assert "message" not in [item["type"] for item in output]
 
 
-def test_a_call_of_no_tool_stays_text(served: Served) -> None:
+def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
     served.engine.script = says('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>')
     (item,) = ask(served, tools=TOOLS)["output"]
     assert item["content"][0]["text"].startswith("<tool_call>")
@@ -629,7 +634,8 @@ def test_a_client_that_leaves_stores_nothing(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_is_accounted_for_like_every_other_request(served: Served, stream: bool) -> None:
+def test_a_response_is_accounted_for_like_every_other_request(serve: Serve, stream: bool) -> None:
+    served = serve(**WITH_CALLS)
     served.engine.script = says(CALL)
     response = served.post(RESPONSES, input="Hi", tools=TOOLS, stream=stream, max_output_tokens=9)
     record = served.telemetry.next_record()
