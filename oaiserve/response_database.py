@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.private import FILE_MODE
@@ -180,8 +180,8 @@ class ResponseDatabase:
         """Return the time of which responses are too old."""
         return self._clock() - self._limits.seconds
 
-    def _one(self, query: str, *values: object) -> tuple[object, ...]:
-        row: tuple[object, ...] = self._connection.execute(query, values).fetchone()
+    def _one(self, query: str, *values: object) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._connection.execute(query, values).fetchone()
         return row
 
     @contextmanager

@@ -114,7 +114,7 @@ class _Asked:
             self._exchange.conversation_id = self._turns[-1].conversation_id
         found = response_ids(references(body.input))
         if len(found) > MAX_REFERENCES:
-            raise invalid("input", f"may refer to items of {MAX_REFERENCES} responses, got {len(found)}")
+            raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")
         for response_id in found:
             if (stored := await store.get(self._owner, response_id)) is not None:
                 self._referred.append(stored)

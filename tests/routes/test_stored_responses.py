@@ -188,12 +188,12 @@ def test_a_server_that_shall_store_nothing_says_so(serve: Serve) -> None:
 
 
 def test_a_talk_may_not_be_larger_than_a_body(serve: Serve) -> None:
-    served = serve(body_limit=3000)
+    served = serve(body_limit=2000)
     first = ask(served)
     assert served.post(RESPONSES, input="Hi", previous_response_id=first["id"]).status_code == 200
     second = ask(served, input="Hi", previous_response_id=first["id"])
     third = served.post(RESPONSES, input="Hi", previous_response_id=second["id"])
-    assert "more than 3000 bytes" in refused(third, "previous_response_id")
+    assert "more than 2000 bytes" in refused(third, "previous_response_id")
 
 
 def test_a_file_keeps_responses_over_a_restart(tmp_path: Path) -> None:
