@@ -18,12 +18,14 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from oaiserve import __version__
-from oaiserve.config import Config
+from oaiserve.config import Config, ServerOptions
 from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.keys import Keyring
-from oaiserve.routes import chat, completions, dashboard, debug, health, models, tokens
+from oaiserve.response_database import ResponseDatabase
+from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
+from oaiserve.routes import chat, completions, dashboard, debug, health, models, responses, stored_responses, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -66,6 +68,8 @@ def create_app(
         )
     keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
 
+    stored = response_store(config.server)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
@@ -81,6 +85,8 @@ def create_app(
             version=__version__,
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
+            responses=stored,
+            stores_responses=config.server.response_store_number > 0,
             forms=answer_forms(
                 config.server.tool_call_parser,
                 config.server.reasoning_parser,
@@ -103,6 +109,7 @@ def create_app(
             await feed.close()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
+            await stored.close()
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
@@ -112,6 +119,11 @@ def create_app(
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
+
+
+def response_store(server: ServerOptions) -> ResponseStore:
+    limits = StoreLimits(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
+    return MemoryStore(limits) if server.response_store is None else ResponseDatabase(server.response_store, limits)
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
@@ -144,7 +156,8 @@ def routes(config: Config) -> list[Route]:
     ]
     closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
     closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
-    completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
+    completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+    stored_path = f"{responses_path}/{{response_id}}"
     return [
         Route(
             completions_path,
@@ -153,6 +166,11 @@ def routes(config: Config) -> list[Route]:
             middleware=accounted("text_completion", completions_path),
         ),
         Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
+        Route(responses_path, responses.responses, methods=["POST"], middleware=accounted("responses", responses_path)),
+        Route(stored_path, stored_responses.retrieve, methods=["GET"]),
+        Route(stored_path, stored_responses.delete, methods=["DELETE"]),
+        Route(f"{stored_path}/input_items", stored_responses.list_input_items),
+        Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
         Route("/v1/embeddings", models.embeddings, methods=["POST"]),

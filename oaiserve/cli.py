@@ -23,7 +23,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
-from oaiserve import __version__, private
+from oaiserve import __version__, private, response_database
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
 from oaiserve.errors import StartupError
@@ -180,6 +180,8 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
                 path.open("rb").close()
         except OSError as error:
             raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+    if server.response_store is not None:
+        response_database.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
     profile_dir = telemetry.profile_dir
     if profile_dir is not None:

@@ -144,6 +144,21 @@ class ServerOptions:
     without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none: it
     stays in the text."""
 
+    response_store: Path | None = None
+    """File that keeps the answers of /v1/responses with their input, so that clients can go on from them after a
+    restart. Several servers on one machine may share it. It is created if it is missing. Default: they are kept in
+    memory."""
+
+    response_store_number: int = 10_000
+    """Most responses that are kept, of all API keys. Further ones push out the oldest of the key that has most. 0: none
+    is kept, as if each request had "store": false."""
+
+    response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
+    """Most bytes of the responses that are kept, with their input, of all API keys."""
+
+    response_store_seconds: float = 30 * 24 * 3600
+    """Seconds for which a response is kept after its talk last went on. Default: 30 days."""
+
     log_level: LogLevel = "info"
     """Lowest severity of messages to log."""
 
@@ -180,6 +195,10 @@ class ServerOptions:
         _check(most is None or most >= 1, "--max-connections", most, "at least 1")
         _check(per_address is None or per_address >= 0, "--max-connections-per-address", per_address, "at least 0")
         _check(self.stream_interval >= 1, "--stream-interval", self.stream_interval, "at least 1")
+        number, seconds = self.response_store_number, self.response_store_seconds
+        _check(number >= 0, "--response-store-number", number, "at least 0")
+        _check(self.response_store_bytes >= 1, "--response-store-bytes", self.response_store_bytes, "at least 1 byte")
+        _check(0 < seconds < float("inf"), "--response-store-seconds", seconds, "above 0, and finite")
         _check_choice("--tool-call-parser", self.tool_call_parser, ToolCallParser)
         _check_choice("--reasoning-parser", self.reasoning_parser, ReasoningParser)
         _check_choice("--log-level", self.log_level, LogLevel)

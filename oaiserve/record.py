@@ -125,7 +125,7 @@ class RequestRecord:
     trace: TraceContext
     times: RequestTimes
     outcome: Outcome
-    operation: str  # "chat" | "text_completion", as in the OpenTelemetry GenAI conventions
+    operation: str  # "chat" | "text_completion" | "responses"; the first two as in the OpenTelemetry GenAI conventions
     http_method: str
     http_route: str  # the pattern of the route, never the raw path
     http_status: int | None  # None: the client left before the status line was sent
@@ -135,6 +135,7 @@ class RequestRecord:
     server_address: str | None = None  # the address that this server listens on, if it is known
     server_port: int | None = None
     response_id: str | None = None  # the `id` of the answer
+    conversation_id: str | None = None  # the `id` of the first answer of a talk that goes over several requests
     error_type: str | None = None  # the class name of the error the request ended with
     stream: bool = False
     prompt_tokens: int = 0

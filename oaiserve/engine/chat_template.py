@@ -84,7 +84,12 @@ class ChatTemplate:
         }
         if prompt.tools:
             arguments["tools"] = prompt.tools
-        return self._apply(self._prepare(prompt.messages), arguments) + prompt.opening
+        try:
+            return self._apply(self._prepare(prompt.messages), arguments) + prompt.opening
+        except InvalidRequest as error:
+            if error.param == "messages":
+                error.param = prompt.param
+            raise
 
     def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
         try:
@@ -150,9 +155,7 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
     except ValueError:
         return dict(call)
     except RecursionError:
-        raise InvalidRequest(
-            "Invalid 'messages': the arguments of a tool call are nested too deeply.", param="messages"
-        ) from None
+        raise InvalidRequest("The arguments of a tool call are nested too deeply.", param="messages") from None
     if not isinstance(arguments, dict):
         return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -233,15 +233,15 @@ class TokenizeStage:
         return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
     def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, list[int]]:
-        is_chat = isinstance(prompt, ChatPrompt)
+        param = prompt.param if isinstance(prompt, ChatPrompt) else "prompt"
         most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
         try:
             token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
-                self._max_model_len, error.num_tokens, max_tokens, chat=is_chat, is_exact=error.is_exact
+                self._max_model_len, error.num_tokens, max_tokens, param=param, is_exact=error.is_exact
             ) from error
-        self._check_ids(token_ids, "messages" if is_chat else "prompt")
+        self._check_ids(token_ids, param)
         return token_ids
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:

@@ -106,9 +106,9 @@ class Tokenizer:
                 if self.chat_template is None:
                     raise InvalidRequest(
                         "This model has no chat template. Use /v1/completions, or start the server with a template.",
-                        param="messages",
+                        param=prompt.param,
                     )
-                param, text = "messages", self.chat_template.render(prompt)
+                param, text = prompt.param, self.chat_template.render(prompt)
                 if len(text) > PIECE_CHARACTERS:
                     yield
                 token_ids = yield from self._encode_text(text, prompt.add_special_tokens, param, most_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import NoReturn
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -152,7 +153,7 @@ def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
 
 def _preflight(asked: Mapping[str, str]) -> Response:
     """Allow what the server has. A page that asks for another method is kept from it by its browser."""
-    headers = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
+    headers = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
     if (names := asked.get("access-control-request-headers")) is not None:
         headers["access-control-allow-headers"] = names
     return Response(status_code=204, headers=headers)
@@ -165,8 +166,8 @@ _PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser sends no ke
 class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
 
-    `scope["state"]` gets the name of the key as `key_name`, and as `client`. The page of the dashboard holds no data
-    and is always open.
+    `scope["state"]` gets the name of the key as `key_name` and `client`, and its digest as `owner`. The page of the
+    dashboard holds no data and is always open.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal) -> None:
@@ -177,22 +178,29 @@ class APIKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_open(scope["path"]):
-            name = self._checked(scope)
-            scope["state"].update(key_name=name, client=name)
+            given = _given_key(scope)
+            name = self._checked(scope, given)
+            # Not the name: that of another key may be the same after a restart.
+            scope["state"].update(key_name=name, client=name, owner=sha256(given).hexdigest())
         await self.app(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
         return path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
 
-    def _checked(self, scope: Scope) -> str:
+    def _checked(self, scope: Scope, given: bytes) -> str:
         """Return the name of the key. Raises Unauthorized."""
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
+        if not given:
             missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
             _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
-        name = self._keys.name_of(given.strip().encode("latin-1"))  # as it was on the wire
+        name = self._keys.name_of(given)
         if name is None:
             _refuse(
                 scope, AccessRefusal.UNKNOWN_KEY, Unauthorized("The API key is not known to this server."), self._count
             )
         return name
+
+
+def _given_key(scope: Scope) -> bytes:
+    """Return the key of a request as it was on the wire; empty if it has none."""
+    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

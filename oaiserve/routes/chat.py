@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import ChatPrompt, Grammar
+from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
 from oaiserve.routes.chat_shape import ChatShape
 from oaiserve.routes.constraints import is_constrained
 from oaiserve.routes.parse.forms import AnswerForms
-from oaiserve.routes.parse.reasoning import ReasoningMode
 from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import Head
-from oaiserve.routes.tool_prompt import with_tools
-from oaiserve.routes.tools import Tools, forced_schema, requested_tools
+from oaiserve.routes.talk import Talk
+from oaiserve.routes.tool_prompt import prompt_with_tools
+from oaiserve.routes.tools import requested_tools
 
 _decoder = msgspec.json.Decoder(ChatBody)
-ANY_OBJECT = {"type": "object"}
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
 
 
@@ -39,89 +37,45 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 
 class _Chat:
-    """The tools and the reasoning of one request, which its parameters, its prompt and its answer share."""
+    """One request to chat: what its parameters, its prompt and its answer share."""
 
     def __init__(self, forms: AnswerForms, counted_calls: dict[ToolCallOutcome, int]) -> None:
         self._forms = forms
         self._counted_calls = counted_calls
-        self._tools: Tools | None = None
-        self._reasoning: ReasoningMode | None = None
-        self._template_kwargs: dict[str, Any] = {}
+        self._talk: Talk
 
     def own_params(self, body: ChatBody) -> OwnParams:
         """Return the parameters, and find out what the others need. So this is called first."""
-        tools, forms = requested_tools(body), self._forms
-        if tools is not None and tools.is_forced and forms.calls is None:
-            param = "function_call" if tools.is_legacy else "tool_choice"
-            raise invalid(param, "this server does not read calls (--tool-call-parser none), so none can be forced")
-        given_kwargs = body.chat_template_kwargs or {}
         effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        self._tools, self._template_kwargs = tools, {**effort, **given_kwargs}
-        if forms.reasoning is not None:
-            self._reasoning = forms.reasoning.of_request(
-                self._template_kwargs,
-                is_asked_for=body.add_generation_prompt is not False and not body.continue_final_message,
-                must_end=bool(body.stop) or is_constrained(body) or (tools is not None and tools.is_forced),
-            )
-        reasoning_format = "auto" if body.reasoning_format is None else body.reasoning_format
-        if reasoning_format not in REASONING_FORMATS:
-            allowed = ", ".join(map(repr, REASONING_FORMATS))
-            raise invalid("reasoning_format", f"must be one of {allowed}, got {protocol.show(reasoning_format)}")
-        self._reads_reasoning = self._reasoning is not None and reasoning_format != "none"
-        return OwnParams(
-            protocol.max_tokens(body, least=1),
-            _num_logprobs(body),
-            grammar=self._forced_calls(),
-            or_calls=self._or_calls,
-            answer_begins_after="" if self._reasoning is None else self._reasoning.ends_with,
-            visible_special_ids=forms.visible_ids(calls=tools is not None, reasoning=self._reads_reasoning),
-            text_lengths=self._reads_reasoning,
+        self._talk = Talk(
+            self._forms,
+            requested_tools(body),
+            {**effort, **(body.chat_template_kwargs or {})},
+            is_constrained=bool(body.stop) or is_constrained(body),
+            asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
+            shows_marks=_reasoning_format(body) == "none",
         )
-
-    def _forced_calls(self) -> Grammar | None:
-        tools, family = self._tools, self._forms.calls
-        if tools is None or not tools.is_forced or family is None:
-            return None
-        schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-        text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._forms.special_ids)
-        return Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
-
-    def _or_calls(self, constraint: Grammar) -> Grammar:
-        """Return a constraint under which the model may also call tools instead, if it is one on JSON.
-
-        Otherwise the model could never call a tool. The arguments are any object, as without a constraint.
-        """
-        tools, family = self._tools, self._forms.calls
-        if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
-            return constraint
-        text = family.grammar(
-            dict.fromkeys(tools.schemas, ANY_OBJECT),
-            only_one=tools.only_one,
-            special_ids=self._forms.special_ids,
-            answer=constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode(),
-        )
-        return replace(constraint, kind="lark_with_schemas", text=text)
+        return self._talk.own_params(protocol.max_tokens(body, least=1), _num_logprobs(body))
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
-        prompt = build_prompt(body, body.messages, self._forms, () if self._tools is None else self._tools.shown)
-        opening = "" if self._reasoning is None else self._reasoning.prompt_opening
-        return (replace(prompt, template_kwargs=self._template_kwargs, opening=opening),)
+        prompt = build_prompt(body, body.messages, self._forms, self._talk.shown_tools)
+        return (self._talk.completed(prompt),)
 
     def shape(self, body: ChatBody, head: Head, wanted: Wanted) -> ChatShape:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        reads_calls = self._tools is not None and self._forms.calls is not None
-        if not reads_calls and not self._reads_reasoning:
+        talk = self._talk
+        if not talk.reads_calls and not talk.reads_reasoning:
             return ChatShape(kind, head, wanted)
-        return ParsedChatShape(
-            kind,
-            head,
-            wanted,
-            family=self._forms.calls,
-            tools=self._tools,
-            reasoning=self._reasoning if self._reads_reasoning else None,
-            shows_reasoning=body.include_reasoning is not False,
-            counted_calls=self._counted_calls,
-        )
+        shows_reasoning = body.include_reasoning is not False
+        return ParsedChatShape(kind, head, wanted, talk, self._counted_calls, shows_reasoning=shows_reasoning)
+
+
+def _reasoning_format(body: ChatBody) -> str:
+    name = "auto" if body.reasoning_format is None else body.reasoning_format
+    if name not in REASONING_FORMATS:
+        allowed = ", ".join(map(repr, REASONING_FORMATS))
+        raise invalid("reasoning_format", f"must be one of {allowed}, got {protocol.show(name)}")
+    return name
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
@@ -143,13 +97,14 @@ def build_prompt(
     if continue_final and body.add_generation_prompt:
         raise invalid("continue_final_message", "must not be true together with 'add_generation_prompt'")
     checked = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    return ChatPrompt(
-        with_tools(checked, shown, forms),
+    return prompt_with_tools(
+        checked,
+        shown,
+        forms,
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final_message=continue_final,
         add_special_tokens=bool(body.add_special_tokens),
         template_kwargs=body.chat_template_kwargs or {},
-        tools=shown if forms.template_takes_tools else (),
     )
 
 

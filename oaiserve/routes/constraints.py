@@ -23,6 +23,8 @@ _PARAMS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("grammar", "json_schema"),
 )
+_TYPES = "'text', 'json_object' or 'json_schema'"
+_SCHEMA_KEYS = {"name", "schema", "strict", "description"}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_outputs
 # Other fields of structured_outputs, with the values that change nothing here: answers have no white space anyway.
 _OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -33,13 +35,36 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def grammar(body: SamplingBody) -> Grammar | None:
-    """Return the constraint of the body, or None if it has none. Raises InvalidRequest."""
-    found = list(_grammars(body))
+def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
+    """Return the constraint of the body, or None if it has none. `other` is one that it has under a name that only its
+    route knows. Raises InvalidRequest."""
+    found = [*([] if other is None else [other]), *_grammars(body)]
     if len(found) > 1:
         names = " and ".join(f"'{each.param}'" for each in found[:2])
         raise invalid(found[1].param, f"only one constraint on the answer is allowed, got {names}")
     return found[0] if found else None
+
+
+def text_format(value: Any) -> Grammar | None:
+    """Return the constraint that `text.format` of /v1/responses asks for: response_format with its fields on one level.
+
+    Raises InvalidRequest.
+    """
+    where = param = "text.format"
+    if not isinstance(value, dict):
+        raise invalid(param, f"must be an object, got {show(value)}")
+    match value.get("type"):
+        case "text":
+            _refuse_others(value, {"type"}, where, param)
+            return None
+        case "json_object":
+            _refuse_others(value, {"type"}, where, param)
+            return Grammar("json_object", "", param)
+        case "json_schema":
+            _refuse_others(value, {"type", *_SCHEMA_KEYS}, where, param)
+            return _named_schema(value, where, param)
+        case kind:
+            raise _invalid(param, f"{where}.type", f"must be {_TYPES}, got {show(kind)}")
 
 
 def is_constrained(body: SamplingBody) -> bool:
@@ -64,38 +89,38 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
 
 
 def _response_format(value: dict[str, Any]) -> Iterator[Grammar]:
-    kind = value.get("type")
+    param, kind = "response_format", value.get("type")
     match kind:
         case "text":
-            _refuse_others(value, {"type"}, "response_format")
+            _refuse_others(value, {"type"}, param, param)
         case "json_object":
-            _refuse_others(value, {"type", "schema"}, "response_format")
+            _refuse_others(value, {"type", "schema"}, param, param)
             if value.get("schema") is None:
-                yield Grammar("json_object", "")
+                yield Grammar("json_object", "", param)
             else:  # llama.cpp takes a schema here, too
-                yield _of_kind("json", value["schema"], "response_format.schema", "response_format")
+                yield _of_kind("json", value["schema"], f"{param}.schema", param)
         case "json_schema":
-            _refuse_others(value, {"type", "json_schema"}, "response_format")
-            yield _named_schema(value.get("json_schema"))
+            _refuse_others(value, {"type", "json_schema"}, param, param)
+            named = value.get("json_schema")
+            where = f"{param}.json_schema"
+            if not isinstance(named, dict):
+                raise _invalid(param, where, f"must be an object with 'name' and 'schema', got {show(named)}")
+            _refuse_others(named, _SCHEMA_KEYS, where, param)
+            yield _named_schema(named, where, param)
         case _:
-            kinds = "'text', 'json_object' or 'json_schema'"
-            raise _invalid("response_format", "response_format.type", f"must be {kinds}, got {show(kind)}")
+            raise _invalid(param, f"{param}.type", f"must be {_TYPES}, got {show(kind)}")
 
 
-def _named_schema(value: Any) -> Grammar:
-    where = "response_format.json_schema"
-    if not isinstance(value, dict):
-        raise _invalid("response_format", where, f"must be an object with 'name' and 'schema', got {show(value)}")
-    _refuse_others(value, {"name", "schema", "strict", "description"}, where)
+def _named_schema(value: dict[str, Any], where: str, param: str) -> Grammar:
     name, schema = value.get("name"), value.get("schema")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         reason = f"must have 1 to 64 letters, digits, '_' or '-', got {show(name)}"
-        raise _invalid("response_format", f"{where}.name", reason)
+        raise _invalid(param, f"{where}.name", reason)
     if not isinstance(value.get("strict"), bool | None):
-        raise _invalid("response_format", f"{where}.strict", f"must be true or false, got {show(value['strict'])}")
+        raise _invalid(param, f"{where}.strict", f"must be true or false, got {show(value['strict'])}")
     if not isinstance(schema, dict):
-        raise _invalid("response_format", f"{where}.schema", f"must be an object, got {show(schema)}")
-    return _of_kind("json", schema, f"{where}.schema", "response_format")
+        raise _invalid(param, f"{where}.schema", f"must be an object, got {show(schema)}")
+    return _of_kind("json", schema, f"{where}.schema", param)
 
 
 def _structured_outputs(value: dict[str, Any]) -> Iterator[Grammar]:
@@ -136,10 +161,10 @@ def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
     raise _invalid(param, where, f"must be {wanted.get(kind, 'a string')}, got {show(value)}")
 
 
-def _refuse_others(value: dict[str, Any], known: set[str], where: str) -> None:
+def _refuse_others(value: dict[str, Any], known: set[str], where: str, param: str) -> None:
     for name in value.keys() - known:
         if value[name] is not None:
-            raise _invalid("response_format", f"{where}.{name[:60]}", "is not supported")
+            raise _invalid(param, f"{where}.{name[:60]}", "is not supported")
 
 
 def _invalid(param: str, where: str, reason: str) -> InvalidRequest:

@@ -42,6 +42,7 @@ class Exchange:
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
+    conversation_id: str | None = None  # the same of the first answer of its talk, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
 
     @property
@@ -167,6 +168,7 @@ class Accounting:
                 server_address=address,
                 server_port=port,
                 response_id=exchange.response_id,
+                conversation_id=exchange.conversation_id,
                 error_type=type(exchange.error).__name__ if exchange.error is not None else None,
                 stream=exchange.is_streaming,
                 prompt_tokens=usage.prompt_tokens,

@@ -22,13 +22,21 @@ T = TypeVar("T")
 
 
 def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> dict[str, Any]:
-    return {"content": _chat_entries(tokens.entries(), num_top, as_token_ids), "refusal": None}
+    return {"content": chat_entries(tokens, num_top, as_token_ids), "refusal": None}
 
 
 def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
     yield b'{"content":'
-    yield from _list(_chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+    yield from chat_entries_in_parts(tokens, num_top, as_token_ids)
     yield b',"refusal":null}'
+
+
+def chat_entries(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> list[dict[str, Any]]:
+    return _chat_entries(tokens.entries(), num_top, as_token_ids)
+
+
+def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
+    return _list(_chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
 def completion_logprobs(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from random import getrandbits
+from secrets import token_hex
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -38,8 +38,8 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key says more), `key_name` (None, likewise), and `send`, through which the chunks of
-    a stream go straight to the server: the layers between would only cost time.
+    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), and `send`, through
+    which the chunks of a stream go straight to the server: the layers between would only cost time.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -50,14 +50,14 @@ class RequestHeaders:
             return await self.app(scope, receive, send)
         started_ns = monotonic_ns()
         headers = Headers(scope=scope)
-        unique_id = f"{getrandbits(128):032x}"
+        unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
         request_id = headers.get("x-request-id", "")
         if _REQUEST_ID.fullmatch(request_id) is None:
             request_id = f"req-{unique_id}"
         trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
         address, _ = scope.get("client") or ("", 0)
         scope.setdefault("state", {}).update(
-            unique_id=unique_id, request_id=request_id, trace=trace, client=address, key_name=None, send=send
+            unique_id=unique_id, request_id=request_id, trace=trace, client=address, key_name=None, owner="", send=send
         )
 
         async def send_with_headers(message: Message) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
 
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.record import ToolCallOutcome
+from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.chat_shape import ChatChoice, ChatMessage, ChatShape, Function, ToolCall
-from oaiserve.routes.parse.answer import AnswerParser
-from oaiserve.routes.parse.families import CallFamily
-from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning, joined
-from oaiserve.routes.parse.reasoning import ReasoningMode
+from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.shapes import Head, usage_object
-from oaiserve.routes.tools import Tools
+from oaiserve.routes.talk import Talk
 
 
 class ParsedChatShape(ChatShape):
@@ -31,30 +28,27 @@ class ParsedChatShape(ChatShape):
         kind: str,
         head: Head,
         wanted: Wanted,
-        *,
-        family: CallFamily | None,
-        tools: Tools | None,
-        reasoning: ReasoningMode | None,
-        shows_reasoning: bool,
+        talk: Talk,
         counted_calls: dict[ToolCallOutcome, int],
+        *,
+        shows_reasoning: bool,
     ) -> None:
-        """Read calls of `tools`, if there are any, and `reasoning`. The outcomes of calls are added to
-        `counted_calls`."""
+        """Read the calls and the reasoning of `talk`. The outcomes of calls are added to `counted_calls`."""
         super().__init__(kind, head, wanted)
+        self._talk = talk
+        self._tools = talk.tools
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
-        self._is_forced = tools is not None and tools.is_forced
-        self._family = family
-        self._tools = tools
-        self._reasoning = reasoning
+        self._is_forced = talk.tools is not None and talk.tools.is_forced
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
-        self._readers: dict[int, _Reader] = {}  # by choice
+        self._readers: dict[int, AnswerReader] = {}  # by choice
+        self._num_begun: dict[int, int] = {}  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._usage.completion_tokens += len(chunk.token_ids)
         reader = self._reader(chunk.index)
-        deltas = self._deltas(reader, reader.read(chunk))
+        deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
             deltas.append(ChatMessage())  # the text of these tokens is held back, or belongs to a mark
         events = b""
@@ -62,7 +56,7 @@ class ParsedChatShape(ChatShape):
             choice = ChatChoice(chunk.index, UNSET, delta) if number else self._delta_choice(chunk, delta)
             events += self._event(choice)
         if chunk.finish_reason is not None:
-            self._note_calls(reader)
+            reader.add_calls(self._counted_calls)
             end = self._end_choice(chunk)
             end.finish_reason = self._finish_reason(reader, chunk.finish_reason)
             events += self._event(end)
@@ -73,7 +67,7 @@ class ParsedChatShape(ChatShape):
         for chunk in choices:
             reader = self._reader(chunk.index)
             self._messages[chunk.index] = self._message(reader.read(chunk))
-            self._note_calls(reader)
+            reader.add_calls(self._counted_calls)
         return super().whole(prompts, choices, usage)
 
     def _message_choice(self, chunk: TokenChunk) -> ChatChoice:
@@ -85,23 +79,18 @@ class ParsedChatShape(ChatShape):
 
     def _usage_object(self, usage: Usage) -> dict[str, Any]:
         shown = usage_object(usage)
-        if self._reasoning is not None:
+        if self._talk.reads_reasoning:
             num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers.values())
             shown["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
         return shown
 
-    def _reader(self, index: int) -> _Reader:
+    def _reader(self, index: int) -> AnswerReader:
         reader = self._readers.get(index)
         if reader is None:
-            tools, family = self._tools, self._family
-            thinking = None if self._reasoning is None else self._reasoning.parser()
-            calls = None
-            if tools is not None and family is not None:
-                calls = family.parser(tools.schemas, only_one=tools.only_one)
-            reader = self._readers[index] = _Reader(AnswerParser(thinking, calls))
+            reader = self._readers[index] = self._talk.reader()
         return reader
 
-    def _deltas(self, reader: _Reader, parts: list[Part]) -> list[ChatMessage]:
+    def _deltas(self, index: int, parts: list[Part]) -> list[ChatMessage]:
         """Return what the parts add to a streamed message."""
         deltas = []
         for part in parts:
@@ -112,16 +101,16 @@ class ParsedChatShape(ChatShape):
                 if self._shows_reasoning:
                     deltas.append(ChatMessage(reasoning=part.text, reasoning_content=part.text))
             elif isinstance(part, Arguments):
-                deltas.append(self._call_delta(reader, Function(UNSET, part.text)))
+                deltas.append(self._call_delta(index, Function(UNSET, part.text)))
             elif isinstance(part, CallBegin):
-                reader.num_begun += 1
-                deltas.append(self._call_delta(reader, Function(part.name), is_first=True))
+                self._num_begun[index] = self._num_begun.get(index, 0) + 1
+                deltas.append(self._call_delta(index, Function(part.name), is_first=True))
         return deltas
 
-    def _call_delta(self, reader: _Reader, function: Function, *, is_first: bool = False) -> ChatMessage:
+    def _call_delta(self, index: int, function: Function, *, is_first: bool = False) -> ChatMessage:
         if self._tools is not None and self._tools.is_legacy:
             return ChatMessage(function_call=function)
-        call = ToolCall(index=reader.num_begun - 1, function=function)
+        call = ToolCall(index=self._num_begun[index] - 1, function=function)
         if is_first:
             call.id, call.type = _new_id(), "function"
         return ChatMessage(tool_calls=[call])
@@ -158,61 +147,14 @@ class ParsedChatShape(ChatShape):
             message.tool_calls = [ToolCall(id=_new_id(), type="function", function=function) for function in calls]
         return message
 
-    def _finish_reason(self, reader: _Reader, reason: FinishReason) -> str:
-        tools, calls = self._tools, reader.parser.calls
-        if reason != FinishReason.STOP or tools is None or calls is None or not calls.num_called:
+    def _finish_reason(self, reader: AnswerReader, reason: FinishReason) -> str:
+        tools = self._tools
+        if reason != FinishReason.STOP or tools is None or not reader.has_called:
             return reason
         if tools.choice == "named":  # as OpenAI has it
             return reason
         return "function_call" if tools.is_legacy else "tool_calls"
 
-    def _note_calls(self, reader: _Reader) -> None:
-        if (calls := reader.parser.calls) is None:
-            return
-        for outcome, number in (
-            (ToolCallOutcome.CALLED, calls.num_called),
-            (ToolCallOutcome.UNPARSED, calls.num_unparsed),
-        ):
-            if number:
-                self._counted_calls[outcome] = self._counted_calls.get(outcome, 0) + number
-
 
 def _new_id() -> str:
     return f"call_{uuid.uuid4().hex}"
-
-
-@dataclass(slots=True)
-class _Reader:
-    """Reads the text of one choice, and counts the tokens of its reasoning."""
-
-    parser: AnswerParser
-    num_begun: int = 0  # calls of which the client knows
-    num_reasoning_tokens: int = 0
-    _text_length: int = 0  # of the tokens so far
-    _lengths: list[int] = field(default_factory=list)  # of the tokens of which it is not known yet
-
-    def read(self, chunk: TokenChunk) -> list[Part]:
-        parts = self.parser.push(chunk.text)
-        if chunk.finish_reason is not None:
-            is_cut = chunk.finish_reason == FinishReason.LENGTH or chunk.stop_reason is not None
-            parts += self.parser.finish(is_cut=is_cut)
-        if chunk.text_lengths is not None:
-            self._count(chunk.text_lengths)
-        return joined(parts) if len(parts) > 1 else parts
-
-    def _count(self, text_lengths: list[int]) -> None:
-        """Count the tokens whose text begins within the reasoning."""
-        thinking = self.parser.thinking
-        if thinking is None or (thinking.is_over and not self._lengths and self._text_length >= thinking.end):
-            return
-        self._lengths += text_lengths
-        counted = 0
-        for length in self._lengths:
-            if self._text_length >= thinking.end:
-                break
-            self._text_length += length
-            counted += 1
-        self.num_reasoning_tokens += counted
-        del self._lengths[:counted]
-        if thinking.is_over:
-            self._lengths.clear()

@@ -6,14 +6,14 @@ A route passes in what it has of its own: the type of its body, its own paramete
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.request import Grammar, Prompt, Request
+from oaiserve.engine.request import Grammar, Prompt, Request, Usage
 from oaiserve.routes import constraints, protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
@@ -34,6 +34,7 @@ class OwnParams:
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
     best_of: int | None = None  # candidates per prompt, of which the client gets the best n; None: n
     echo: bool = False
+    asked: Grammar | None = None  # a constraint that the client asks for by a name of this route's own
     grammar: Grammar | None = None  # that the route itself needs: forced calls of tools
     # Makes a client's constraint one that also lets through what may come instead: calls that are not forced.
     or_calls: Callable[[Grammar], Grammar] | None = None
@@ -44,7 +45,7 @@ class OwnParams:
 
 def _grammar(body: SamplingBody, own: OwnParams) -> Grammar | None:
     """Return the constraint on the answer, which the client asks for or the route needs."""
-    grammar = constraints.grammar(body)
+    grammar = constraints.grammar(body, own.asked)
     if grammar is not None and own.grammar is not None:
         raise invalid(grammar.param, f"is not allowed together with '{own.grammar.param}' of which one must be called")
     if grammar is not None and own.or_calls is not None:
@@ -62,22 +63,28 @@ async def prepare(
     prompts: Callable[[Body], tuple[Prompt, ...]],
     shape: Callable[[Body, Head, Wanted], Shape],
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    recall: Callable[[Body], Awaitable[int]] | None = None,
+    before_end: Callable[[Usage], Awaitable[None]] | None = None,
 ) -> Answer:
     """Read and check the request, and return the answer that is ready to be submitted to the engine.
 
     The exchange learns each fact as soon as it is known, so that the record of a refused request has it too. The
     callables are called in the order in which they stand here, after `check_given`, which `protocol.parse` calls. Large
-    bodies are checked in a worker thread, so they must not touch the event loop. Raises an APIError.
+    bodies are checked in a worker thread, so they must not touch the event loop. The last two are for that: `recall` is
+    called when the body is parsed, and returns the bytes that it has added to the request; `before_end` when the answer
+    is complete, before the client gets its end. Raises an APIError.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
     content = await read_body(http, serving)
 
-    def check() -> Generator[None, None, Answer]:
+    def parse() -> Generator[None, None, Body]:
         body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
-        is_streaming = exchange.is_streaming = bool(body.stream)
+        exchange.is_streaming = bool(body.stream)
         serving.check_model(body.model)
+        return body
 
+    def check(body: Body, num_bytes: int) -> Answer:
         own = own_params(body)
         num_prompt_logprobs = protocol.prompt_logprobs(body)
         # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
@@ -121,9 +128,27 @@ async def prepare(
             cache_salt=protocol.cache_salt(body),
             stream_interval=protocol.stream_interval(body, serving.stream_interval),
             client=exchange.client,
-            num_bytes=len(content),
+            num_bytes=num_bytes,
             received_ns=exchange.received_ns,
         )
-        return Answer(serving, exchange, request, shape(body, head, wanted), stream=is_streaming)
+        return Answer(
+            serving,
+            exchange,
+            request,
+            shape(body, head, wanted),
+            stream=exchange.is_streaming,
+            before_end=before_end,
+        )
 
-    return await in_turns_if_large(http, check(), len(content))
+    def parse_and_check() -> Generator[None, None, Answer]:
+        return check((yield from parse()), len(content))
+
+    def check_in_turn(body: Body, num_bytes: int) -> Generator[None, None, Answer]:
+        yield
+        return check(body, num_bytes)
+
+    if recall is None:
+        return await in_turns_if_large(http, parse_and_check(), len(content))
+    body = await in_turns_if_large(http, parse(), len(content))
+    num_bytes = len(content) + await recall(body)
+    return await in_turns_if_large(http, check_in_turn(body, num_bytes), num_bytes)

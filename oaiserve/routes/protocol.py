@@ -114,6 +114,29 @@ class ChatBody(SamplingBody, kw_only=True):
     include_reasoning: bool | None = None
 
 
+class ResponsesBody(SamplingBody, kw_only=True):
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Integer | None = None
+    top_logprobs: Integer | None = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Integer | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    background: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: str | dict[str, Any] | None = None
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
@@ -523,7 +546,7 @@ _RECORDED = (
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
     """Return the checked values of the parameters that the client set itself."""
     given = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
-    if body.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
         given.add("max_tokens")
     values = {name: getattr(params, name) for name in _RECORDED if name in given}
     return {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,7 @@ so that whatever goes wrong before is a proper HTTP error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -32,14 +32,14 @@ class Shape(Protocol):
 
     In a stream, `prompt` and `delta` return any number of server-sent events, also none. `finished` and `failed` return
     the last ones, with whatever the route ends its streams with. What may be large comes in parts, which are rendered
-    when they are written.
+    when they are written. `whole` reads the answer at once, and renders it in parts.
     """
 
     def prompt(self, event: PromptDone, /) -> Iterable[bytes]: ...
 
     def delta(self, chunk: TokenChunk, /) -> bytes: ...
 
-    def finished(self, usage: Usage, timings: Timings, /) -> bytes: ...
+    def finished(self, usage: Usage, timings: Timings, /) -> Iterable[bytes]: ...
 
     def failed(self, error: Mapping[str, Any], /) -> bytes: ...
 
@@ -60,12 +60,23 @@ async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
 class Answer:
     """The ASGI response to a prepared request. When called, it submits the request and answers until it has ended."""
 
-    def __init__(self, serving: Serving, exchange: Exchange, request: Request, shape: Shape, *, stream: bool) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        exchange: Exchange,
+        request: Request,
+        shape: Shape,
+        *,
+        stream: bool,
+        before_end: Callable[[Usage], Awaitable[None]] | None = None,
+    ) -> None:
+        """`before_end` is awaited when the answer is complete, before the client gets its end."""
         self._serving = serving
         self._exchange = exchange
         self._request = request
         self._shape = shape
         self._is_streaming = stream
+        self._before_end = before_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._serving.streams.submit(self._request)
@@ -121,7 +132,10 @@ class Answer:
                 elif isinstance(event, Finished) and not stream.is_cut:
                     prompts.sort(key=lambda prompt: prompt.prompt_index)
                     in_order = [choices[index] for index in sorted(choices)]
-                    return await self._write_whole(send, stream, self._shape.whole(prompts, in_order, event.usage))
+                    parts = self._shape.whole(prompts, in_order, event.usage)
+                    if self._before_end is not None:
+                        await self._before_end(event.usage)
+                    return await self._write_whole(send, stream, parts)
                 elif (error := self._error_to_report(event)) is not None:
                     raise error
 
@@ -156,6 +170,13 @@ class Answer:
                 if body := await self._write_full_pieces(send, stream, self._rendered(events)):
                     await write(send, body)
                 events = await stream.next()
+            if self._before_end is not None and isinstance(terminal := events[-1], Finished):
+                del events[-1]
+                if body := await self._write_full_pieces(send, stream, self._rendered(events)):
+                    await write(send, body)
+                if not self._exchange.client_left:
+                    await self._before_end(terminal.usage)
+                events = [terminal]
             last = await self._write_full_pieces(send, stream, self._rendered(events))
         except (Exception, asyncio.CancelledError) as unexpected:
             last = self._failed(as_api_error(unexpected, scope))
@@ -196,7 +217,7 @@ class Answer:
             elif (error := self._error_to_report(event)) is not None:
                 yield self._failed(error)
             elif isinstance(event, Finished):
-                yield self._shape.finished(event.usage, self._exchange.timings)
+                yield from self._shape.finished(event.usage, self._exchange.timings)
 
     def _failed(self, error: APIError) -> bytes:
         self._exchange.error = error

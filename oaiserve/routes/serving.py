@@ -18,6 +18,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import ModelNotFound
 from oaiserve.record import Profile, RequestRecord
+from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.parse.forms import AnswerForms, Template
 from oaiserve.routes.protocol import UnknownNames
@@ -111,6 +112,8 @@ class Serving:
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
     forms: AnswerForms = field(default_factory=AnswerForms)  # of calls and reasoning in the model's answers
+    responses: ResponseStore = field(default_factory=lambda: MemoryStore(StoreLimits(0, 0, 0)))
+    stores_responses: bool = False
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     profile_dir: Path | None = None  # None: this server makes no profiles
     trace_prompt_characters: int = 0  # most characters of a prompt in its record

@@ -93,7 +93,7 @@ class ChoicesShape(ABC):
             events += self._event(self._end_choice(chunk))
         return events
 
-    def finished(self, usage: Usage, timings: Timings) -> bytes:
+    def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
         """Render the end of the stream. A chunk without choices goes only to clients that asked for usage or timings,
         because others read choices[0] of every chunk."""
         more: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class ChoicesShape(ABC):
             more["usage"] = self._usage_object(usage)
         if self._wanted.include_timings:
             more["timings"] = timings(usage)
-        return self._chunk_event((), **more) + DONE if more else DONE
+        yield self._chunk_event((), **more) + DONE if more else DONE
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         return sse.event(encode(error)) + DONE

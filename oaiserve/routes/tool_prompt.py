@@ -12,11 +12,20 @@ from typing import Any
 
 import msgspec
 
+from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.parse.families import HERMES, CallFamily
 from oaiserve.routes.parse.forms import AnswerForms
 
 Message = dict[str, Any]
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
+
+
+def prompt_with_tools(
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], forms: AnswerForms, **more: Any
+) -> ChatPrompt:
+    """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    tools = shown if forms.template_takes_tools else ()
+    return ChatPrompt(with_tools(messages, shown, forms), tools=tools, **more)
 
 
 def with_tools(messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], forms: AnswerForms) -> list[Message]:

@@ -1,7 +1,8 @@
 """The tools that a chat request brings, and which of them the model may or must call.
 
-`functions` and `function_call`, the older names, are translated. Every refusal is an `InvalidRequest` that names the
-parameter. This file knows nothing of prompts and answers.
+`functions` and `function_call`, the older names, are translated. `response_tools.py` does the same for /v1/responses,
+whose entries have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
+This file knows nothing of prompts and answers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def requested_tools(body: ChatBody) -> Tools | None:
         if choice not in (None, "none"):
             raise invalid(choice_param, f"is only allowed with '{param}', got {show(choice)}")
         return None
-    shown = shown_tools(param, entries)
+    shown = shown_tools(param, entries, is_flat=is_legacy)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
     if choice == "none":
         return None
@@ -67,11 +68,12 @@ def requested_tools(body: ChatBody) -> Tools | None:
     )
 
 
-def shown_tools(param: str, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the checked tools as they are shown to the model."""
+def shown_tools(param: str, entries: Sequence[Mapping[str, Any]], *, is_flat: bool = False) -> list[dict[str, Any]]:
+    """Return the checked tools as they are shown to the model. If the client's entries were flat, errors name their
+    fields without the level of `function`."""
     if len(entries) > MAX_TOOLS:
         raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(entries)}")
-    shown = [_tool(f"{param}[{i}]", param, entry) for i, entry in enumerate(entries)]
+    shown = [_tool(f"{param}[{i}]", param, entry, is_flat=is_flat) for i, entry in enumerate(entries)]
     names: set[str] = set()
     for tool in shown:
         if (name := tool["function"]["name"]) in names:
@@ -80,9 +82,9 @@ def shown_tools(param: str, entries: Sequence[Mapping[str, Any]]) -> list[dict[s
     return shown
 
 
-def _tool(where: str, param: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(where: str, param: str, entry: Mapping[str, Any], *, is_flat: bool) -> dict[str, Any]:
     """Return an entry of `tools` as it is shown to the model, with parameters in any case."""
-    where_function = where if param == "functions" else f"{where}.function"
+    where_function = where if is_flat else f"{where}.function"
     if (kind := entry.get("type")) != "function":
         raise _invalid(param, f"{where}.type", f"must be 'function', got {show(kind)}")
     function = entry.get("function")
@@ -123,9 +125,9 @@ def _choice(
         words = "'none' or 'auto'" if is_legacy else "'none', 'auto' or 'required'"
         raise invalid(param, f"must be {words}, or an object, got {show(choice)}")
     if is_legacy:
-        return "named", [_chosen(param, choice, names)]
+        return "named", [chosen_name(param, choice, names)]
     if (kind := choice.get("type")) == "function":
-        return "named", [_chosen(param, choice.get("function"), names)]
+        return "named", [chosen_name(param, choice.get("function"), names)]
     if kind != "allowed_tools":
         raise _invalid(param, f"{param}.type", f"must be 'function' or 'allowed_tools', got {show(kind)}")
     allowed = choice.get("allowed_tools")
@@ -136,11 +138,12 @@ def _choice(
         raise _invalid(param, f"{param}.allowed_tools.mode", f"must be 'auto' or 'required', got {show(mode)}")
     if not isinstance(tools, list) or not tools:
         raise _invalid(param, f"{param}.allowed_tools.tools", f"must be a list that is not empty, got {show(tools)}")
-    chosen = [_chosen(param, tool.get("function") if isinstance(tool, Mapping) else None, names) for tool in tools]
+    chosen = [chosen_name(param, tool.get("function") if isinstance(tool, Mapping) else None, names) for tool in tools]
     return mode, dict.fromkeys(chosen)
 
 
-def _chosen(param: str, function: object, names: Iterable[str]) -> str:
+def chosen_name(param: str, function: object, names: Iterable[str]) -> str:
+    """Return the name of the function that an object of a choice has. Raises InvalidRequest if no tool has it."""
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise invalid(param, "an object must name a function: it has no function with a name")

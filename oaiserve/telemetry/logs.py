@@ -107,6 +107,7 @@ def log_request(record: RequestRecord) -> None:
         "operation": record.operation,
         "model": record.model,
         "client": record.client,
+        "conversation_id": record.conversation_id,
         "outcome": record.outcome.value,
         "status": record.http_status,
         "error_type": record.error_type,

@@ -410,6 +410,7 @@ ERROR_TYPE = "error.type"
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
+GEN_AI_CONVERSATION_ID = "gen_ai.conversation.id"
 GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
 GEN_AI_INPUT_MESSAGES = "gen_ai.input.messages"  # only with --trace-prompt-characters
 GEN_AI_REQUEST_MODEL = "gen_ai.request.model"

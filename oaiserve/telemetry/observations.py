@@ -12,7 +12,7 @@ from oaiserve.record import Outcome, RequestRecord, StepRecord, ToolCallOutcome,
 from oaiserve.telemetry import names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 
-OPERATIONS = frozenset({"chat", "text_completion"})
+OPERATIONS = frozenset({"chat", "responses", "text_completion"})
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"

@@ -87,6 +87,7 @@ class RecentRequests:
             "request_id": record.request_id,
             "trace_id": record.trace.trace_id_hex,
             "response_id": record.response_id,
+            "conversation_id": record.conversation_id,
             "operation": record.operation,
             "model": record.model,
             "client": record.client,

@@ -331,6 +331,8 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     }
     if record.response_id is not None:
         attributes[names.GEN_AI_RESPONSE_ID] = record.response_id
+    if record.conversation_id is not None:
+        attributes[names.GEN_AI_CONVERSATION_ID] = record.conversation_id
     if record.prompt_text is not None:
         attributes[names.GEN_AI_INPUT_MESSAGES] = record.prompt_text
     for param, value in record.params.items():

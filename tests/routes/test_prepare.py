@@ -46,8 +46,8 @@ class SpeechShape:
     def delta(self, chunk: TokenChunk) -> bytes:
         return sse.event(encode(chunk.text), "speech.delta")
 
-    def finished(self, usage: Usage, timings: Timings) -> bytes:
-        return sse.event(encode({"output_tokens": usage.completion_tokens}), "speech.completed")
+    def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
+        yield sse.event(encode({"output_tokens": usage.completion_tokens}), "speech.completed")
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         return sse.event(encode(error["error"]["message"]), "speech.failed")
@@ -111,7 +111,7 @@ def test_a_new_route_has_a_whole_answer_of_its_own(speaking: Served) -> None:
     request = speaking.engine.submitted.queue[-1]
     assert request.prompts == (TextPrompt("Hi"),)
     assert request.params == SamplingParams(max_tokens=7, temperature=0)
-    assert speaking.telemetry.next_record().params == {"temperature": 0}
+    assert speaking.telemetry.next_record().params == {"max_tokens": 7, "temperature": 0}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         trace=TraceContext(draw(st.integers(1, 2**128 - 1)), draw(st.integers(1, 2**64 - 1))),
         times=RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1]),
         outcome=draw(st.sampled_from(Outcome)),
-        operation=draw(st.sampled_from(["chat", "text_completion"])),
+        operation=draw(st.sampled_from(["chat", "responses", "text_completion"])),
         http_method="POST",
         http_route="/v1/completions",
         http_status=draw(st.sampled_from([None, 200, 400, 429, 500])),

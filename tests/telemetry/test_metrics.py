@@ -340,7 +340,7 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
         for label, value in labels:
             values.setdefault(label, set()).add(value)
     assert values.get("model", {"demo"}) <= {"demo"}
-    assert values.get("operation", set()) <= {"chat", "text_completion", "other"}
+    assert values.get("operation", set()) <= {"chat", "responses", "text_completion", "other"}
     assert values.get("error_type", set()) <= {"", "other"}
     assert values.get("reason", set()) <= {"stop", "length", "abort", "other", *WaitReason}
     assert all(value == "other" or 100 <= int(value) <= 599 for value in values.get("status", ()))

@@ -170,6 +170,14 @@ def test_the_operation_span_has_the_prompt_only_if_the_record_has_it(export: Exp
     assert "gen_ai.input.messages" not in export(make_record())[1].attributes
 
 
+def test_the_operation_span_names_the_conversation_if_there_is_one(export: Export, make_record) -> None:
+    _, inner, *_ = export(make_record(operation="responses", response_id="resp_2", conversation_id="resp_1"))
+    assert inner.name == "responses demo"
+    assert inner.attributes["gen_ai.response.id"] == "resp_2"
+    assert inner.attributes["gen_ai.conversation.id"] == "resp_1"
+    assert "gen_ai.conversation.id" not in export(make_record())[1].attributes
+
+
 def test_spans_have_the_server_address_if_it_is_known(export: Export, make_record) -> None:
     known = export(make_record(server_address="10.0.0.7", server_port=8000, http_scheme="https"))[:2]
     assert [(span.attributes["server.address"], span.attributes["server.port"]) for span in known] == [

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tools.attack import schema
 from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, HI
 from tools.attack.server import KEYS, Server, oaiserve
@@ -37,6 +37,7 @@ AT_ONCE, ANSWER_SECONDS, FEED_SECONDS = 16, 90.0, 0.5
 MOST_SHOWN = 20
 FEED = "/dashboard/feed"
 UNKNOWN_METHOD = "BREW"
+RESPONSES = "/v1/responses"
 
 FEW_TOKENS = st.integers(1, 4)
 BODIES: dict[str, st.SearchStrategy[Any]] = {
@@ -46,6 +47,8 @@ BODIES: dict[str, st.SearchStrategy[Any]] = {
     ),
     CHAT: schema.fitting(ChatBody, {"max_tokens": FEW_TOKENS})
     | schema.fitting(ChatBody, {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
+    RESPONSES: schema.fitting(ResponsesBody, {"max_output_tokens": FEW_TOKENS})
+    | schema.fitting(ResponsesBody, {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
     "/tokenize": schema.fitting(TokenizeBody, {}),
     "/detokenize": schema.fitting(DetokenizeBody, {}),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-CHAT_MODE = "By default it asks /v1/responses, which this server does not have yet; here it asks chat completions."
+RESPONSES = "It asks `/v1/responses`, as it does by default."
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="n
         ("pydantic-ai-slim[openai]",),
         "use_pydantic_ai.py",
         """\
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
-        note=CHAT_MODE,
+model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
+        note=RESPONSES,
     ),
     "openai-agents": Client(
         "openai-agents",
         ("openai-agents",),
         "use_openai_agents.py",
         """\
-from agents import OpenAIChatCompletionsModel, set_tracing_disabled
+from agents import OpenAIResponsesModel, set_tracing_disabled
 from openai import AsyncOpenAI
 
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-model = OpenAIChatCompletionsModel(model="demo", openai_client=client)
+model = OpenAIResponsesModel(model="demo", openai_client=client)
 set_tracing_disabled(True)""",
-        note=CHAT_MODE,
+        note=RESPONSES,
     ),
     "ai-sdk-openai": Client(
         "Vercel's ai, @ai-sdk/openai",
@@ -83,8 +83,8 @@ set_tracing_disabled(True)""",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
 const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
-const model = openai.chat("demo");""",
-        note=CHAT_MODE,
+const model = openai("demo");""",
+        note=RESPONSES,
     ),
     "ai-sdk-openai-compatible": Client(
         "Vercel's ai, @ai-sdk/openai-compatible",

@@ -13,6 +13,7 @@ FEATURES = {
     "tools_streamed": "the same call, streamed",
     "auto": "a tool is offered, and the model decides: nothing breaks",
     "structured": "an answer of a type that the user defines: it always validates",
+    "responses": "the same question to `/v1/responses`, whole, streamed, and as a talk that goes on",
 }
 OK = ""  # an outcome is a sentence that says what went wrong
 

@@ -1,10 +1,10 @@
-// Vercel's ai package with @ai-sdk/openai over chat completions.
+// Vercel's ai package with @ai-sdk/openai over responses, which it asks by default.
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { tryModel } from "./ai_sdk.mjs";
 import { API_KEY, BASE_URL, MODEL } from "./features.mjs";
 
 const openai = createOpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
-const model = openai.chat(MODEL);
+const model = openai(MODEL);
 
 await tryModel(model);

@@ -71,4 +71,17 @@ async function structured() {
   City.parse((await client.chat.completions.parse(request)).choices[0].message.parsed);
 }
 
-await run(text, stream, tools, tools_streamed, auto, structured);
+async function responses() {
+  const asked = { model: MODEL, temperature: 0, max_output_tokens: 200 };
+  const first = await client.responses.create({ ...asked, input: QUESTION });
+  const parts = [];
+  for await (const event of await client.responses.create({ ...asked, input: QUESTION, stream: true })) {
+    if (event.type === "response.output_text.delta") parts.push(event.delta);
+  }
+  checkStreamed(parts, first.output_text);
+  const second = await client.responses.create({ ...asked, input: "And of Italy?", previous_response_id: first.id });
+  assert(second.output_text);
+  assert(second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens);
+}
+
+await run(text, stream, tools, tools_streamed, auto, structured, responses);

@@ -78,4 +78,17 @@ def structured() -> None:
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+def responses() -> None:
+    asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
+    first = client.responses.create(**asked, input=QUESTION)
+    with client.responses.stream(**asked, input=QUESTION) as events:
+        parts = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert events.get_final_response().usage.output_tokens == first.usage.output_tokens
+    check_streamed(parts, first.output_text)
+    second = client.responses.create(**asked, input="And of Italy?", previous_response_id=first.id)
+    assert second.output_text
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses)

@@ -1,15 +1,15 @@
-"""The examples for openai-agents over chat completions."""
+"""The examples for openai-agents over responses, which it asks by default."""
 
 from typing import Literal
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseFunctionCallArgumentsDeltaEvent, ResponseTextDeltaEvent
 from pydantic import BaseModel
 
 client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
-model = OpenAIChatCompletionsModel(model=MODEL, openai_client=client)
+model = OpenAIResponsesModel(model=MODEL, openai_client=client)
 set_tracing_disabled(True)
 
 weather = Weather()

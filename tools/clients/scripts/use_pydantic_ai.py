@@ -1,14 +1,14 @@
-"""The examples for pydantic-ai over chat completions."""
+"""The examples for pydantic-ai over responses, which it asks by default."""
 
 from typing import Literal
 
 from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=API_KEY))
+model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=API_KEY))
 
 settings = {"temperature": 0, "max_tokens": 200}
 agent = Agent(model, model_settings=settings)
