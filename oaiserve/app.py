@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from oaiserve import __version__
+from oaiserve import __version__, demo
 from oaiserve.config import Config
 from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
@@ -33,6 +33,7 @@ from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.times import monotonic_ns
+from oaiserve.trace import TraceContext
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
@@ -78,6 +79,7 @@ def create_app(
             feed=feed,
             render_metrics=telemetry.render,
             model_name=model_name,
+            model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
@@ -108,7 +110,7 @@ def create_app(
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config, keys, telemetry.count_refused_access),
+        middleware=middleware(config, keys, telemetry.count_refused_access, telemetry.is_sampled),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -158,6 +160,7 @@ def routes(config: Config) -> list[Route]:
         Route("/v1/embeddings", models.embeddings, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.tokenizer_info if config.server.tokenizer_info else tokens.no_tokenizer_info),
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),
@@ -166,10 +169,12 @@ def routes(config: Config) -> list[Route]:
     ]
 
 
-def middleware(config: Config, keys: Keyring | None, count_refused: CountRefusal) -> list[Middleware]:
+def middleware(
+    config: Config, keys: Keyring | None, count_refused: CountRefusal, is_sampled: Callable[[TraceContext], bool]
+) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too."""
     server = config.server
-    chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
+    chain = [Middleware(RequestHeaders, is_sampled=is_sampled), Middleware(TidyPath)]
     if server.cors_origin:
         exposed = ("x-request-id", "server-timing", "traceresponse", "openai-processing-ms", "retry-after")
         chain.append(Middleware(CORSHeaders, origins=server.cors_origin, exposed=exposed))

@@ -59,6 +59,10 @@ class ChatShape(ChoicesShape):
 
     no_content: str | None = ""  # what the first chunk of a choice has for its content
 
+    def delta(self, chunk: TokenChunk) -> bytes:
+        drop_end_logprob(chunk)
+        return super().delta(chunk)
+
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice, once and in the order of the choices, because the SDK concatenates what it
         gets."""
@@ -83,6 +87,7 @@ class ChatShape(ChoicesShape):
         return self._whole(map(self._whole_choice, choices), usage, *after, **more)
 
     def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
+        drop_end_logprob(chunk)
         choice, wanted = self._message_choice(chunk), self._wanted
         if wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
@@ -111,3 +116,10 @@ class ChatShape(ChoicesShape):
 
     def _end_choice(self, chunk: TokenChunk) -> ChatChoice:
         return ChatChoice(chunk.index, UNSET, ChatMessage(), None, chunk.finish_reason, chunk.stop_reason)
+
+
+def drop_end_logprob(chunk: TokenChunk) -> None:
+    """Drop the log-probability of a token that only ended the choice: the tokens in `logprobs.content` are those of the
+    content, as OpenAI has them. Completions keep it, because evaluations count one entry for each token."""
+    if chunk.has_end_token and chunk.logprobs is not None:
+        chunk.logprobs.truncate(len(chunk.token_ids) - 1)

@@ -33,7 +33,7 @@ def _model(serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.created,
         "owned_by": "oaiserve",
-        "root": serving.model_name,
+        "root": serving.model_root,
         "parent": None,
         "max_model_len": serving.engine.max_model_len,
     }

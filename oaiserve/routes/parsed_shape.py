@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.record import ToolCallOutcome
-from oaiserve.routes.chat_shape import ChatChoice, ChatMessage, ChatShape, Function, ToolCall
+from oaiserve.routes.chat_shape import ChatChoice, ChatMessage, ChatShape, Function, ToolCall, drop_end_logprob
 from oaiserve.routes.parse.answer import AnswerParser
 from oaiserve.routes.parse.families import CallFamily
 from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning, joined
@@ -52,6 +52,7 @@ class ParsedChatShape(ChatShape):
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
 
     def delta(self, chunk: TokenChunk) -> bytes:
+        drop_end_logprob(chunk)
         self._usage.completion_tokens += len(chunk.token_ids)
         reader = self._reader(chunk.index)
         deltas = self._deltas(reader, reader.read(chunk))

@@ -132,21 +132,21 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 # Parameters that would change the answer and that this server, or the route, does not support, with the values that
-# change nothing.
+# change nothing. Of several in a request the first one here is refused: tools before the choice among them.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
     "documents": ([],),
-    "function_call": ("none",),
     "functions": ([],),
+    "function_call": ("none",),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
-    "tool_choice": ("none",),
     "tools": ([],),
+    "tool_choice": ("none",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -228,7 +228,7 @@ def parse(
         parsed = decoder.decode(body)
         yield
         names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
-        unsupported = {name: msgspec.json.decode(given[name]) for name in names}
+        unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}
     except msgspec.ValidationError as error:
         raise _invalid_type(str(error)) from None
     except UnicodeDecodeError:
@@ -236,7 +236,7 @@ def parse(
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
-    for name, value in sorted(unsupported.items()):
+    for name, value in unsupported.items():
         if value is not None and value not in UNSUPPORTED[name]:
             raise InvalidRequest(
                 f"'{name}' is not supported by this server. Please leave it out.",

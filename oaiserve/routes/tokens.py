@@ -1,6 +1,6 @@
-"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
+"""/tokenize, /detokenize and /tokenizer_info: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
 
-Their work is done in the tokenize stage, in turns with that of all other requests.
+The work of the first two is done in the tokenize stage, in turns with that of all other requests.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.middleware import json_response
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
@@ -54,6 +55,25 @@ async def detokenize(request: Request) -> Response:
     parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
     body = await _checked(request, serving, parsing, len(content))
     return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What a client needs to render prompts itself: the special tokens as text, and the chat template in Jinja."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
+async def tokenizer_info(request: Request) -> Response:
+    return json_response(TokenizerInfo(**serving_of(request).engine.tokenizer.info))
+
+
+async def no_tokenizer_info(request: Request) -> Response:
+    raise NotFound("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
 async def _checked(request: Request, serving: Serving, parsing: Generator[None, None, Body], num_bytes: int) -> Body:

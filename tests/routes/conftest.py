@@ -125,6 +125,7 @@ def serve(serve_session: Serve) -> Serve:
         served = serve_session(**options)
         served.engine.reset()
         served.telemetry.records = queue.Queue()
+        served.telemetry.sampled_traces.clear()
         return served
 
     return fresh

@@ -265,6 +265,35 @@ BAD_REQUESTS = [
 ]  # fmt: skip
 
 
+def test_of_tools_and_the_choice_among_them_the_tools_are_refused(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"tool_choice": "auto", "tools": tools}, {"function_call": "auto", "functions": [{"name": "f"}]}):
+        response = served.complete(**fields)
+        assert response.json()["error"]["param"] == list(fields)[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/chat/completion", "POST /v1/chat/completions"),
+        ("/v1/v1/completions", "POST /v1/completions"),
+        ("/v1/model", "GET /v1/models"),
+        ("/token", "POST /tokenize"),
+    ],
+)
+def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path: str, nearest: str) -> None:
+    message = served.post(path).json()["error"]["message"]
+    assert f"Did you mean {nearest}?" in message
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/api/generate", "/" + "v1/completions" * 100])
+def test_an_unknown_route_that_is_like_none_is_answered_with_those_of_the_api(served: Served, path: str) -> None:
+    message = served.post(path).json()["error"]["message"]
+    assert "Did you mean" not in message
+    assert "POST /v1/completions, POST /v1/chat/completions, GET /v1/models" in message
+
+
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:
     """Check the status, OpenAI's four keys and our two ids, the parameter, and the words of the message."""
     assert response.status_code == bad.status, response.text
