@@ -28,6 +28,7 @@ from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Or
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.openapi import Published
 from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
@@ -147,7 +148,7 @@ def routes(config: Config) -> list[Route]:
     closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
     closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
     completions_path, chat_path = "/v1/completions", "/v1/chat/completions"
-    return [
+    table = [
         Route(
             completions_path,
             completions.completions,
@@ -165,8 +166,14 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
+        Route("/docs", dashboard.docs_page),
+        Route("/docs/static/{name}", dashboard.page_file),
         *(protected_routes if config.server.is_private else closed_routes),
     ]
+    server = config.server
+    published = Published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
+    table.append(Route("/openapi.json", published.answer))
+    return table
 
 
 def middleware(

@@ -13,8 +13,9 @@ from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
-from oaiserve.routes.chat_shape import ChatShape
+from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parse.reasoning import ReasoningMode
 from oaiserve.routes.parsed_shape import ParsedChatShape
@@ -28,9 +29,18 @@ from oaiserve.routes.tools import Tools, forced_schema, requested_tools
 
 _decoder = msgspec.json.Decoder(ChatBody)
 ANY_OBJECT = {"type": "object"}
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
 
 
+@documented(
+    Operation(
+        summary="Answer a conversation, whole or streamed.",
+        group="Generation",
+        body=ChatBody,
+        answer=ChatCompletion,
+        event=ChatCompletionChunk,
+        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    )
+)
 async def chat_completions(http: HTTPRequest) -> Answer:
     chat = _Chat(serving_of(http).forms, http.state.exchange.tool_calls)
     return await prepare(
@@ -64,12 +74,12 @@ class _Chat:
                 must_end=bool(body.stop) or is_constrained(body) or (tools is not None and tools.is_forced),
             )
         reasoning_format = "auto" if body.reasoning_format is None else body.reasoning_format
-        if reasoning_format not in REASONING_FORMATS:
-            allowed = ", ".join(map(repr, REASONING_FORMATS))
+        if reasoning_format not in protocol.REASONING_FORMATS:
+            allowed = ", ".join(map(repr, protocol.REASONING_FORMATS))
             raise invalid("reasoning_format", f"must be one of {allowed}, got {protocol.show(reasoning_format)}")
         self._reads_reasoning = self._reasoning is not None and reasoning_format != "none"
         return OwnParams(
-            protocol.max_tokens(body, least=1),
+            protocol.max_tokens(body),
             _num_logprobs(body),
             grammar=self._forced_calls(),
             or_calls=self._or_calls,
@@ -125,7 +135,7 @@ class _Chat:
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
-    num_top = integer(body, "top_logprobs", 0, protocol.MAX_LOGPROBS)
+    num_top = integer(body, "top_logprobs")
     if body.logprobs:
         return num_top or 0
     if num_top:
@@ -153,13 +163,12 @@ def build_prompt(
     )
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PASSED_ON = ("name", "tool_call_id")
 
 
 def _message(where: str, message: Message) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        roles = ", ".join(_ROLES)
+    if message.role not in protocol.ROLES:
+        roles = ", ".join(protocol.ROLES)
         raise _invalid_message(f"{where}.role", f"must be one of {roles}, got {protocol.show(message.role)}")
     if message.role == "tool" and message.tool_call_id is None:
         raise _invalid_message(f"{where}.tool_call_id", "is required for the role 'tool'")

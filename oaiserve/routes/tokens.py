@@ -19,6 +19,7 @@ from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
@@ -35,6 +36,30 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
+class Tokenized(msgspec.Struct):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of tokens."""
+
+    prompt: str
+
+
+@documented(
+    Operation(
+        summary="The tokens of a text, or of messages.",
+        group="Tokenizer",
+        body=TokenizeBody,
+        answer=Tokenized,
+        example={"prompt": "Hello world", "return_token_strs": True},
+    )
+)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
@@ -43,6 +68,15 @@ async def tokenize(request: Request) -> Response:
     return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
 
 
+@documented(
+    Operation(
+        summary="The text of tokens.",
+        group="Tokenizer",
+        body=DetokenizeBody,
+        answer=Detokenized,
+        example={"tokens": [19556, 905]},
+    )
+)
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
@@ -68,6 +102,7 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     chat_template: str | None
 
 
+@documented(Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo))
 async def tokenizer_info(request: Request) -> Response:
     return json_response(TokenizerInfo(**serving_of(request).engine.tokenizer.info))
 
@@ -118,7 +153,7 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, 
             raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(part))}")
         ids += part
     text = yield from serving.engine.tokenizer.decode_in_pieces(ids)
-    return msgspec.json.encode({"prompt": text})
+    return msgspec.json.encode(Detokenized(text))
 
 
 def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Generator[None, None, bytes]:
