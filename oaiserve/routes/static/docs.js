@@ -54,7 +54,7 @@ function fieldList(schema, around = []) {
   for (const [name, field] of Object.entries(schema.properties ?? {})) {
     const limits = limitsOf(field);
     const about = element("p", { class: "type" }, typeOf(field), limits ? `: ${limits}` : "");
-    if (required.has(name)) about.append(" ", element("b", {}, "always there"));
+    if (required.has(name)) about.append(" ", element("b", {}, "required"));
     const shown = element("dd", {}, about);
     if (field.description) shown.append(element("p", {}, field.description));
     for (const inner of objectsIn(field)) {
