@@ -167,7 +167,7 @@ class CompletionBody(SamplingBody, kw_only=True):
         described("Log-probabilities, with this many alternatives for each token.", 0, MAX_LOGPROBS),
     ] = None
     best_of: Annotated[
-        Integer | None, described("Candidates for each prompt, of which the n likeliest are sent.", 0, MAX_BEST_OF)
+        Integer | None, described("Candidates for each prompt, of which the n likeliest are sent.", 1, MAX_BEST_OF)
     ] = None
 
 

@@ -57,7 +57,7 @@ class Detokenized(msgspec.Struct):
         group="Tokenizer",
         body=TokenizeBody,
         answer=Tokenized,
-        example={"prompt": "Hello world", "return_token_strs": True},
+        example={"prompt": "Good morning", "return_token_strs": True},
     )
 )
 async def tokenize(request: Request) -> Response:

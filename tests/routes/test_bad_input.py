@@ -145,7 +145,7 @@ BAD_REQUESTS = [
     completion("n true", "must be an integer, got a boolean", "n", n=True),
     completion("n as text", "must be an integer, got a string", "n", n="2"),
     completion("best_of 2 for 3", "must be >= n (3), got 2", "best_of", n=3, best_of=2),
-    completion("best_of 0", "must be >= n (1), got 0", "best_of", best_of=0),
+    completion("best_of 0", "must be >= 1, got 0", "best_of", best_of=0),
     completion("best_of 21", "must be <= 20, got 21", "best_of", best_of=21),
     completion("best_of streamed", "must be equal to n (1) with 'stream'", "best_of", best_of=2, stream=True),
     completion("too many candidates", "times best_of must be <= 2048", "prompt", prompt=["Hi"] * 103, best_of=20),

@@ -110,7 +110,7 @@ def test_what_is_beyond_a_published_range_is_refused_and_its_ends_are_not(
 def bodies() -> Iterator[tuple[str, str, str]]:
     """Yield each body that the documentation sends with curl: the page, the path and the JSON."""
     for page in PAGES:
-        for call in re.findall(r"curl [^\n]*(?:\\\n[^\n]*)*", page.read_text()):
+        for call in re.findall(r"curl (?:[^\n]*\\\n)*[^\n]*", page.read_text()):
             path = re.search(r"http://[\w.]+:\d+(/[\w/]+)", call)
             data = re.search(r"-d '(.*)'", call, re.DOTALL)
             if path is not None and data is not None:
@@ -151,7 +151,7 @@ def test_each_documented_answer_has_its_schema(page: str, answer: str) -> None:
 
 
 def test_the_documentation_has_such_examples() -> None:
-    assert len(list(bodies())) >= 3
+    assert len(list(bodies())) >= 2
     assert len(list(answers())) >= 2
 
 

@@ -125,7 +125,7 @@ function section(path, method, operation, responses) {
 function show(published) {
   schemas = published.components.schemas;
   byId("version").textContent = published.info.version;
-  byId("live-link").hidden = !published.paths["/dashboard"];
+  byId("live-link").hidden = !Object.keys(published.paths).some((path) => path.endsWith("dashboard"));
   const groups = new Map();
   for (const [path, methods] of Object.entries(published.paths)) {
     for (const [method, operation] of Object.entries(methods)) {
