@@ -69,6 +69,7 @@ _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers."
         summary="The account of one of the last requests, as JSON or as a page of text.",
         group="Debugging",
         answer=WholeAccount,
+        alternative="text/plain",
         query=_REQUEST_QUERY,
         errors=(NotFound,),
     )

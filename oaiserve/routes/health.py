@@ -42,7 +42,14 @@ async def version(request: Request) -> Response:
     return json_response(Version(serving_of(request).version))
 
 
-@documented(Operation(summary="The metrics, for Prometheus.", group="Server", answer="text/plain"))
+@documented(
+    Operation(
+        summary="The metrics, for Prometheus.",
+        group="Server",
+        answer="text/plain",
+        alternative="application/openmetrics-text",
+    )
+)
 async def metrics(request: Request) -> Response:
     render = serving_of(request).render_metrics
     content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))

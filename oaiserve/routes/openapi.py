@@ -122,6 +122,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
         content[operation.answer] = {}
     elif operation.answer is not None:
         content["application/json"] = {"schema": _reference(operation.answer)}
+    if operation.alternative is not None:
+        content[operation.alternative] = {}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": _reference(operation.event)}
     streamed = " Of a stream, this is the data of each event; `[DONE]` is the last one." if operation.event else ""

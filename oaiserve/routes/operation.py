@@ -41,6 +41,7 @@ class Operation:
     group: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | str | None = None  # of JSON; or else a media type, or None for no content
+    alternative: str | None = None  # another media type, which the client may prefer
     event: type[msgspec.Struct] | None = None  # the data of each event, where a body may ask for a stream
     query: tuple[Parameter, ...] = ()
     errors: tuple[type[APIError], ...] = ()  # others
