@@ -82,7 +82,7 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
     elif "schema" in answers.get(media, {}):
         check(json.loads(content), _name(answers[media]))
     else:
-        assert media in answers or "*/*" in answers or media == "text/plain", f"{method} {path} answered {media}"
+        assert media in answers or "*/*" in answers, f"{method} {path} answered {media}"
 
 
 def check_events(text: str, schema: str) -> None:
