@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -99,16 +99,21 @@ def _name(content: Mapping[str, Any]) -> str:
     return name
 
 
-def checked(client: Client) -> Client:
-    """Make an HTTP client check each answer that it reads as a whole. Streams are left to their readers."""
-    send = client.send  # type: ignore[attr-defined]
+def checking(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method `send` of an HTTP client as one that checks each answer of our server that is read as a whole.
+    Streams are left to their readers."""
 
-    def checking_send(request: Any, *, stream: bool = False, **options: Any) -> Any:
-        response = send(request, stream=stream, **options)
-        if not stream:
-            content_type = response.headers.get("content-type", "")
-            check_answer(request.method, request.url.path, response.status_code, content_type, response.content)
+    def checking_send(*request: Any, stream: bool = False, **options: Any) -> Any:
+        response = send(*request, stream=stream, **options)
+        if not stream and "openai-processing-ms" in response.headers:
+            sent, content_type = response.request, response.headers.get("content-type", "")
+            check_answer(sent.method, sent.url.path, response.status_code, content_type, response.content)
         return response
 
-    client.send = checking_send  # type: ignore[attr-defined]
+    return checking_send
+
+
+def checked(client: Client) -> Client:
+    """Make an HTTP client check the answers that it gets."""
+    client.send = checking(client.send)  # type: ignore[attr-defined]
     return client

@@ -160,8 +160,9 @@ class ChatShape(ChoicesShape):
         return choice
 
     def _end_choice(self, chunk: TokenChunk) -> ChatChunkChoice:
-        ended = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
-        return ChatChunkChoice(chunk.index, ChatDelta(), **ended)
+        return ChatChunkChoice(
+            chunk.index, ChatDelta(), finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason
+        )
 
 
 def drop_end_logprob(chunk: TokenChunk) -> None:

@@ -70,7 +70,8 @@ def document(
     statuses = {error.status for operation in operations for error in operation.all_errors}
     paths: dict[str, Any] = {}
     for route, operation in found:
-        requires = [{"api_key": []}] if needs_key and route.path not in open_paths else [{}, {"api_key": []}]
+        key: dict[str, list[str]] = {"api_key": []}
+        requires = [key] if needs_key and route.path not in open_paths else [{}, key]
         method = next(iter((route.methods or set()) - {"HEAD"})).lower()
         path = re.sub(r":\w+\}", "}", route.path)
         paths.setdefault(path, {})[method] = _operation(path, method, operation) | {"security": requires}

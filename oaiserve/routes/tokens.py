@@ -104,7 +104,7 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 @documented(Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo))
 async def tokenizer_info(request: Request) -> Response:
-    return json_response(TokenizerInfo(**serving_of(request).engine.tokenizer.info))
+    return json_response(msgspec.convert(serving_of(request).engine.tokenizer.info, TokenizerInfo))
 
 
 async def no_tokenizer_info(request: Request) -> Response:
