@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from oaiserve import __version__
+from oaiserve import __version__, demo
 from oaiserve.config import Config, ServerOptions
 from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
@@ -30,11 +30,13 @@ from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Or
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.openapi import Published
 from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import Serving
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.times import monotonic_ns
+from oaiserve.trace import TraceContext
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
@@ -82,6 +84,7 @@ def create_app(
             feed=feed,
             render_metrics=telemetry.render,
             model_name=model_name,
+            model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             created=int(time.time()),
             body_limit_bytes=config.server.body_limit,
@@ -115,7 +118,7 @@ def create_app(
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config, keys, telemetry.count_refused_access),
+        middleware=middleware(config, keys, telemetry.count_refused_access, telemetry.is_sampled),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -158,7 +161,7 @@ def routes(config: Config) -> list[Route]:
     closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path = f"{responses_path}/{{response_id}}"
-    return [
+    table = [
         Route(
             completions_path,
             completions.completions,
@@ -176,18 +179,27 @@ def routes(config: Config) -> list[Route]:
         Route("/v1/embeddings", models.embeddings, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.tokenizer_info if config.server.tokenizer_info else tokens.no_tokenizer_info),
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
+        Route("/docs", dashboard.docs_page),
+        Route("/docs/static/{name}", dashboard.page_file),
         *(protected_routes if config.server.is_private else closed_routes),
     ]
+    server = config.server
+    published = Published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
+    table.append(Route("/openapi.json", published.answer))
+    return table
 
 
-def middleware(config: Config, keys: Keyring | None, count_refused: CountRefusal) -> list[Middleware]:
+def middleware(
+    config: Config, keys: Keyring | None, count_refused: CountRefusal, is_sampled: Callable[[TraceContext], bool]
+) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too."""
     server = config.server
-    chain = [Middleware(RequestHeaders), Middleware(TidyPath)]
+    chain = [Middleware(RequestHeaders, is_sampled=is_sampled), Middleware(TidyPath)]
     if server.cors_origin:
         exposed = ("x-request-id", "server-timing", "traceresponse", "openai-processing-ms", "retry-after")
         chain.append(Middleware(CORSHeaders, origins=server.cors_origin, exposed=exposed))

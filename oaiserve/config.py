@@ -131,6 +131,10 @@ class ServerOptions:
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
     --max-connections. Behind a proxy, all connections have its address."""
 
+    tokenizer_info: bool = False
+    """Show the tokenizer's special tokens and its chat template on /tokenizer_info, for clients that render prompts
+    themselves, such as lm-eval. Without it, that route does not exist."""
+
     stream_interval: int = 1
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
     work. The first token is always sent at once."""
@@ -263,11 +267,17 @@ class EngineOptions:
     max_model_len: int | None = None
     """Most tokens of prompt and answer together. Default: the context length of the model."""
 
+    default_max_tokens: int | None = None
+    """Most tokens of an answer whose request sets no limit. Default: what the model's generation_config.json says
+    (max_new_tokens, or max_length for prompt and answer together), or else what the context leaves. /v1/completions has
+    OpenAI's default instead, which is 16."""
+
     chat_template: Path | None = None
     """Jinja file to use instead of the model's own chat template."""
 
     generation_config: bool = True
-    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json."""
+    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json, and the
+    limit of answers whose requests set none."""
 
     block_size: int = 16
     """Tokens in one block of the KV cache."""
@@ -344,6 +354,7 @@ class EngineOptions:
             ("cpu_threads", 1),
             ("tensor_parallel", 1),
             ("max_model_len", 1),
+            ("default_max_tokens", 1),
             ("block_size", 1),
             ("kv_blocks", 1),
             ("kv_cache_memory", 1),

@@ -90,6 +90,7 @@ class EngineAccount:
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     inter_token_ns: array[int] = field(default_factory=lambda: array("q"))  # of all choices
     num_choices: int = 0  # the choices that the request asked for, over all its prompts
+    longest_choice_tokens: int = 0  # generated tokens of the longest of them
     num_preemptions: int = 0  # over all its sequences
     stalled_ns: int = 0  # from preemption until the sequence is computed again, added up over its sequences
     # These describe the steps from its first to its last, with the sequences of other requests included.
@@ -109,6 +110,10 @@ class EngineAccount:
     def grammar_cache(self) -> str:
         """Return whether the grammar had been compiled before: hit or miss."""
         return "hit" if self.grammar_was_cached else "miss"
+
+    def note_length(self, num_tokens: int) -> None:
+        """Note how many tokens a choice has, which has ended."""
+        self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
     def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:

@@ -16,7 +16,13 @@ def dashboard() -> Dashboard:
         "oaiserve-overview",
         "oaiserve / Overview",
         "Rate, errors, latency, tokens and saturation. If something is wrong, continue with Where time goes.",
-        [("Now", _now()), ("Traffic", _traffic()), ("Latency", _latency()), ("Saturation", _saturation())],
+        [
+            ("Now", _now()),
+            ("Traffic", _traffic()),
+            ("Latency", _latency()),
+            ("Saturation", _saturation()),
+            ("What is asked for", _asked_for()),
+        ],
     )
 
 
@@ -177,5 +183,32 @@ def _saturation() -> list[Panel]:
             "bytes",
             [Query(f'process_resident_memory_bytes{{job="oaiserve", {ENGINE}}}', "{{instance}}")],
             span=4,
+        ),
+    ]
+
+
+def _asked_for() -> list[Panel]:
+    return [
+        lines(
+            "Longest choice",
+            "Tokens of the longest choice of a request, by percentile: how long answers get.",
+            "short",
+            quantiles("oaiserve_request_longest_choice_tokens", FINISHED),
+            span=8,
+        ),
+        lines(
+            "Limit on an answer",
+            "What requests set as `max_tokens`, by percentile, where they set it. Far above the longest choice, "
+            "it limits nothing.",
+            "short",
+            quantiles("oaiserve_request_max_tokens", FINISHED),
+            span=8,
+        ),
+        lines(
+            "Choices",
+            "Choices that requests ask for (`n`), by percentile. Each takes a place in the batch.",
+            "short",
+            quantiles("oaiserve_request_choices", FINISHED),
+            span=8,
         ),
     ]

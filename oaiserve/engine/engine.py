@@ -120,7 +120,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
-        self.default_params = dict(default_params or {})  # sampling defaults that the model itself asks for
+        self.default_params = dict(default_params or {})  # what the model itself asks for
         self.model_info = {  # for telemetry
             "dtype": dtype,
             "device": device,
@@ -154,6 +154,7 @@ class Engine:
                 max_waiting_tokens=options.max_waiting_tokens,
                 queue_timeout_seconds=options.queue_timeout_seconds,
                 request_timeout_seconds=options.request_timeout_seconds,
+                **_default_limits(options, self.default_params),
             ),
             waiting=self._waiting,
             vocab_size=vocab_size,
@@ -264,7 +265,7 @@ class Engine:
             started.max_model_len,
         )
         if engine.default_params:
-            log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
+            log.info("Defaults from the model's generation_config.json: %s", engine.default_params)
         return engine
 
     @property
@@ -451,3 +452,12 @@ def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
         return prompt
     return TokenPrompt(prompt)
+
+
+def _default_limits(options: EngineOptions, asked: Mapping[str, float | int]) -> dict[str, int]:
+    """Return the limits of answers whose requests set none: the operator's, or else what the model asks for."""
+    if options.default_max_tokens is not None:
+        return {"default_max_tokens": options.default_max_tokens}
+    if "max_new_tokens" in asked:  # as in transformers, it beats max_length
+        return {"default_max_tokens": int(asked["max_new_tokens"])}
+    return {"default_max_length": int(asked["max_length"])} if "max_length" in asked else {}

@@ -57,6 +57,18 @@ class Bounds:
     max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
     queue_timeout_seconds: float = 0  # until it enters a step; 0: no limit
     request_timeout_seconds: float = 0  # in all; 0: no limit
+    # Of answers whose requests set no limit; None: no limit but the context.
+    default_max_tokens: int | None = None
+    default_max_length: int | None = None  # with the prompt, where that is shorter
+
+    def default_length(self, num_prompt_tokens: int) -> int:
+        """Return the most tokens of a prompt and its answer where the request sets no limit."""
+        length = self.max_model_len
+        if self.default_max_tokens is not None:
+            length = min(length, num_prompt_tokens + self.default_max_tokens)
+        if self.default_max_length is not None and num_prompt_tokens < self.default_max_length:
+            length = min(length, self.default_max_length)
+        return length
 
 
 @dataclass(slots=True)
@@ -188,7 +200,10 @@ class OpenRequests:
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
-            limit = self._bounds.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+            if params.max_tokens is None:
+                limit = self._bounds.default_length(len(token_ids))
+            else:
+                limit = len(token_ids) + params.max_tokens
             logprobs = None if params.prompt_logprobs is None else prompt_logprobs(self._table, token_ids[0])
             opened.prompts.append(_Prompt(token_ids, logprobs))
             leader: Sequence | None = None  # the first choice computes the prompt for the others
@@ -364,6 +379,7 @@ class OpenRequests:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
+            opened.account.note_length(output.num_tokens)
             if not opened.outputs:
                 opened.times.last_token = now_ns
                 request_id = opened.request.request_id
@@ -450,6 +466,8 @@ class OpenRequests:
     def _close_account(self, opened: OpenRequest) -> None:
         now_ns = self._clock_ns()
         opened.notes.close(self._totals, now_ns)
+        for output in opened.outputs.values():
+            opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             first = next(iter(opened.outputs))
             opened.account.waits_ns = self._scheduler.waits.settle(first, now_ns)

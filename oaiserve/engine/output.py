@@ -25,7 +25,7 @@ class ChoiceOutput:
         params = sequence.params
         self._sequence = sequence  # only what never changes is read: its tokens may be ahead of this output
         self._max_tokens = sequence.max_len - sequence.prompt_len
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._table = table
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._stream_interval = stream_interval  # see Request
@@ -42,6 +42,7 @@ class ChoiceOutput:
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
+        self._has_end_token = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
@@ -54,15 +55,18 @@ class ChoiceOutput:
         """
         params, constraint = self._sequence.params, self._sequence.constraint
         num_texts = len(self._text)
-        self._num_tokens += 1
+        self.num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
             add_logprobs(self._logprobs, self._table, logprobs)
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
+            self._has_end_token = True
             self._finish(FinishReason.STOP)
         elif token_id in params.stop_token_ids:
             if params.include_stop_str_in_output:
                 self._add(self._detokenizer.push(token_id))
+            else:
+                self._has_end_token = True
             self._finish(FinishReason.STOP, token_id)
         else:
             self._add(self._detokenizer.push(token_id))
@@ -70,7 +74,7 @@ class ChoiceOutput:
                 constraint.push(token_id)
                 if self.finish_reason is None and constraint.is_complete:
                     self._finish(FinishReason.STOP)
-            if self.finish_reason is None and self._num_tokens >= self._max_tokens:
+            if self.finish_reason is None and self.num_tokens >= self._max_tokens:
                 self._finish(FinishReason.LENGTH)
         if self._text_lengths is not None:
             self._text_lengths.append(sum(map(len, self._text[num_texts:])))
@@ -95,6 +99,7 @@ class ChoiceOutput:
             self.finish_reason,
             self.stop_reason,
             self._text_lengths,
+            self._has_end_token,
         )
         self._text, self._token_ids = [], []
         if self._text_lengths is not None:
@@ -118,7 +123,7 @@ class ChoiceOutput:
             text = text[num_free:]
         if not text:
             return
-        enabled = self._num_tokens >= self._sequence.params.min_tokens
+        enabled = self.num_tokens >= self._sequence.params.min_tokens
         sendable, matched = self._stops.push(text, enabled=enabled)
         self._text.append(sendable)
         if matched is not None:

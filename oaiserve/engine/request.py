@@ -164,6 +164,7 @@ class TokenChunk:
     stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
     # Characters by which each token has made the text longer; only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None
+    has_end_token: bool = False  # the last token only ended the choice, so it is not in the text
 
 
 @dataclass(slots=True)

@@ -216,6 +216,7 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
         chunk.logprobs.extend(more.logprobs)
     chunk.finish_reason = more.finish_reason
     chunk.stop_reason = more.stop_reason
+    chunk.has_end_token = more.has_end_token
 
 
 def num_tokens(event: TokenChunk | PromptDone) -> int:

@@ -54,6 +54,12 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
         self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+        template = tokenizer.chat_template
+        self.info = {  # for clients that render prompts themselves
+            "tokenizer_class": type(tokenizer).__name__,
+            **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")},
+            "chat_template": template.get("default") if isinstance(template, dict) else template,
+        }
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 

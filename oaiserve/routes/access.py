@@ -159,33 +159,36 @@ def _preflight(asked: Mapping[str, str]) -> Response:
     return Response(status_code=204, headers=headers)
 
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-_PAGE, _PAGE_FILES = "/dashboard", "/dashboard/static/"  # a browser sends no key when it loads a page
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
+_PAGES = frozenset({"/dashboard", "/docs"})  # a browser sends no key when it loads a page
+_PAGE_FILES = ("/dashboard/static/", "/docs/static/")
+
+
+def is_open(path: str, *, guard_all: bool) -> bool:
+    """Return whether a route never asks for a key: those of the operator, unless all are guarded, and the pages, which
+    hold no data."""
+    return path in _PAGES or path.startswith(_PAGE_FILES) or (path in _OPEN_PATHS and not guard_all)
 
 
 class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
 
-    `scope["state"]` gets the name of the key as `key_name` and `client`, and its digest as `owner`. The page of the
-    dashboard holds no data and is always open.
+    `scope["state"]` gets the name of the key as `key_name` and `client`, and its digest as `owner`.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal) -> None:
         self.app = app
         self._keys = keys
-        self._open_paths = frozenset() if guard_all else _OPEN_PATHS
+        self._guard_all = guard_all
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_open(scope["path"]):
+        if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
             given = _given_key(scope)
             name = self._checked(scope, given)
             # Not the name: that of another key may be the same after a restart.
             scope["state"].update(key_name=name, client=name, owner=sha256(given).hexdigest())
         await self.app(scope, receive, send)
-
-    def _is_open(self, path: str) -> bool:
-        return path in self._open_paths or path == _PAGE or path.startswith(_PAGE_FILES)
 
     def _checked(self, scope: Scope, given: bytes) -> str:
         """Return the name of the key. Raises Unauthorized."""

@@ -12,8 +12,9 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
-from oaiserve.routes.chat_shape import ChatShape
+from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import OwnParams, prepare
@@ -26,9 +27,18 @@ from oaiserve.routes.tool_prompt import prompt_with_tools
 from oaiserve.routes.tools import requested_tools
 
 _decoder = msgspec.json.Decoder(ChatBody)
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
 
 
+@documented(
+    Operation(
+        summary="Answer a conversation, whole or streamed.",
+        group="Generation",
+        body=ChatBody,
+        answer=ChatCompletion,
+        event=ChatCompletionChunk,
+        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    )
+)
 async def chat_completions(http: HTTPRequest) -> Answer:
     chat = _Chat(serving_of(http).forms, http.state.exchange.tool_calls)
     return await prepare(
@@ -55,7 +65,7 @@ class _Chat:
             asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
             shows_marks=_reasoning_format(body) == "none",
         )
-        return self._talk.own_params(protocol.max_tokens(body, least=1), _num_logprobs(body))
+        return self._talk.own_params(protocol.max_tokens(body), _num_logprobs(body))
 
     def prompts(self, body: ChatBody) -> tuple[ChatPrompt]:
         prompt = build_prompt(body, body.messages, self._forms, self._talk.shown_tools)
@@ -72,14 +82,14 @@ class _Chat:
 
 def _reasoning_format(body: ChatBody) -> str:
     name = "auto" if body.reasoning_format is None else body.reasoning_format
-    if name not in REASONING_FORMATS:
-        allowed = ", ".join(map(repr, REASONING_FORMATS))
+    if name not in protocol.REASONING_FORMATS:
+        allowed = ", ".join(map(repr, protocol.REASONING_FORMATS))
         raise invalid("reasoning_format", f"must be one of {allowed}, got {protocol.show(name)}")
     return name
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
-    num_top = integer(body, "top_logprobs", 0, protocol.MAX_LOGPROBS)
+    num_top = integer(body, "top_logprobs")
     if body.logprobs:
         return num_top or 0
     if num_top:
@@ -108,13 +118,12 @@ def build_prompt(
     )
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PASSED_ON = ("name", "tool_call_id")
 
 
 def _message(where: str, message: Message) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        roles = ", ".join(_ROLES)
+    if message.role not in protocol.ROLES:
+        roles = ", ".join(protocol.ROLES)
         raise _invalid_message(f"{where}.role", f"must be one of {roles}, got {protocol.show(message.role)}")
     if message.role == "tool" and message.tool_call_id is None:
         raise _invalid_message(f"{where}.tool_call_id", "is required for the role 'tool'")

@@ -3,55 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import PromptDone, TokenChunk, Usage
-from oaiserve.routes.logprobs import chat_logprobs, chat_logprobs_in_parts, prompt_logprobs_in_parts
-from oaiserve.routes.shapes import HOLE, ChoicesShape, encode, filled
+from oaiserve.routes.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_in_parts, prompt_logprobs_in_parts
+from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Whole, encode, filled
 
 
 class Function(msgspec.Struct):
-    """A called function, or what a chunk adds to it."""
+    """A called function, with its arguments as JSON."""
 
-    name: str | UnsetType = UNSET
-    arguments: str = ""
+    name: str
+    arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call, or what a chunk adds to it: then it has an index, and the id and the type only in its first chunk."""
+    """A call of a tool."""
 
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
+    id: str
+    type: Literal["function"] = "function"
     function: Function
 
 
 class ChatMessage(msgspec.Struct):
-    """The message of a whole answer, or what a chunk adds to it. A field that is UNSET is left out."""
+    """The message of a whole answer. A field that is UNSET is left out."""
 
-    role: str | UnsetType = UNSET
-    content: str | UnsetType | None = UNSET
-    refusal: str | UnsetType | None = UNSET
+    role: str
+    content: str | None
+    refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET  # the same: clients know it by one name or the other
     tool_calls: list[ToolCall] | UnsetType = UNSET
     function_call: Function | UnsetType = UNSET  # the older form of one call
 
 
-class ChatChoice(msgspec.Struct):
-    """A choice, which has a `message` in a whole answer and a `delta` in a chunk."""
+class FunctionDelta(msgspec.Struct):
+    """What a chunk adds to a called function: its name comes first, and then parts of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the call with this index. The id and the type are in its first chunk."""
 
     index: int
-    message: ChatMessage | UnsetType = UNSET
-    delta: ChatMessage | UnsetType = UNSET
-    logprobs: dict[str, Any] | msgspec.Raw | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to the message. A field that is UNSET is left out."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
+
+
+class _ChoiceEnd(msgspec.Struct, kw_only=True):
+    """What choices of whole answers and of chunks end with."""
+
+    logprobs: ChatLogprobs | msgspec.Raw | None = None
+    finish_reason: Annotated[
+        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", "function_call", None]})
+    ] = None
+    stop_reason: str | int | UnsetType | None = UNSET  # the stop string, or the id of the stop token
     token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChoice(_ChoiceEnd):
+    """A choice of a whole answer."""
+
+    index: int
+    message: ChatMessage
+
+
+class ChatChunkChoice(_ChoiceEnd):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: ChatDelta
+
+
+class ChatCompletion(Whole[ChatChoice]):
+    """The answer to a chat."""
+
+
+class ChatCompletionChunk(Chunk[ChatChunkChoice]):
+    """An event of a streamed answer to a chat."""
 
 
 class ChatShape(ChoicesShape):
@@ -59,13 +106,15 @@ class ChatShape(ChoicesShape):
 
     no_content: str | None = ""  # what the first chunk of a choice has for its content
 
+    def delta(self, chunk: TokenChunk) -> bytes:
+        drop_end_logprob(chunk)
+        return super().delta(chunk)
+
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice, once and in the order of the choices, because the SDK concatenates what it
         gets."""
         self._usage.prompt_tokens += len(event.token_ids)
-        choices = [
-            ChatChoice(index, delta=ChatMessage("assistant", self.no_content)) for index in range(self._wanted.n)
-        ]
+        choices = [ChatChunkChoice(index, ChatDelta("assistant", self.no_content)) for index in range(self._wanted.n)]
         if self._wanted.with_token_ids:
             first, *choices = choices
             yield self._chunk_event((first,), prompt_token_ids=list(event.token_ids))
@@ -83,6 +132,7 @@ class ChatShape(ChoicesShape):
         return self._whole(map(self._whole_choice, choices), usage, *after, **more)
 
     def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
+        drop_end_logprob(chunk)
         choice, wanted = self._message_choice(chunk), self._wanted
         if wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
@@ -94,20 +144,29 @@ class ChatShape(ChoicesShape):
 
     def _message_choice(self, chunk: TokenChunk) -> ChatChoice:
         """Return a choice of a whole answer, without what belongs to its tokens."""
-        message = ChatMessage("assistant", chunk.text, None)
-        return ChatChoice(chunk.index, message, UNSET, None, chunk.finish_reason, chunk.stop_reason)
+        message = ChatMessage("assistant", chunk.text)
+        return ChatChoice(chunk.index, message, finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason)
 
-    def _text_choice(self, chunk: TokenChunk) -> ChatChoice:
-        return self._delta_choice(chunk, ChatMessage(UNSET, chunk.text))
+    def _text_choice(self, chunk: TokenChunk) -> ChatChunkChoice:
+        return self._delta_choice(chunk, ChatDelta(UNSET, chunk.text))
 
-    def _delta_choice(self, chunk: TokenChunk, delta: ChatMessage) -> ChatChoice:
+    def _delta_choice(self, chunk: TokenChunk, delta: ChatDelta) -> ChatChunkChoice:
         """Return what a choice has gained, with what belongs to the tokens of the chunk."""
-        choice = ChatChoice(chunk.index, UNSET, delta)
+        choice = ChatChunkChoice(chunk.index, delta)
         if chunk.logprobs and self._wanted.num_logprobs is not None:
             choice.logprobs = chat_logprobs(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
 
-    def _end_choice(self, chunk: TokenChunk) -> ChatChoice:
-        return ChatChoice(chunk.index, UNSET, ChatMessage(), None, chunk.finish_reason, chunk.stop_reason)
+    def _end_choice(self, chunk: TokenChunk) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            chunk.index, ChatDelta(), finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason
+        )
+
+
+def drop_end_logprob(chunk: TokenChunk) -> None:
+    """Drop the log-probability of a token that only ended the choice: the tokens in `logprobs.content` are those of the
+    content, as OpenAI has them. Completions keep it, because evaluations count one entry for each token."""
+    if chunk.has_end_token and chunk.logprobs is not None:
+        chunk.logprobs.truncate(len(chunk.token_ids) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,20 +15,55 @@ from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, 
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
     completion_logprobs,
     completion_logprobs_in_parts,
     num_characters,
     prompt_logprobs_in_parts,
 )
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import CompletionBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
-from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, encode, filled
+from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Head, Whole, encode, filled
+
+
+class CompletionChoice(msgspec.Struct):
+    """A choice of a whole answer or of a chunk. A field that is UNSET is left out."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | msgspec.Raw | None = None
+    finish_reason: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", None]})] = None
+    stop_reason: str | int | UnsetType | None = UNSET  # the stop string, or the id of the stop token
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Whole[CompletionChoice]):
+    """The answer to a completion."""
+
+
+class CompletionChunk(Chunk[CompletionChoice]):
+    """An event of a streamed answer to a completion."""
+
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
+@documented(
+    Operation(
+        summary="Continue texts or token ids, whole or streamed.",
+        group="Generation",
+        body=CompletionBody,
+        answer=Completion,
+        event=CompletionChunk,
+        example={"prompt": "The capital of France is", "max_tokens": 8},
+    )
+)
 async def completions(http: HTTPRequest) -> Answer:
     max_model_len = serving_of(http).engine.max_model_len
 
@@ -48,7 +83,7 @@ async def completions(http: HTTPRequest) -> Answer:
 
 
 def _own_params(body: CompletionBody) -> OwnParams:
-    max_tokens = protocol.max_tokens(body, least=0)
+    max_tokens = protocol.max_tokens(body)
     return OwnParams(
         max_tokens=16 if max_tokens is None else max_tokens,
         num_logprobs=_num_logprobs(body),
@@ -60,12 +95,12 @@ def _own_params(body: CompletionBody) -> OwnParams:
 def _num_logprobs(body: CompletionBody) -> int | None:
     if isinstance(body.logprobs, bool):
         return 1 if body.logprobs else None
-    return integer(body, "logprobs", 0, protocol.MAX_LOGPROBS)
+    return integer(body, "logprobs")
 
 
 def _best_of(body: CompletionBody) -> int | None:
-    n = integer(body, "n", 1, protocol.MAX_CHOICES) or 1
-    best_of = integer(body, "best_of", 0, protocol.MAX_BEST_OF)
+    n = integer(body, "n") or 1
+    best_of = integer(body, "best_of")
     if best_of in (None, 1):  # OpenAI's default is 1, whatever n is
         return None
     if best_of < n:
@@ -103,19 +138,6 @@ def _token_prompt(ids: list[Any]) -> TokenPrompt:
     if (least := min(map(min, protocol.slices(ids)))) < 0:
         raise invalid("prompt", f"a token id must be >= 0, got {protocol.show(least)}")
     return TokenPrompt(ids)
-
-
-class CompletionChoice(msgspec.Struct):
-    """A choice of a whole answer or of a chunk. A field that is UNSET is left out."""
-
-    index: int
-    text: str
-    logprobs: dict[str, Any] | msgspec.Raw | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: msgspec.Raw | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionShape(ChoicesShape):
@@ -186,7 +208,7 @@ class CompletionShape(ChoicesShape):
     def _end_choice(self, chunk: TokenChunk) -> CompletionChoice:
         return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
 
-    def _next_logprobs(self, index: int, tokens: TokenLogprobs) -> dict[str, Any] | None:
+    def _next_logprobs(self, index: int, tokens: TokenLogprobs) -> CompletionLogprobs | None:
         """Return the log-probabilities of the next tokens of a choice, with text offsets that continue those before."""
         if self._wanted.num_logprobs is None:
             return None

@@ -1,7 +1,8 @@
-"""/dashboard: the live page, its files, and its feed. The page holds no data, and the feed no text of requests.
+"""/dashboard, the live page, its files and its feed, and /docs, the page about the API. The pages hold no data, and the
+feed no text of requests.
 
-The page needs no API key, because a browser cannot send one when it opens a page. The page asks its user for the key
-and sends it with everything else that it loads. Its addresses are relative, so a proxy may serve it under a prefix.
+The pages need no API key, because a browser cannot send one when it opens a page. They ask their user for the key and
+send it with everything else that they load. Their addresses are relative, so a proxy may serve them under a prefix.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.errors import NotFound
+from oaiserve.errors import NotFound, Overloaded
 from oaiserve.routes import sse
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.serving import LiveSamples, RecentRequests, Serving, serving_of
 
 MOST_REQUESTS = 30  # rows of the waterfall
@@ -59,14 +61,25 @@ def page_files() -> Mapping[str, File]:
     return found
 
 
+@documented(Operation(summary="The live page.", group="Pages", answer="text/html"))
 async def page(request: Request) -> Response:
+    return await _page(request, "dashboard", "index.html")
+
+
+@documented(Operation(summary="A page about the routes.", group="Pages", answer="text/html"))
+async def docs_page(request: Request) -> Response:
+    return await _page(request, "docs", "docs.html")
+
+
+async def _page(request: Request, route: str, file: str) -> Response:
     path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
     num_slashes = len(path) - len(path.rstrip(b"/"))
     if num_slashes:  # the relative addresses in the page would resolve to something else
-        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
-    return await _file(request, "index.html")
+        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{route}"})
+    return await _file(request, file)
 
 
+@documented(Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,)))
 async def page_file(request: Request) -> Response:
     """Answer with a file of the page. Raises NotFound."""
     return await _file(request, request.path_params["name"])
@@ -75,13 +88,21 @@ async def page_file(request: Request) -> Response:
 async def _file(request: Request, name: str) -> Response:
     file = (await run_in_threadpool(page_files)).get(name)
     if file is None:
-        raise NotFound(f"The dashboard has no file '{name[:128]}'.")
+        raise NotFound(f"The pages have no file '{name[:128]}'.")
     headers = _HEADERS | {"etag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers=headers, media_type=file.media_type)
 
 
+@documented(
+    Operation(
+        summary="The feed of the live page: server-sent events, about one a second.",
+        group="Pages",
+        answer="text/event-stream",
+        errors=(Overloaded,),
+    )
+)
 async def feed(request: Request) -> Response:
     """Stream the event `hello` once, with the last minutes, and then `update` about once a second, with what is new.
     Raises Overloaded."""

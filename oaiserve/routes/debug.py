@@ -12,15 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from oaiserve import private
-from oaiserve.errors import NotFound, RequestTimeout, Unavailable
+from oaiserve.errors import Conflict, NotFound, RequestTimeout, Unavailable
 from oaiserve.record import Outcome, Recording
+from oaiserve.routes.accounts import AccountList, WholeAccount
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.protocol import invalid, show
+from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.query import Parameter, read_query
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
 from oaiserve.times import PHASES
@@ -31,28 +32,52 @@ POLL_SECONDS = 0.2  # how often a profile checks that its client is still connec
 MOST_STEPS, MOST_SECONDS = 1000, 600
 
 
+_LIST_QUERY = (
+    Parameter("slowest", "The phase by which they are sorted instead, longest first.", PHASES),
+    Parameter("outcome", "Only those that ended so.", tuple(Outcome)),
+    Parameter("id", "Only those whose request id begins so."),
+    Parameter("limit", "Most requests.", is_integer=True),
+)
+
+
+@documented(
+    Operation(
+        summary="The accounts of the last requests, newest first.",
+        group="Debugging",
+        answer=AccountList,
+        query=_LIST_QUERY,
+    )
+)
 async def recent_requests(request: Request) -> Response:
-    """Answer with the last requests, newest first. The query may have `slowest` (the phase by which they are sorted
-    instead, longest first), `outcome`, `id` (the beginning of the request id) and `limit`. Raises InvalidRequest."""
-    query = request.query_params
-    _check_names(query, "slowest", "outcome", "id", "limit")
-    slowest = _one_of("slowest", query.get("slowest"), PHASES)
-    outcome = _one_of("outcome", query.get("outcome"), tuple(Outcome))
-    id_prefix, limit = query.get("id", ""), _integer("limit", query.get("limit"))
+    asked = read_query(request.query_params, _LIST_QUERY)
     recent = serving_of(request).recent
 
     def render() -> Response:
-        entries = recent.list(slowest=slowest, outcome=outcome, id_prefix=id_prefix, limit=limit)
+        entries = recent.list(
+            slowest=asked["slowest"], outcome=asked["outcome"], id_prefix=asked["id"] or "", limit=asked["limit"]
+        )
         return json_response({"requests": entries})
 
     return await run_in_threadpool(render)
 
 
+_REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers.", ("json", "text")),)
+
+
+@documented(
+    Operation(
+        summary="The account of one of the last requests, as JSON or as a page of text.",
+        group="Debugging",
+        answer=WholeAccount,
+        alternative="text/plain",
+        query=_REQUEST_QUERY,
+        errors=(NotFound,),
+    )
+)
 async def recent_request(request: Request) -> Response:
     """Answer with the request that has this id in its header x-request-id: as text if the client prefers text or sends
     `format=text`, or else as JSON. Raises NotFound if the request is not among the last."""
-    _check_names(request.query_params, "format")
-    asked = _one_of("format", request.query_params.get("format"), ("json", "text"))
+    asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
     as_text = asked == "text" if asked is not None else prefers_text(request.headers.get("accept", ""))
     request_id = request.path_params["request_id"]
     entry = await run_in_threadpool(serving_of(request).recent.get, request_id)
@@ -61,6 +86,21 @@ async def recent_request(request: Request) -> Response:
     return PlainTextResponse(page(entry)) if as_text else json_response(entry)
 
 
+_PROFILE_QUERY = (
+    Parameter("steps", "Steps to record. Default: 20.", is_integer=True, most=MOST_STEPS),
+    Parameter("seconds", "Longest time to wait for them. Default: 30.", is_integer=True, most=MOST_SECONDS),
+)
+
+
+@documented(
+    Operation(
+        summary="Record the engine's next steps, for Chrome's and Perfetto's viewers; needs --profile-dir.",
+        group="Debugging",
+        answer="application/gzip",
+        query=_PROFILE_QUERY,
+        errors=(NotFound, Conflict, RequestTimeout),
+    )
+)
 async def profile(request: Request) -> Response:
     """Answer with a trace of the engine's next `steps` steps, or of as many as come within `seconds`, and save it in
     --profile-dir.
@@ -68,12 +108,11 @@ async def profile(request: Request) -> Response:
     Raises NotFound without --profile-dir, Conflict while another profile is made, RequestTimeout if no step came, and
     Unavailable if the server shuts down before.
     """
-    serving, query = serving_of(request), request.query_params
+    serving = serving_of(request)
     if serving.profile_dir is None:
         raise NotFound("Profiles are made only where the server was started with --profile-dir FOLDER.")
-    _check_names(query, "steps", "seconds")
-    num_steps = _integer("steps", query.get("steps"), MOST_STEPS) or 20
-    seconds = _integer("seconds", query.get("seconds"), MOST_SECONDS) or 30
+    asked_for = read_query(request.query_params, _PROFILE_QUERY)
+    num_steps, seconds = asked_for["steps"] or 20, asked_for["seconds"] or 30
     engine, has_left = serving.engine, False
     asked = engine.profile(num_steps, seconds)
     made = asyncio.wrap_future(asked)
@@ -117,28 +156,6 @@ async def closed(request: Request) -> Response:
         f"{request.scope['path']} shows other people's requests, so it is there only with an --api-key, or where "
         "--host is this machine alone, as in 127.0.0.1."
     )
-
-
-def _check_names(query: QueryParams, *known: str) -> None:
-    for name in query:
-        if name not in known:
-            raise invalid(name[:80], f"this route takes {', '.join(known)}")
-
-
-def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
-    if value is not None and value not in allowed:
-        raise invalid(name, f"must be one of {', '.join(allowed)}, got {show(value)}")
-    return value
-
-
-def _integer(name: str, value: str | None, most: int | None = None) -> int | None:
-    if value is None:
-        return None
-    is_integer = value.isascii() and value.isdecimal() and len(value) <= 9
-    if not is_integer or int(value) < 1 or (most is not None and int(value) > most):
-        allowed = ">= 1" if most is None else f"from 1 to {most}"
-        raise invalid(name, f"must be an integer {allowed}, got {show(value)}")
-    return int(value)
 
 
 def prefers_text(accept: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,17 @@ from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
 from oaiserve.trace import TraceContext
+
+
+class RequestTimings(msgspec.Struct):
+    """Where the time of a streamed answer went, in nanoseconds, without the phase `respond`, which has not ended."""
+
+    phases_ns: dict[str, int]
+    time_to_first_token_ns: int | None
+    queue_waits_ns: dict[str, int]
+    stalled_ns: int
+    cached_tokens: int
+    trace_id: str
 
 
 @dataclass(slots=True)
@@ -66,17 +78,17 @@ class Exchange:
         """Return the error as JSON for an event in a stream, the same as in the body of an HTTP error."""
         return error.body(request_id=self.request_id, trace_id=self.trace.trace_id_hex)
 
-    def timings(self, usage: Usage) -> dict[str, Any]:
+    def timings(self, usage: Usage) -> RequestTimings:
         """Return the timings for the end of a stream: the same integers as in the record. The engine's account is
         complete by then."""
-        return {
-            "phases_ns": self._phases_ns(),
-            "time_to_first_token_ns": self.times.time_to_first_token_ns,
-            "queue_waits_ns": self.account.waits_ns,
-            "stalled_ns": self.account.stalled_ns,
-            "cached_tokens": usage.cached_tokens,
-            "trace_id": self.trace.trace_id_hex,
-        }
+        return RequestTimings(
+            self._phases_ns(),
+            self.times.time_to_first_token_ns,
+            {str(reason): wait_ns for reason, wait_ns in self.account.waits_ns.items()},
+            self.account.stalled_ns,
+            usage.cached_tokens,
+            self.trace.trace_id_hex,
+        )
 
     def _phases_ns(self) -> dict[str, int]:
         """Return the phases that are over, computed from the same stamps as those of the record."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import Unavailable
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.serving import serving_of
 
 
+class Version(msgspec.Struct):
+    """The version of oaiserve."""
+
+    version: str
+
+
+@documented(Operation(summary="200 while the process works, 503 once its engine has failed.", group="Server"))
 async def health(request: Request) -> Response:
     """Answer 200 while the process can serve, and 503 once it must be restarted."""
     failure = serving_of(request).engine.failure
@@ -19,6 +28,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+@documented(Operation(summary="200 while requests are welcome, else 503.", group="Server"))
 async def ready(request: Request) -> Response:
     """Answer 200 while the server takes requests, and 503 while it loads or drains and after a failure."""
     await health(request)
@@ -27,10 +37,19 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
+@documented(Operation(summary="The version.", group="Server", answer=Version))
 async def version(request: Request) -> Response:
-    return json_response({"version": serving_of(request).version})
+    return json_response(Version(serving_of(request).version))
 
 
+@documented(
+    Operation(
+        summary="The metrics, for Prometheus.",
+        group="Server",
+        answer="text/plain",
+        alternative="application/openmetrics-text",
+    )
+)
 async def metrics(request: Request) -> Response:
     render = serving_of(request).render_metrics
     content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))

@@ -21,8 +21,50 @@ encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 
-def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> dict[str, Any]:
-    return {"content": chat_entries(tokens, num_top, as_token_ids), "refusal": None}
+class TopToken(msgspec.Struct):
+    """A token with its log-probability. -9999 stands for minus infinity. `bytes` may be part of a character."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+
+
+class ContentToken(TopToken):
+    """A token of the content, and the likeliest ones in its place, likeliest first."""
+
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The log-probabilities of the tokens of a message's content."""
+
+    content: list[ContentToken]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Four lists with an item for each token. The first token of a prompt has no log-probability: it is null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    text_offset: list[int]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class PromptLogprob(msgspec.Struct):
+    """The log-probability of a token in the prompt, or of one in its place. `rank` counts from 1; null: not among the
+    likeliest."""
+
+    logprob: float | None
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for the first token of the prompt
+
+
+def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> ChatLogprobs:
+    return ChatLogprobs(chat_entries(tokens, num_top, as_token_ids))
 
 
 def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
@@ -31,7 +73,7 @@ def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bo
     yield b',"refusal":null}'
 
 
-def chat_entries(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> list[dict[str, Any]]:
+def chat_entries(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> list[ContentToken]:
     return _chat_entries(tokens.entries(), num_top, as_token_ids)
 
 
@@ -41,17 +83,17 @@ def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: boo
 
 def completion_logprobs(
     tokens: TokenLogprobs, num_top: int, as_token_ids: bool, text_offset: int = 0
-) -> dict[str, Any]:
+) -> CompletionLogprobs:
     """Return OpenAI's four lists of equal length. `text_offset` is the number of characters in the tokens of the choice
     that come before these."""
     rows = list(tokens.entries())
     alone = [row[0] for row in rows]
-    return {
-        "tokens": _texts(alone, as_token_ids),
-        "token_logprobs": _values(alone),
-        "text_offset": _offsets(alone, text_offset),
-        "top_logprobs": _best(rows, num_top, as_token_ids),
-    }
+    return CompletionLogprobs(
+        _texts(alone, as_token_ids),
+        _values(alone),
+        _offsets(alone, text_offset),
+        _best(rows, num_top, as_token_ids),
+    )
 
 
 def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
@@ -111,11 +153,11 @@ def _text(token_id: int, data: bytes, as_token_ids: bool) -> str:
     return f"token_id:{token_id}" if as_token_ids else text_of(data)
 
 
-def _chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, Any]]:
-    def entry(token_id: int, data: bytes, logprob: float) -> dict[str, Any]:
-        return {"token": _text(token_id, data, as_token_ids), "logprob": _value(logprob), "bytes": list(data) or None}
+def _chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[ContentToken]:
+    def values(token_id: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
+        return _text(token_id, data, as_token_ids), _value(logprob), list(data) or None
 
-    return [{**entry(*token), "top_logprobs": [entry(*one) for one in top[:num_top]]} for token, *top in rows]
+    return [ContentToken(*values(*token), [TopToken(*values(*one)) for one in top[:num_top]]) for token, *top in rows]
 
 
 def _texts(tokens: Iterable[Entry], as_token_ids: bool) -> list[str]:
@@ -152,8 +194,8 @@ def _best(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list
     return found
 
 
-def _by_token_id(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, Any] | None]:
-    found: list[dict[str, Any] | None] = []
+def _by_token_id(rows: Iterable[list[Entry]], num_top: int) -> PromptLogprobs:
+    found: PromptLogprobs = []
     for token, *top in rows:
         if math.isnan(token[2]):
             found.append(None)
@@ -161,7 +203,7 @@ def _by_token_id(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, An
         ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(top, start=1)}
         found.append(
             {
-                str(token_id): {"logprob": _value(logprob), "rank": ranks.get(token_id), "decoded_token": text_of(data)}
+                str(token_id): PromptLogprob(_value(logprob), ranks.get(token_id), text_of(data))
                 for token_id, data, logprob in [*top[:num_top], token]
             }
         )

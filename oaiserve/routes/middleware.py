@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from secrets import token_hex
 
 import msgspec
@@ -15,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.errors import (
@@ -31,6 +34,7 @@ from oaiserve.trace import TraceContext
 
 logger = logging.getLogger(__name__)
 
+MOST_COMPARED_CHARACTERS = 60  # of an unknown path: comparing it with all routes takes a fraction of a millisecond
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -39,11 +43,13 @@ class RequestHeaders:
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
     `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), and `send`, through
-    which the chunks of a stream go straight to the server: the layers between would only cost time.
+    which the chunks of a stream go straight to the server: the layers between would only cost time. `is_sampled`
+    returns whether the spans of a trace will be exported. Requests without an account have none.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool]) -> None:
         self.app = app
+        self._is_sampled = is_sampled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,7 +71,7 @@ class RequestHeaders:
                 response = MutableHeaders(scope=message)
                 response["x-request-id"] = request_id
                 response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
-                flags = f"{int(trace.parent_sampled):02x}"
+                flags = "01" if "exchange" in scope["state"] and self._is_sampled(trace) else "00"
                 response["traceresponse"] = f"00-{trace.trace_id_hex}-{trace.span_id_hex}-{flags}"
                 connection = scope.get("extensions", {}).get(CONNECTION)
                 if connection is not None and connection["awaits_body"]():
@@ -135,16 +141,29 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
+def what_is_there(path: str, routes: Sequence[Route]) -> str:
+    """Return what a client reads that asked for an unknown path: the route that it may have meant, and the API's."""
+    shown = {
+        route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
+        for route in routes
+        if "{" not in route.path
+    }
+    nearest = get_close_matches(path, shown, n=1) if len(path) <= MOST_COMPARED_CHARACTERS else []
+    meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
+    api = ", ".join(text for path, text in shown.items() if path.startswith("/v1/"))
+    return f"{meant}Its API has {api}."
+
+
 async def render_http_exception(request: Request, error: Exception) -> Response:
     """Answer the exceptions of starlette, such as its 404 and 405, with OpenAI's error object instead of plain text."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"][:200]
+    path = request.scope["path"][:100]
     api_error: APIError
     if error.status_code == 405:
         api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
     elif error.status_code == 404:
-        hint = "" if path.startswith("/v1/") else " The API is under /v1, as in /v1/chat/completions."
-        api_error = NotFound(f"There is no {request.method} {path} on this server.{hint}")
+        routes: list[Route] = request.app.routes
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {what_is_there(path, routes)}")
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from msgspec import UNSET
 
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes.answer_reader import AnswerReader
-from oaiserve.routes.chat_shape import ChatChoice, ChatMessage, ChatShape, Function, ToolCall
+from oaiserve.routes.chat_shape import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    ChatShape,
+    Function,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    drop_end_logprob,
+)
 from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.protocol import Wanted
-from oaiserve.routes.shapes import Head, usage_object
+from oaiserve.routes.shapes import CompletionTokensDetails, Head, TokenUsage, usage_object
 from oaiserve.routes.talk import Talk
 
 
@@ -46,14 +56,15 @@ class ParsedChatShape(ChatShape):
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
 
     def delta(self, chunk: TokenChunk) -> bytes:
+        drop_end_logprob(chunk)
         self._usage.completion_tokens += len(chunk.token_ids)
         reader = self._reader(chunk.index)
         deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
-            deltas.append(ChatMessage())  # the text of these tokens is held back, or belongs to a mark
+            deltas.append(ChatDelta())  # the text of these tokens is held back, or belongs to a mark
         events = b""
         for number, delta in enumerate(deltas):
-            choice = ChatChoice(chunk.index, UNSET, delta) if number else self._delta_choice(chunk, delta)
+            choice = ChatChunkChoice(chunk.index, delta) if number else self._delta_choice(chunk, delta)
             events += self._event(choice)
         if chunk.finish_reason is not None:
             reader.add_calls(self._counted_calls)
@@ -77,11 +88,11 @@ class ParsedChatShape(ChatShape):
             choice.finish_reason = self._finish_reason(self._reader(chunk.index), chunk.finish_reason)
         return choice
 
-    def _usage_object(self, usage: Usage) -> dict[str, Any]:
+    def _usage_object(self, usage: Usage) -> TokenUsage:
         shown = usage_object(usage)
         if self._talk.reads_reasoning:
             num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers.values())
-            shown["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+            shown.completion_tokens_details = CompletionTokensDetails(num_tokens)
         return shown
 
     def _reader(self, index: int) -> AnswerReader:
@@ -90,30 +101,30 @@ class ParsedChatShape(ChatShape):
             reader = self._readers[index] = self._talk.reader()
         return reader
 
-    def _deltas(self, index: int, parts: list[Part]) -> list[ChatMessage]:
+    def _deltas(self, index: int, parts: list[Part]) -> list[ChatDelta]:
         """Return what the parts add to a streamed message."""
         deltas = []
         for part in parts:
             if isinstance(part, Content):
                 if not self._is_forced:
-                    deltas.append(ChatMessage(UNSET, part.text))
+                    deltas.append(ChatDelta(UNSET, part.text))
             elif isinstance(part, Reasoning):
                 if self._shows_reasoning:
-                    deltas.append(ChatMessage(reasoning=part.text, reasoning_content=part.text))
+                    deltas.append(ChatDelta(reasoning=part.text, reasoning_content=part.text))
             elif isinstance(part, Arguments):
-                deltas.append(self._call_delta(index, Function(UNSET, part.text)))
+                deltas.append(self._call_delta(index, FunctionDelta(UNSET, part.text)))
             elif isinstance(part, CallBegin):
                 self._num_begun[index] = self._num_begun.get(index, 0) + 1
-                deltas.append(self._call_delta(index, Function(part.name), is_first=True))
+                deltas.append(self._call_delta(index, FunctionDelta(part.name), is_first=True))
         return deltas
 
-    def _call_delta(self, index: int, function: Function, *, is_first: bool = False) -> ChatMessage:
+    def _call_delta(self, index: int, function: FunctionDelta, *, is_first: bool = False) -> ChatDelta:
         if self._tools is not None and self._tools.is_legacy:
-            return ChatMessage(function_call=function)
-        call = ToolCall(index=self._num_begun[index] - 1, function=function)
+            return ChatDelta(function_call=function)
+        call = ToolCallDelta(index=self._num_begun[index] - 1, function=function)
         if is_first:
             call.id, call.type = _new_id(), "function"
-        return ChatMessage(tool_calls=[call])
+        return ChatDelta(tool_calls=[call])
 
     def _message(self, parts: list[Part]) -> ChatMessage:
         """Return the message of a whole answer. A call that broke is text in it."""
@@ -126,7 +137,7 @@ class ParsedChatShape(ChatShape):
                 case Reasoning(text):
                     reasoning += text
                 case CallBegin(name):
-                    calls.append(Function(name))
+                    calls.append(Function(name, ""))
                 case Arguments(text):
                     calls[-1].arguments += text
                 case CallBroken(text):
@@ -136,7 +147,7 @@ class ParsedChatShape(ChatShape):
                     pass
         if self._is_forced:
             content = ""
-        message = ChatMessage("assistant", content, None)
+        message = ChatMessage("assistant", content)
         if not content and (calls or reasoning or self._is_forced):
             message.content = None
         if reasoning and self._shows_reasoning:
@@ -144,7 +155,7 @@ class ParsedChatShape(ChatShape):
         if calls and self._tools is not None and self._tools.is_legacy:
             message.function_call = calls[0]
         elif calls:
-            message.tool_calls = [ToolCall(id=_new_id(), type="function", function=function) for function in calls]
+            message.tool_calls = [ToolCall(id=_new_id(), function=function) for function in calls]
         return message
 
     def _finish_reason(self, reader: AnswerReader, reason: FinishReason) -> str:

@@ -124,7 +124,7 @@ async def prepare(
             all_prompts,
             params,
             echo=own.echo,
-            priority=integer(body, "priority", -protocol.MAX_INT64 - 1, protocol.MAX_INT64) or 0,
+            priority=integer(body, "priority") or 0,
             cache_salt=protocol.cache_salt(body),
             stream_interval=protocol.stream_interval(body, serving.stream_interval),
             client=exchange.client,

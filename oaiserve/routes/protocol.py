@@ -10,8 +10,9 @@ import logging
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -20,8 +21,6 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
-
-Integer = int | float  # JSON libraries of some languages write every number as a float
 
 MAX_CHOICES = 128  # OpenAI's limit for n
 MAX_BEST_OF = 20  # OpenAI's limit
@@ -33,143 +32,283 @@ MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 SLICE_VALUES = 2**15  # looked at within about a millisecond
 MAX_INT64 = 2**63 - 1
+MAX_TOOLS = 128  # OpenAI's limit
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
+
+Integer = int | float  # JSON libraries of some languages write every number as a float
+NonEmpty = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+TokenId = Annotated[Integer, msgspec.Meta(extra_json_schema={"minimum": 0})]
+
+
+def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
+    """Return what a field says of itself in the published schema: its meaning, its range, and other keywords of JSON
+    Schema. The range is checked where the field is read, by `integer` and `_within`: msgspec's own messages do not show
+    the value."""
+    limits = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
+    return msgspec.Meta(description=text, extra_json_schema={**limits, **keywords})
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
     """The parameters that all generation routes accept. None means that the client did not set it."""
 
-    model: str | None = None
-    n: Integer | None = None
-    max_tokens: Integer | None = None
-    max_completion_tokens: Integer | None = None
-    min_tokens: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[Integer] | None = None
-    bad_words: list[str] | None = None
-    seed: Integer | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Integer] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    prompt_logprobs: Integer | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-    stream: bool | None = None
-    stream_options: dict[str, bool | None] | None = None
-    stream_interval: Integer | None = None
-    priority: Integer | None = None
-    cache_salt: str | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    n: Annotated[Integer | None, described("Choices for each prompt. Default: 1.", 1, MAX_CHOICES)] = None
+    max_tokens: Annotated[Integer | None, described("Most tokens of a choice.", 1, MAX_INT32)] = None
+    max_completion_tokens: Annotated[
+        Integer | None, described("Newer name of max_tokens, over which it wins.", 1, MAX_INT32)
+    ] = None
+    min_tokens: Annotated[
+        Integer | None, described("Tokens before which a choice cannot end by itself.", 0, MAX_INT32)
+    ] = None
+    temperature: Annotated[
+        float | None, described("0 takes the likeliest token each time. Default: the model's own, or 1.", 0, 2)
+    ] = None
+    top_p: Annotated[
+        float | None, described("Draw among the likeliest tokens that have this probability together.", 0, 1)
+    ] = None
+    top_k: Annotated[
+        Integer | None, described("Draw among this many of the likeliest tokens. 0 and -1: all.", -1, MAX_INT32)
+    ] = None
+    min_p: Annotated[
+        float | None, described("Drop tokens with less than this share of the likeliest one's probability.", 0, 1)
+    ] = None
+    presence_penalty: Annotated[
+        float | None, described("Lowers the logits of tokens that are in the answer already.", -2, 2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, described("The same, for each time that a token is in the answer.", -2, 2)
+    ] = None
+    # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
+    repetition_penalty: Annotated[
+        float | None,
+        described("Divides the logits of tokens that are in the prompt or the answer. 1: off.", 0.01, 100),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, described("Added to the logit.", -100, 100)]] | None,
+        described("What to add to logits, by token id."),
+    ] = None
+    allowed_token_ids: Annotated[list[TokenId] | None, described("The only tokens that may be drawn.", minItems=1)] = (
+        None
+    )
+    bad_words: Annotated[
+        list[NonEmpty] | None, described("Texts whose tokens must not come in a row.", maxItems=MAX_STRINGS)
+    ] = None
+    seed: Annotated[
+        Integer | None,
+        described("Equal requests with equal seeds get equal draws. -1: none.", -MAX_INT64 - 1, MAX_INT64),
+    ] = None
+    stop: Annotated[
+        NonEmpty | list[NonEmpty] | None, described("Texts before which the answer ends.", maxItems=MAX_STRINGS)
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, described("Tokens at which the answer ends.")] = None
+    include_stop_str_in_output: Annotated[bool | None, described("Keep the stop in the text.")] = None
+    ignore_eos: Annotated[bool | None, described("Go on at the end of the sequence, up to max_tokens.")] = None
+    skip_special_tokens: Annotated[bool | None, described("Leave special tokens out of the text. Default: true.")] = (
+        None
+    )
+    add_special_tokens: Annotated[
+        bool | None, described("Add the tokenizer's own tokens to the prompt. Default: true, but false for messages.")
+    ] = None
+    prompt_logprobs: Annotated[
+        Integer | None,
+        described("Log-probabilities of the prompt, with this many alternatives for each token.", 0, MAX_LOGPROBS),
+    ] = None
+    response_format: Annotated[
+        dict[str, Any] | None, described("OpenAI's constraint: of type text, json_object or json_schema.")
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, described("vLLM's constraint: one of json, regex, choice, grammar, json_object.")
+    ] = None
+    guided_json: Annotated[dict[str, Any] | str | None, described("Older name of structured_outputs.json.")] = None
+    guided_regex: Annotated[str | None, described("Older name of structured_outputs.regex.")] = None
+    guided_choice: Annotated[list[str] | None, described("Older name of structured_outputs.choice.")] = None
+    guided_grammar: Annotated[str | None, described("Older name of structured_outputs.grammar.")] = None
+    grammar: Annotated[str | None, described("llama.cpp's constraint: a grammar in GBNF, or in Lark's form.")] = None
+    json_schema: Annotated[dict[str, Any] | None, described("llama.cpp's constraint: a JSON Schema.")] = None
+    stream: Annotated[bool | None, described("Send the answer as server-sent events while it is generated.")] = None
+    stream_options: Annotated[
+        dict[str, bool | None] | None,
+        described("With stream: include_usage, include_timings, continuous_usage_stats."),
+    ] = None
+    stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
+    priority: Annotated[
+        Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        described(
+            "Only requests with the same salt share cached prefixes.", minLength=1, maxLength=MAX_SALT_CHARACTERS
+        ),
+    ] = None
+    return_token_ids: Annotated[bool | None, described("Send the ids of the prompt and of the answer, too.")] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, described("In log-probabilities, write token_id:123 for the text of a token.")
+    ] = None
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    prompt: str | list[Any] | None = None
-    echo: bool | None = None
-    logprobs: bool | Integer | None = None
-    best_of: Integer | None = None
+    """What to continue, and how."""
+
+    # None is there to be refused in the same words as no prompt at all.
+    prompt: Annotated[
+        str | list[Any] | None,
+        described(
+            "A text, a list of texts, a list of token ids, or a list of such lists. It must be given.", minItems=1
+        ),
+    ] = None
+    max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
+    max_completion_tokens: Annotated[
+        Integer | None, described("Newer name of max_tokens, over which it wins.", 0, MAX_INT32)
+    ] = None
+    echo: Annotated[bool | None, described("Begin the text, and its log-probabilities, with the prompt.")] = None
+    logprobs: Annotated[
+        bool | Integer | None,
+        described("Log-probabilities, with this many alternatives for each token.", 0, MAX_LOGPROBS),
+    ] = None
+    best_of: Annotated[
+        Integer | None, described("Candidates for each prompt, of which the n likeliest are sent.", 1, MAX_BEST_OF)
+    ] = None
 
 
 class Message(msgspec.Struct, kw_only=True):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+    """A message of a conversation."""
+
+    role: Annotated[str, described("Who says it.", enum=list(ROLES))]
+    content: Annotated[
+        str | list[dict[str, Any]] | None, described("A text, or parts of the type text. A call of tools needs none.")
+    ] = None
     name: str | None = None
     refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None  # the older form of one call
-    tool_call_id: str | None = None
+    reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
+    reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, described("The calls that an earlier answer made.")] = None
+    function_call: Annotated[dict[str, Any] | None, described("The older form of one call.")] = None
+    tool_call_id: Annotated[str | None, described("Of a result: the call that it belongs to.")] = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    messages: list[Message]
-    logprobs: bool | None = None
-    top_logprobs: Integer | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    reasoning_format: str | None = None
-    include_reasoning: bool | None = None
+    """The conversation to answer, and how."""
+
+    messages: Annotated[list[Message], described("The conversation so far.", minItems=1)]
+    logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
+    top_logprobs: Annotated[
+        Integer | None, described("With logprobs: alternatives for each token.", 0, MAX_LOGPROBS)
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, described("Ask for an answer behind the messages. Default: true.")
+    ] = None
+    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, described("auto, none, required, a named function, or allowed_tools.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    functions: Annotated[list[dict[str, Any]] | None, described("The older form of tools.", maxItems=MAX_TOOLS)] = None
+    function_call: Annotated[str | dict[str, Any] | None, described("The older form of tool_choice.")] = None
+    reasoning_effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+    reasoning_format: Annotated[
+        str | None, described("none leaves reasoning in the content.", enum=[*REASONING_FORMATS, None])
+    ] = None
+    include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 
 class ResponsesBody(SamplingBody, kw_only=True):
-    input: str | list[dict[str, Any]]
-    instructions: str | None = None
-    max_output_tokens: Integer | None = None
-    top_logprobs: Integer | None = None
-    include: list[str] | None = None
-    text: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: Integer | None = None
-    reasoning: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
-    truncation: str | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    background: bool | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: str | dict[str, Any] | None = None
+    """What to respond to, and how."""
+
+    input: Annotated[str | list[dict[str, Any]], described("A text, or the items of a talk.", minItems=1)]
+    instructions: Annotated[str | None, described("The system's message, before all others.")] = None
+    max_output_tokens: Annotated[
+        Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
+    ] = None
+    top_logprobs: Annotated[
+        Integer | None, described("Alternatives for each token, if log-probabilities are included.", 0, MAX_LOGPROBS)
+    ] = None
+    include: Annotated[list[str] | None, described("What else to send, such as message.output_text.logprobs.")] = None
+    text: Annotated[dict[str, Any] | None, described("In format: of type text, json_object or json_schema.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, described("auto, none, required, a named function, or allowed_tools.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    max_tool_calls: Annotated[
+        Integer | None,
+        described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
+    ] = None
+    reasoning: Annotated[dict[str, Any] | None, described("Its effort is passed on to the chat template.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
+    store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
+    truncation: Annotated[str | None, described("Nothing is ever cut off a talk.", enum=["auto", "disabled", None])] = (
+        None
+    )
+    metadata: Annotated[dict[str, str] | None, described("Is sent back with the response.")] = None
+    user: Annotated[str | None, described("Is sent back with the response.")] = None
+    background: Annotated[bool | None, described("Must be false: the server answers while the client waits.")] = None
+    conversation: Annotated[str | dict[str, Any] | None, described("Is refused: there are no conversations.")] = None
+    prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    """What to tokenize: either a prompt or messages."""
+
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    prompt: Annotated[str | None, described("A text.")] = None
+    messages: Annotated[list[Message] | None, described("A conversation.", minItems=1)] = None
+    add_special_tokens: Annotated[
+        bool | None, described("Add the tokenizer's own tokens. Default: true, but false for messages.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, described("Ask for an answer behind the messages. Default: true.")
+    ] = None
+    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    tokens: list[Integer]
+    """The tokens of which to make a text."""
 
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    tokens: list[TokenId]
+
+
+@cache
+def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
+    """Return the declared ranges of the fields that have one."""
+    found = {}
+    for name, hint in get_type_hints(body, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if "minimum" in (schema := meta.extra_json_schema or {}):
+                found[name] = (schema["minimum"], schema["maximum"])
+    return found
+
+
+for _body in (CompletionBody, ChatBody, ResponsesBody):
+    ranges(_body)  # now, because the first time takes milliseconds
 
 # Parameters that would change the answer and that this server, or the route, does not support, with the values that
-# change nothing.
+# change nothing. Of several in a request the first one here is refused: tools before the choice among them.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
     "documents": ([],),
-    "function_call": ("none",),
     "functions": ([],),
+    "function_call": ("none",),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
-    "tool_choice": ("none",),
     "tools": ([],),
+    "tool_choice": ("none",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -251,7 +390,7 @@ def parse(
         parsed = decoder.decode(body)
         yield
         names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
-        unsupported = {name: msgspec.json.decode(given[name]) for name in names}
+        unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}
     except msgspec.ValidationError as error:
         raise _invalid_type(str(error)) from None
     except UnicodeDecodeError:
@@ -259,7 +398,7 @@ def parse(
     except msgspec.DecodeError as error:
         reason = str(error).removeprefix("JSON is malformed: ")
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
-    for name, value in sorted(unsupported.items()):
+    for name, value in unsupported.items():
         if value is not None and value not in UNSUPPORTED[name]:
             raise InvalidRequest(
                 f"'{name}' is not supported by this server. Please leave it out.",
@@ -330,8 +469,8 @@ def invalid(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)
 
 
-def integer(body: msgspec.Struct, name: str, low: int, high: int) -> int | None:
-    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of [low, high]."""
+def integer(body: msgspec.Struct, name: str) -> int | None:
+    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of its declared range."""
     value = getattr(body, name)
     if value is None:
         return None
@@ -339,10 +478,11 @@ def integer(body: msgspec.Struct, name: str, low: int, high: int) -> int | None:
         if not value.is_integer():
             raise invalid(name, f"must be an integer, got {show(value)}")
         value = int(value)
-    return int(_within(name, value, low, high))
+    return int(_within(body, name, value))
 
 
-def _within(name: str, value: float, low: float, high: float) -> float:
+def _within(body: msgspec.Struct, name: str, value: float) -> float:
+    low, high = ranges(type(body))[name]
     if not value >= low:
         raise invalid(name, f"must be >= {low}, got {show(value)}")
     if not value <= high:
@@ -350,10 +490,9 @@ def _within(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-def max_tokens(body: SamplingBody, least: int) -> int | None:
+def max_tokens(body: SamplingBody) -> int | None:
     """Return the limit that the client set. OpenAI's newer name for it wins over the older one."""
-    older = integer(body, "max_tokens", least, MAX_INT32)
-    newer = integer(body, "max_completion_tokens", least, MAX_INT32)
+    older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
     return older if newer is None else newer
 
 
@@ -368,28 +507,27 @@ def sampling_params(
 ) -> SamplingParams:
     """Return the checked sampling parameters of the body. A value that the client did not set comes from `defaults`,
     which are the model's, or else from OpenAI."""
-    min_tokens = integer(body, "min_tokens", 0, MAX_INT32) or 0
+    min_tokens = integer(body, "min_tokens") or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid("min_tokens", f"must be <= max_tokens ({max_tokens}), got {min_tokens}")
-    top_k = integer(body, "top_k", -1, MAX_INT32)
-    seed = integer(body, "seed", -MAX_INT64 - 1, MAX_INT64)
+    top_k = integer(body, "top_k")
+    seed = integer(body, "seed")
 
-    def number(name: str, low: float, high: float, default: float) -> float:
+    def number(name: str, default: float) -> float:
         value = getattr(body, name)
-        return defaults.get(name, default) if value is None else _within(name, value, low, high)
+        return defaults.get(name, default) if value is None else _within(body, name, value)
 
     return SamplingParams(
-        n=integer(body, "n", 1, MAX_CHOICES) or 1,
+        n=integer(body, "n") or 1,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=number("temperature", 0, 2, 1.0),
-        top_p=number("top_p", 0, 1, 1.0),
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
         top_k=max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k),  # -1 and 0 are both "off"
-        min_p=number("min_p", 0, 1, 0.0),
-        presence_penalty=number("presence_penalty", -2, 2, 0.0),
-        frequency_penalty=number("frequency_penalty", -2, 2, 0.0),
-        # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
-        repetition_penalty=number("repetition_penalty", 0.01, 100, 1.0),
+        min_p=number("min_p", 0.0),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=_allowed_token_ids(body),
         bad_words=_strings("bad_words", body.bad_words or []),
@@ -456,7 +594,7 @@ def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
 
 
 def prompt_logprobs(body: SamplingBody) -> int | None:
-    value = integer(body, "prompt_logprobs", 0, MAX_LOGPROBS)
+    value = integer(body, "prompt_logprobs")
     if value is not None and body.stream:
         if value > 0:
             raise invalid("prompt_logprobs", "is not available with 'stream': true")
@@ -497,7 +635,7 @@ def wanted(body: SamplingBody, params: SamplingParams, num_logprobs: int | None,
 
 def stream_interval(body: SamplingBody, default: int) -> int:
     """Return the tokens per event, as `Request.stream_interval` has it: 0 for an answer that is not streamed."""
-    interval = integer(body, "stream_interval", 1, MAX_INT32) or default
+    interval = integer(body, "stream_interval") or default
     return interval if body.stream else 0
 
 

@@ -17,14 +17,14 @@ from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, 
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.routes import sse
-from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.exchange import Exchange, RequestTimings
 from oaiserve.routes.extensions import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
 
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
 
-Timings = Callable[[Usage], Mapping[str, Any]]  # called at the end of a stream, if the client asked for timings
+Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
 
 
 class Shape(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.routes.logprobs import chat_entries, chat_entries_in_parts
+from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
 from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.shapes import HOLE
 
@@ -22,33 +22,41 @@ Fillings = Sequence[Iterable[bytes]]
 Report = Callable[[str, dict[str, Any], Fillings], None]  # the type of an event, its fields, what fills their holes
 
 
-class TextPart(msgspec.Struct):
-    type: str = "output_text"
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """A text of the answer."""
+
     text: str = ""
     annotations: list[Any] = []
-    logprobs: msgspec.Raw = NO_LOGPROBS
+    logprobs: list[ContentToken] | msgspec.Raw = NO_LOGPROBS
 
 
-class ReasoningPart(msgspec.Struct):
-    type: str = "reasoning_text"
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
     text: str = ""
 
 
-class Message(msgspec.Struct, tag_field="type", tag="message"):
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """A message of the answer. `status` is in_progress, completed or incomplete."""
+
     id: str
     status: str = "in_progress"
     role: str = "assistant"
-    content: list[TextPart] = []
+    content: list[OutputText] = []
 
 
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """The reasoning before an answer. There is no summary of it."""
+
     id: str
     status: str = "in_progress"
     summary: list[Any] = []
-    content: list[ReasoningPart] = []
+    content: list[ReasoningText] = []
 
 
-class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function, which the client makes."""
+
     id: str
     call_id: str
     name: str
@@ -56,7 +64,7 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
     status: str = "in_progress"
 
 
-Item = Message | ReasoningItem | FunctionCall
+Item = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class ResponseOutput:
@@ -84,7 +92,7 @@ class ResponseOutput:
                 self._report("response.reasoning_text.delta", **self._place(item), content_index=0, delta=text)
             case CallBegin(name):
                 self.close()
-                self._open(FunctionCall(self._new_id("fc"), f"call_{uuid.uuid4().hex}", name))
+                self._open(FunctionCallItem(self._new_id("fc"), f"call_{uuid.uuid4().hex}", name))
             case Arguments(text):
                 self._texts.append(text)
                 self._report("response.function_call_arguments.delta", **self._place(self.items[-1]), delta=text)
@@ -101,8 +109,8 @@ class ResponseOutput:
         """Close what is open at the end of the answer, whose last tokens may have had no text. An answer that may have
         text has a message in any case."""
         if has_text and not self.items:
-            self._opened(Message)
-        if self._is_open and isinstance(self.items[-1], Message):
+            self._opened(OutputMessage)
+        if self._is_open and isinstance(self.items[-1], OutputMessage):
             self._logprobs[-1].extend(logprobs)
         self.close("incomplete" if is_cut else "completed")
 
@@ -113,7 +121,7 @@ class ResponseOutput:
         item, text = self.items[-1], "".join(self._texts)
         item.status, self._is_open = status, False
         place = self._place(item)
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCallItem):
             item.arguments = text
             self._report("response.function_call_arguments.done", **place, name=item.name, arguments=text)
         elif isinstance(item, ReasoningItem):
@@ -128,7 +136,7 @@ class ResponseOutput:
             done = {"text": text, "logprobs": part.logprobs}
             self._report("response.output_text.done", *self._filling(-1), **place, content_index=0, **done)
             self._report("response.content_part.done", *self._filling(-1), **place, content_index=0, part=part)
-        fillings = self._filling(-1) if isinstance(item, Message) else []
+        fillings = self._filling(-1) if isinstance(item, OutputMessage) else []
         self._report("response.output_item.done", *fillings, output_index=place["output_index"], item=item)
 
     def stop(self) -> None:
@@ -150,7 +158,7 @@ class ResponseOutput:
             self._on_event(kind, fields, fillings)
 
     def _add_text(self, text: str, logprobs: TokenLogprobs) -> None:
-        item = self._opened(Message)
+        item = self._opened(OutputMessage)
         self._texts.append(text)
         if logprobs:
             self._logprobs[-1].extend(logprobs)
@@ -159,17 +167,17 @@ class ResponseOutput:
             place = {"item_id": item.id, "output_index": len(self.items) - 1, "content_index": 0}
             self._on_event("response.output_text.delta", {**place, "delta": text, "logprobs": entries}, ())
 
-    def _opened(self, kind: type[Message] | type[ReasoningItem]) -> Item:
+    def _opened(self, kind: type[OutputMessage] | type[ReasoningItem]) -> Item:
         """Return the open item if it is of this kind, or else a new one of it."""
         if self._is_open and isinstance(self.items[-1], kind):
             return self.items[-1]
         self.close()
-        if kind is Message:
+        if kind is OutputMessage:
             self._logprobs.append(TokenLogprobs())
-            item: Message | ReasoningItem = Message(self._new_id("msg"))
-            part: TextPart | ReasoningPart = TextPart()
+            item: OutputMessage | ReasoningItem = OutputMessage(self._new_id("msg"))
+            part: OutputText | ReasoningText = OutputText()
         else:
-            item, part = ReasoningItem(self._new_id("rs")), ReasoningPart()
+            item, part = ReasoningItem(self._new_id("rs")), ReasoningText()
         self._open(item)
         self._report("response.content_part.added", **self._place(item), content_index=0, part=part)
         item.content = [part]  # type: ignore[assignment]

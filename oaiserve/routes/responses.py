@@ -11,13 +11,14 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.request import ChatPrompt, Grammar, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.response_store import StoredResponse, TalkTooLarge
-from oaiserve.routes import protocol
 from oaiserve.routes.constraints import is_constrained, text_format
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.prepare import OwnParams, prepare
 from oaiserve.routes.protocol import ResponsesBody, Wanted, integer, invalid, show
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.response_items import Item, chat_messages, input_items, references
+from oaiserve.routes.response_object import ResponseEvent, ResponseObject
 from oaiserve.routes.response_output import item_id, response_ids
 from oaiserve.routes.response_tools import response_tools
 from oaiserve.routes.responses_shape import ResponsesShape
@@ -56,6 +57,16 @@ _ABSENT = {
 }
 
 
+@documented(
+    Operation(
+        summary="Answer a talk as a response, whole or streamed.",
+        group="Generation",
+        body=ResponsesBody,
+        answer=ResponseObject,
+        event=ResponseEvent,
+        example={"input": "What is the capital of France?", "max_output_tokens": 64},
+    )
+)
 async def responses(http: HTTPRequest) -> Answer:
     asked = _Asked(serving_of(http), http.state.exchange, http.state.owner)
     return await prepare(
@@ -135,7 +146,7 @@ class _Asked:
         )
         num_logprobs = _num_logprobs(body)
         return self._talk.own_params(
-            integer(body, "max_output_tokens", 1, protocol.MAX_INT32),
+            integer(body, "max_output_tokens"),
             num_logprobs,
             asked=asked,
             text_lengths=num_logprobs is not None and self._talk.reads_calls,
@@ -185,8 +196,8 @@ class _Asked:
             form = {"description": None, "strict": None, **form}
         return {
             "instructions": body.instructions,
-            "max_output_tokens": integer(body, "max_output_tokens", 1, protocol.MAX_INT32),
-            "max_tool_calls": integer(body, "max_tool_calls", 1, protocol.MAX_INT32),
+            "max_output_tokens": integer(body, "max_output_tokens"),
+            "max_tool_calls": integer(body, "max_tool_calls"),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
@@ -195,7 +206,7 @@ class _Asked:
             "text": {**(body.text or {}), "format": form},
             "tool_choice": body.tool_choice or "auto",
             "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or []],
-            "top_logprobs": integer(body, "top_logprobs", 0, protocol.MAX_LOGPROBS) or 0,
+            "top_logprobs": integer(body, "top_logprobs") or 0,
             "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "metadata": body.metadata or {},
@@ -247,7 +258,7 @@ def _effort(body: ResponsesBody) -> dict[str, str]:
 
 
 def _num_logprobs(body: ResponsesBody) -> int | None:
-    num_top = integer(body, "top_logprobs", 0, protocol.MAX_LOGPROBS)
+    num_top = integer(body, "top_logprobs")
     if LOGPROBS in (body.include or []):
         return num_top or 0
     if num_top:

@@ -14,6 +14,15 @@ from oaiserve.routes import sse
 from oaiserve.routes.parse.parts import Content
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
+from oaiserve.routes.response_object import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseObject,
+    ResponseUsage,
+)
 from oaiserve.routes.response_output import Fillings, ResponseOutput
 from oaiserve.routes.shapes import Head, encode, filled
 from oaiserve.routes.talk import Talk
@@ -46,7 +55,7 @@ class ResponsesShape:
         self._num_events = 0
         self._held = TokenLogprobs()  # of tokens of which it is not known yet where they belong
         self._is_cut = False
-        self._final: dict[str, Any] | None = None
+        self._final: ResponseObject | None = None
 
     def prompt(self, _event: PromptDone) -> Iterator[bytes]:
         self._add_event("response.created", {"response": self._object("in_progress")})
@@ -61,7 +70,7 @@ class ResponsesShape:
         final = self.final(usage)
         more = {"timings": timings(usage)} if self._wanted.include_timings else {}
         fields = {"response": final, **more}
-        self._add_event(f"response.{final['status']}", fields, self._output.fillings())
+        self._add_event(f"response.{final.status}", fields, self._output.fillings())
         yield self._taken_events()
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
@@ -75,7 +84,7 @@ class ResponsesShape:
         self._read(chunk)
         return filled(encode(self.final(usage)), *self._output.fillings())
 
-    def final(self, usage: Usage) -> dict[str, Any]:
+    def final(self, usage: Usage) -> ResponseObject:
         """Return the complete response, with holes where its log-probabilities are."""
         if self._final is None:
             status = "incomplete" if self._is_cut else "completed"
@@ -103,7 +112,7 @@ class ResponsesShape:
             self._output.end(self._held, is_cut=self._is_cut, has_text=not self._is_forced)
 
     def _add_event(self, kind: str, fields: Mapping[str, Any], fillings: Fillings = ()) -> None:
-        data = encode({"type": kind, "sequence_number": self._num_events, **fields})
+        data = encode(ResponseEvent(kind, self._num_events, **fields))
         self._num_events += 1
         self._events.append(sse.event(b"".join(filled(data, *fillings)) if fillings else data, kind))
 
@@ -112,38 +121,34 @@ class ResponsesShape:
         return taken
 
     def _object(
-        self, status: str, *, usage: Mapping[str, Any] | None = None, error: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return {
-            "id": self._head.id,
-            "object": "response",
-            "created_at": self._head.created,
-            "completed_at": int(time.time()) if status == "completed" else None,
-            "status": status,
-            "background": False,
-            "error": error,
-            "incomplete_details": reason,
-            "model": self._head.model,
-            "output": self._output.items if status != "in_progress" else [],
+        self, status: str, *, usage: ResponseUsage | None = None, error: ResponseError | None = None
+    ) -> ResponseObject:
+        return ResponseObject(
+            id=self._head.id,
+            created_at=self._head.created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            status=status,
+            error=error,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            model=self._head.model,
+            output=self._output.items if status != "in_progress" else [],
             **self._told,
-            "usage": usage,
-        }
+            usage=usage,
+        )
 
-    def _usage_object(self, usage: Usage) -> dict[str, Any]:
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
+    def _usage_object(self, usage: Usage) -> ResponseUsage:
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(self._reader.num_reasoning_tokens),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
 
 
-def _response_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the error in the form of a response, whose codes are others than those of HTTP errors."""
+def _response_error(error: Mapping[str, Any]) -> ResponseError:
     code = "rate_limit_exceeded" if error["code"] == "rate_limit_exceeded" else "server_error"
-    return {"code": code, **{key: error[key] for key in ("message", "request_id", "trace_id") if key in error}}
+    return ResponseError(code, **{key: error[key] for key in ("message", "request_id", "trace_id") if key in error})
 
 
 def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:

@@ -40,6 +40,9 @@ class ServedTokenizer(Protocol):
     def chat_template(self) -> Template | None: ...
 
     @property
+    def info(self) -> Mapping[str, str | None]: ...
+
+    @property
     def special_token_ids(self) -> Mapping[str, int]: ...
 
 
@@ -105,6 +108,7 @@ class Serving:
     feed: Feed
     render_metrics: Callable[[str], tuple[bytes, str]]  # takes an Accept header, returns body and content type; blocks
     model_name: str
+    model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
     version: str
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int

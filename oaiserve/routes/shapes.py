@@ -9,18 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.routes import sse
+from oaiserve.routes.exchange import RequestTimings
+from oaiserve.routes.logprobs import PromptLogprobs
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
 
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
+Choice = TypeVar("Choice", bound=msgspec.Struct)
 HOLE = msgspec.Raw(b"\0")  # in the place of a value that is rendered in parts; JSON itself never has this byte
 
 
@@ -44,21 +47,44 @@ class _Object(msgspec.Struct):
     system_fingerprint: str
 
 
-class Chunk(_Object):
+class PromptTokensDetails(msgspec.Struct):
+    """How many tokens of the prompt were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """How many tokens of the answer are reasoning."""
+
+    reasoning_tokens: int
+
+
+class TokenUsage(msgspec.Struct):
+    """The tokens of a request: each prompt counts once, the choices count all."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # where the model's reasoning is told apart
+
+
+class Chunk(_Object, Generic[Choice]):
     """The JSON of one event of a stream. A field that is UNSET is left out."""
 
     prompt_token_ids: list[int] | UnsetType = UNSET
-    choices: Sequence[msgspec.Struct] = ()
-    usage: Mapping[str, Any] | UnsetType | None = UNSET
-    timings: Mapping[str, Any] | UnsetType = UNSET
+    choices: Sequence[Choice] = ()
+    usage: TokenUsage | UnsetType | None = UNSET
+    timings: RequestTimings | UnsetType = UNSET
 
 
-class Whole(_Object):
-    """The JSON of an answer that is not streamed. A field that is UNSET is left out."""
+class Whole(_Object, Generic[Choice]):
+    """The JSON of an answer that is not streamed. A field that is UNSET is left out. What is Raw is rendered in parts:
+    the types beside it are those of the schema."""
 
-    choices: msgspec.Raw
-    usage: Mapping[str, Any]
-    prompt_logprobs: msgspec.Raw | UnsetType = UNSET
+    choices: list[Choice] | msgspec.Raw
+    usage: TokenUsage
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -123,17 +149,17 @@ class ChoicesShape(ABC):
         frame = encode(Whole(*self._first_values, HOLE, self._usage_object(usage), **more))
         return filled(frame, joined(choices), *after)
 
-    def _usage_object(self, usage: Usage) -> dict[str, Any]:
+    def _usage_object(self, usage: Usage) -> TokenUsage:
         return usage_object(usage)
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+def usage_object(usage: Usage) -> TokenUsage:
+    return TokenUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        PromptTokensDetails(usage.cached_tokens),
+    )
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:

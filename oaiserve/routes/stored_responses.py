@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -12,15 +12,40 @@ from starlette.responses import Response
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.response_store import StoredResponse
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.protocol import invalid, show
+from oaiserve.routes.query import Parameter
 from oaiserve.routes.response_items import Item
+from oaiserve.routes.response_object import ResponseObject
 from oaiserve.routes.serving import serving_of
 
 MAX_LISTED = 100  # OpenAI's limit and default
 LISTED = 20
+ORDER = Parameter("order", "asc has the first item first. Default: desc.", allowed=("asc", "desc"))
+LIMIT = Parameter("limit", f"How many items. Default: {LISTED}.", is_integer=True, most=MAX_LISTED)
+AFTER = Parameter("after", "The id of the item behind which to begin.")
 _items = msgspec.json.Decoder(list[Item])
 
 
+class DeletedResponse(msgspec.Struct):
+    """What was deleted."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputItems(msgspec.Struct):
+    """A page of the items that a client has sent for a response."""
+
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+@documented(Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,)))
 async def retrieve(request: Request) -> Response:
     if request.query_params.get("stream", "").lower() in ("true", "1"):
         raise invalid("stream", "the events of a stored response are not kept. Read it without 'stream'")
@@ -28,24 +53,32 @@ async def retrieve(request: Request) -> Response:
     return Response(stored.response, media_type="application/json")
 
 
+@documented(
+    Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
+)
 async def delete(request: Request) -> Response:
     response_id = request.path_params["response_id"]
     if not await serving_of(request).responses.delete(request.state.owner, response_id):
         _not_found(response_id)
-    return json_response({"id": response_id, "object": "response", "deleted": True})
+    return json_response(DeletedResponse(response_id))
 
 
+@documented(
+    Operation(
+        summary="The input of a stored response.",
+        group="Generation",
+        answer=InputItems,
+        query=(ORDER, LIMIT, AFTER),
+        errors=(NotFound,),
+    )
+)
 async def list_input_items(request: Request) -> Response:
     """Answer with the input of the response, newest first. What it has from earlier responses is theirs."""
     query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise invalid("order", f"must be 'asc' or 'desc', got {show(order)}")
-    limit = query.get("limit", str(LISTED))
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= MAX_LISTED):
-        raise invalid("limit", f"must be an integer from 1 to {MAX_LISTED}, got {show(limit)}")
+    order = ORDER.value(query.get(ORDER.name, "desc"))
+    limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))
     stored = await _stored(request)
-    content = await run_in_threadpool(_page, stored.input_items, order, int(limit), query.get("after"))
+    content = await run_in_threadpool(_page, stored.input_items, order, limit, query.get(AFTER.name))
     return Response(content, media_type="application/json")
 
 
@@ -65,14 +98,8 @@ def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
             raise invalid("after", f"there is no input item {show(after)} in this response")
         start = ids.index(after) + 1
     shown = items[start : start + limit]
-    page: dict[str, Any] = {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": start + limit < len(items),
-    }
-    return msgspec.json.encode(page)
+    first_id, last_id = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return msgspec.json.encode(InputItems(shown, first_id, last_id, has_more=start + limit < len(items)))
 
 
 async def _stored(request: Request) -> StoredResponse:

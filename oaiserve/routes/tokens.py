@@ -1,6 +1,6 @@
-"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
+"""/tokenize, /detokenize and /tokenizer_info: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
 
-Their work is done in the tokenize stage, in turns with that of all other requests.
+The work of the first two is done in the tokenize stage, in turns with that of all other requests.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.middleware import json_response
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
+from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
@@ -34,6 +36,30 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
+class Tokenized(msgspec.Struct):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The text of tokens."""
+
+    prompt: str
+
+
+@documented(
+    Operation(
+        summary="The tokens of a text, or of messages.",
+        group="Tokenizer",
+        body=TokenizeBody,
+        answer=Tokenized,
+        example={"prompt": "Good morning", "return_token_strs": True},
+    )
+)
 async def tokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
@@ -42,6 +68,15 @@ async def tokenize(request: Request) -> Response:
     return _answer(await in_turns(request, _tokenize(serving, body), len(content)))
 
 
+@documented(
+    Operation(
+        summary="The text of tokens.",
+        group="Tokenizer",
+        body=DetokenizeBody,
+        answer=Detokenized,
+        example={"tokens": [19556, 905]},
+    )
+)
 async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     content = await read_body(request, serving)
@@ -54,6 +89,26 @@ async def detokenize(request: Request) -> Response:
     parsing = protocol.parse(_detokenize_decoder, content, serving.unknown_names, check_number)
     body = await _checked(request, serving, parsing, len(content))
     return _answer(await in_turns(request, _detokenize(serving, body.tokens), len(content)))
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What a client needs to render prompts itself: the special tokens as text, and the chat template in Jinja."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
+@documented(Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo))
+async def tokenizer_info(request: Request) -> Response:
+    return json_response(msgspec.convert(serving_of(request).engine.tokenizer.info, TokenizerInfo))
+
+
+async def no_tokenizer_info(request: Request) -> Response:
+    raise NotFound("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
 async def _checked(request: Request, serving: Serving, parsing: Generator[None, None, Body], num_bytes: int) -> Body:
@@ -98,7 +153,7 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, 
             raise protocol.invalid("tokens", f"a token id must be < {size}, got {protocol.show(max(part))}")
         ids += part
     text = yield from serving.engine.tokenizer.decode_in_pieces(ids)
-    return msgspec.json.encode({"prompt": text})
+    return msgspec.json.encode(Detokenized(text))
 
 
 def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Generator[None, None, bytes]:

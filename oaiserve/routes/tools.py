@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.protocol import ChatBody, invalid, show
+from oaiserve.routes.protocol import MAX_TOOLS, ChatBody, invalid, show
 
-MAX_TOOLS = 128  # OpenAI's limit
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # With one of these, a schema says itself which properties there are beside those in `properties`.
 _KEYS_OF_PROPERTIES = {

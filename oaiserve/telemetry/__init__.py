@@ -22,6 +22,7 @@ from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot
 from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import monotonic_ns
+from oaiserve.trace import TraceContext
 
 __all__ = ["Snapshot", "Telemetry"]
 
@@ -103,6 +104,10 @@ class Telemetry:
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
         self._recorder.record(record)
+
+    def is_sampled(self, trace: TraceContext) -> bool:
+        """Return whether the request of this trace will be exported as spans."""
+        return self._tracing is not None and self._tracing.is_sampled(trace)
 
     def _take_steps(self) -> list[StepRecord]:
         """Return the engine's new steps to the metrics, which hold their lock, and trace them on the way."""

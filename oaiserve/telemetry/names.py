@@ -32,6 +32,7 @@ STEP_BUCKETS = (
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
 )  # fmt: skip
 TOKEN_BUCKETS = (*(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5)), 1e6)
+CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 STEP_SEQUENCE_BUCKETS = tuple(float(2**exponent) for exponent in range(11))  # 1 to 1024
 STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
@@ -112,6 +113,33 @@ REQUEST_GENERATION_TOKENS = Metric(
     "oaiserve_request_generation_tokens",
     "histogram",
     "Generated tokens per ended request, over all choices. Requests that did not get past tokenization are left out.",
+    "tokens",
+    _REQUEST,
+    TOKEN_BUCKETS,
+)
+REQUEST_LONGEST_CHOICE_TOKENS = Metric(
+    "oaiserve_request_longest_choice_tokens",
+    "histogram",
+    "Generated tokens of the longest choice per ended request. Requests that did not get past tokenization are left "
+    "out.",
+    "tokens",
+    _REQUEST,
+    TOKEN_BUCKETS,
+)
+REQUEST_CHOICES = Metric(
+    "oaiserve_request_choices",
+    "histogram",
+    "Choices for each prompt that ended requests asked for (n). Requests that did not get past tokenization are left "
+    "out.",
+    "choices",
+    _REQUEST,
+    CHOICE_BUCKETS,
+)
+REQUEST_MAX_TOKENS = Metric(
+    "oaiserve_request_max_tokens",
+    "histogram",
+    "Limit on the tokens of an answer, of ended requests that set one (max_tokens). Requests that did not get past "
+    "tokenization are left out.",
     "tokens",
     _REQUEST,
     TOKEN_BUCKETS,
@@ -334,6 +362,7 @@ LOG_MESSAGES = Metric(
 METRICS = (
     *(PHASE_SECONDS, DURATION_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, TIME_PER_OUTPUT_TOKEN_SECONDS),
     *(INTER_TOKEN_LATENCY_SECONDS, PREEMPTION_STALL_SECONDS, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
+    *(REQUEST_LONGEST_CHOICE_TOKENS, REQUEST_CHOICES, REQUEST_MAX_TOKENS),
     *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
     *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
@@ -573,6 +602,33 @@ VLLM_REQUEST_GENERATION_TOKENS = _vllm(
     unit="tokens",
     buckets=TOKEN_BUCKETS,
 )
+VLLM_REQUEST_LONGEST_CHOICE_TOKENS = _vllm(
+    "request_max_num_generation_tokens",
+    "histogram",
+    "Same as oaiserve_request_longest_choice_tokens, for finished requests only.",
+    unit="tokens",
+    buckets=TOKEN_BUCKETS,
+)
+VLLM_REQUEST_CHOICES = _vllm(
+    "request_params_n",
+    "histogram",
+    "Same as oaiserve_request_choices, for finished requests only.",
+    buckets=(1.0, 2.0, 5.0, 10.0, 20.0),
+)
+VLLM_REQUEST_MAX_TOKENS = _vllm(
+    "request_params_max_tokens",
+    "histogram",
+    "Same as oaiserve_request_max_tokens, for finished requests only.",
+    unit="tokens",
+    buckets=TOKEN_BUCKETS,
+)
+# A histogram, although vLLM's name for it ends as a counter's.
+VLLM_STEP_TOKENS = _vllm(
+    "iteration_tokens_total",
+    "histogram",
+    "Same as oaiserve_engine_step_tokens.",
+    buckets=(1.0, *(float(2**exponent) for exponent in range(3, 15))),
+)
 
 # These are on /metrics only, and only with --vllm-metrics.
 VLLM_METRICS = (
@@ -581,5 +637,6 @@ VLLM_METRICS = (
     *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),
     *(VLLM_TIME_TO_FIRST_TOKEN, VLLM_INTER_TOKEN_LATENCY, VLLM_TIME_PER_OUTPUT_TOKEN, VLLM_DURATION),
     *(VLLM_QUEUE, VLLM_PREFILL, VLLM_DECODE, VLLM_INFERENCE),
-    *(VLLM_REQUEST_PROMPT_TOKENS, VLLM_REQUEST_GENERATION_TOKENS),
+    *(VLLM_REQUEST_PROMPT_TOKENS, VLLM_REQUEST_GENERATION_TOKENS, VLLM_REQUEST_LONGEST_CHOICE_TOKENS),
+    *(VLLM_REQUEST_CHOICES, VLLM_REQUEST_MAX_TOKENS, VLLM_STEP_TOKENS),
 )  # fmt: skip

@@ -71,6 +71,13 @@ class Observations:
         self.request_generation_tokens = Distribution(
             *request, shown_as=(names.REQUEST_GENERATION_TOKENS, names.VLLM_REQUEST_GENERATION_TOKENS)
         )
+        self.request_longest_choice_tokens = Distribution(
+            *request, shown_as=(names.REQUEST_LONGEST_CHOICE_TOKENS, names.VLLM_REQUEST_LONGEST_CHOICE_TOKENS)
+        )
+        self.request_choices = Distribution(*request, shown_as=(names.REQUEST_CHOICES, names.VLLM_REQUEST_CHOICES))
+        self.request_max_tokens = Distribution(
+            *request, shown_as=(names.REQUEST_MAX_TOKENS, names.VLLM_REQUEST_MAX_TOKENS)
+        )
         self.requests = Counter(*request, "status", "error_type")
         self.rejected = Counter("reason")
         self.choices = Counter("operation", "model", "reason")
@@ -82,7 +89,7 @@ class Observations:
         self.grammar_compile = _seconds("cache", shown_as=(names.GRAMMAR_COMPILE_SECONDS,))
         self.step = _seconds("kind", shown_as=(names.ENGINE_STEP_SECONDS,))
         self.step_sequences = Distribution(shown_as=(names.ENGINE_STEP_SEQUENCES,))
-        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS,))
+        self.step_tokens = Distribution(shown_as=(names.ENGINE_STEP_TOKENS, names.VLLM_STEP_TOKENS))
 
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
@@ -123,6 +130,10 @@ class Observations:
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
             self.request_generation_tokens.add(labels, record.completion_tokens, origin)
+            self.request_longest_choice_tokens.add(labels, account.longest_choice_tokens, origin)
+            self.request_choices.add(labels, int(record.params.get("n", 1)), origin)
+            if "max_tokens" in record.params:
+                self.request_max_tokens.add(labels, int(record.params["max_tokens"]), origin)
 
         self.prompt_tokens.add((operation, self._model), record.prompt_tokens)
         self.cached_tokens.add((operation, self._model), record.cached_tokens)

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
-from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
@@ -60,7 +60,8 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
 class Tracing:
     """Makes spans of requests and steps, and queues them for export.
 
-    Only the telemetry thread calls `record`. Any thread may call `record_step`, but only one at a time.
+    Only the telemetry thread calls `record`. Any thread may call `record_step`, but only one at a time, and
+    `is_sampled`.
 
     A random share `step_share` of all steps is offered to the sampler, each as the only span of a trace. The operation
     span of a request links to the sampled steps that the request took part in. `epoch_offset_ns` is wall clock minus
@@ -110,16 +111,24 @@ class Tracing:
         self._export.put([self._span(interval, context, None, dict(sampling.attributes or {}))])
         self._steps.append((step.number, context))
 
+    def is_sampled(self, trace: TraceContext) -> bool:
+        """Return whether the spans of this request will be exported. It decides as `record` does, since the samplers of
+        OTEL_TRACES_SAMPLER look at the trace and at the client's flag only."""
+        decision = self._sampling(trace, _client_span(trace), "", {}).decision
+        return decision is Decision.RECORD_AND_SAMPLE
+
+    def _sampling(
+        self, trace: TraceContext, parent: otel.SpanContext | None, name: str, attributes: Attributes
+    ) -> SamplingResult:
+        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
+        return self._sampler.should_sample(context, trace.trace_id, name, otel.SpanKind.SERVER, attributes, links=())
+
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
         trace, phases = record.trace, record.times.phases()
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
-        http_attributes = _http_attributes(record)
-        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
-        sampling = self._sampler.should_sample(
-            context, trace.trace_id, name, otel.SpanKind.SERVER, http_attributes, links=()
-        )
+        sampling = self._sampling(trace, parent, name, _http_attributes(record))
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return
 

@@ -52,4 +52,8 @@ def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model:
         HistogramFamily(names.VLLM_INFERENCE, observed.inference, **finished),
         HistogramFamily(names.VLLM_REQUEST_PROMPT_TOKENS, observed.request_prompt_tokens, **finished),
         HistogramFamily(names.VLLM_REQUEST_GENERATION_TOKENS, observed.request_generation_tokens, **finished),
+        HistogramFamily(names.VLLM_REQUEST_LONGEST_CHOICE_TOKENS, observed.request_longest_choice_tokens, **finished),
+        HistogramFamily(names.VLLM_REQUEST_CHOICES, observed.request_choices, **finished),
+        HistogramFamily(names.VLLM_REQUEST_MAX_TOKENS, observed.request_max_tokens, **finished),
+        HistogramFamily(names.VLLM_STEP_TOKENS, observed.step_tokens, constant={"model_name": model, "engine": ENGINE}),
     ]

@@ -15,6 +15,7 @@ import pytest
 
 from oaiserve import demo
 from tests.engine.tokenizers_for_tests import CHATML
+from tests.published import checked, checking
 from tools.random_models import FAMILIES, byte_tokenizer, random_model
 from tools.server_process import ServerProcess, running_oaiserve
 
@@ -31,10 +32,20 @@ class LiveServer(ServerProcess):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def sdk(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0)
+        checked(client._client)
+        return client
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {API_KEY}"}, timeout=60)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def answers_are_as_published() -> Iterator[None]:
+    """Hold every answer that these tests read with httpx against the published schema."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx.Client, "send", checking(httpx.Client.send))
+        yield
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event as Gate
@@ -224,6 +224,7 @@ def make_engine(
     clock_ns: Callable[[], int] = monotonic_ns,
     ranges: Ranges | None = None,
     profiler: Profiler | None = None,
+    default_params: Mapping[str, int] | None = None,
     **options: int,
 ) -> Engine:
     """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given."""
@@ -240,6 +241,7 @@ def make_engine(
         options=EngineOptions(**{**defaults, **options}),
         ranges=ranges,
         profiler=profiler,
+        default_params=default_params,
         clock_ns=clock_ns,
     )
 

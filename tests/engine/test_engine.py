@@ -86,6 +86,7 @@ def test_end_of_sequence_stops_without_its_text() -> None:
     *_, last, finished = events_of(engine, request(max_tokens=9))
     assert isinstance(last, TokenChunk)
     assert (last.text, last.token_ids, last.finish_reason, last.stop_reason) == ("", [EOS], "stop", None)
+    assert last.has_end_token
     assert finished.usage.completion_tokens == 3
 
 
@@ -100,6 +101,7 @@ def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
         events = events_of(make_engine(), asked)
         assert "".join(texts(events)) == text
         assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", letter_id("c"))
+        assert events[-2].has_end_token is not include
 
 
 def test_a_stop_string_never_leaks_and_wins_over_length_on_the_last_token() -> None:
@@ -137,6 +139,36 @@ def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
     events = events_of(make_engine(), request(max_tokens=0))
     assert [(event.text, event.finish_reason) for event in events if isinstance(event, TokenChunk)] == [("", "length")]
     assert events[-1].usage.completion_tokens == 0
+
+
+def test_the_account_has_the_tokens_of_the_longest_choice() -> None:
+    lengths = ScriptedRunner(lambda s: EOS if s.num_generated == 2 * s.index else letter_id("x"))
+    *_, finished = events_of(make_engine(lengths), request(max_tokens=4, n=3))
+    assert finished.account.longest_choice_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "num_prompt", "num_tokens"),
+    [
+        ({}, {}, 5, 11),  # the rest of the context
+        ({}, {"default_max_tokens": 3}, 5, 3),
+        ({}, {"default_max_tokens": 99}, 5, 11),
+        ({"max_new_tokens": 4, "max_length": 6}, {}, 5, 4),
+        ({"max_new_tokens": 4, "max_length": 6}, {"default_max_tokens": 7}, 5, 7),
+        ({"max_length": 7}, {}, 5, 2),
+        ({"max_length": 5}, {}, 5, 11),  # the prompt leaves nothing of it
+        ({"max_length": 99}, {}, 5, 11),
+    ],
+)
+def test_an_answer_without_a_limit_has_that_of_the_operator_or_of_the_model(
+    asked: dict[str, int], options: dict[str, int], num_prompt: int, num_tokens: int
+) -> None:
+    def completion_tokens(**params: int | None) -> int:
+        engine = make_engine(max_model_len=16, default_params=asked, **options)
+        return events_of(engine, request(prompt_len=num_prompt, **params))[-1].usage.completion_tokens
+
+    assert completion_tokens(max_tokens=None) == num_tokens
+    assert completion_tokens(max_tokens=9) == 9
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def test_logprobs_are_joined_with_their_tokens() -> None:
     assert gathered(chunk("a", num_top=2), chunk("b", num_top=2)) == [chunk("ab", num_top=2)]
 
 
+def test_the_end_of_a_choice_is_kept_in_what_is_joined() -> None:
+    end = chunk("b", finish_reason=FinishReason.STOP, has_end_token=True)
+    assert gathered(chunk("a"), end) == [chunk("ab", finish_reason=FinishReason.STOP, has_end_token=True)]
+
+
 def test_lengths_of_texts_are_joined_with_their_tokens() -> None:
     assert gathered(chunk("a", text_lengths=[1]), chunk("bc", text_lengths=[0, 2])) == [
         chunk("abc", text_lengths=[1, 0, 2])

@@ -19,6 +19,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.connections import allowed_connections
 from oaiserve.server import Server
+from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
 
 
@@ -112,7 +113,9 @@ def serve_session() -> Iterator[Serve]:
             server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
             app = create_app(Config("org/demo", server_options), engine, telemetry)
             url = running.enter_context(run_server(app, server_options))
-            return Served(url, engine, telemetry, running.enter_context(httpx.Client(base_url=url, timeout=10)))
+            return Served(
+                url, engine, telemetry, running.enter_context(checked(httpx.Client(base_url=url, timeout=10)))
+            )
 
         yield start
 
@@ -125,6 +128,7 @@ def serve(serve_session: Serve) -> Serve:
         served = serve_session(**options)
         served.engine.reset()
         served.telemetry.records = queue.Queue()
+        served.telemetry.sampled_traces.clear()
         return served
 
     return fresh

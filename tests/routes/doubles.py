@@ -34,6 +34,7 @@ from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.times import RequestTimes, monotonic_ns
+from oaiserve.trace import TraceContext
 
 VOCAB_SIZE = 1000
 
@@ -61,6 +62,8 @@ class FakeTokenizer:
     def __init__(self, template: FakeTemplate | None = None) -> None:
         self.chat_template = template
         self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
+        self.info = {"tokenizer_class": "Fake", "bos_token": None, "eos_token": "<end>", "unk_token": None}
+        self.info |= {"pad_token": None, "chat_template": None if template is None else template.source}
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
@@ -209,7 +212,12 @@ def failed(request_id: str, error: APIError, usage: Usage) -> Failed:
     return Failed(request_id, error, usage, RequestTimes(), EngineAccount())
 
 
-def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str | int | None = None) -> Script:
+def says(
+    *texts: str,
+    finish: FinishReason = FinishReason.STOP,
+    stop_reason: str | int | None = None,
+    has_end_token: bool = False,
+) -> Script:
     """Return a script that gives each choice these texts, one token for each. The choices take turns."""
 
     def script(request: Request) -> Iterable[list[Event]]:
@@ -228,6 +236,7 @@ def says(*texts: str, finish: FinishReason = FinishReason.STOP, stop_reason: str
                     finish if is_last else None,
                     stop_reason if is_last else None,
                     [len(text)] if params.text_lengths else None,
+                    has_end_token and is_last,
                 )
                 for index in range(num_choices)
             ]
@@ -298,6 +307,10 @@ class FakeTelemetry:
         self.live = Live(Observations("demo", epoch_offset_ns=0), epoch_offset_ns=0)
         self.closed = False
         self.refused_access: list[str] = []  # the reasons
+        self.sampled_traces: set[int] = set()
+
+    def is_sampled(self, trace: TraceContext) -> bool:
+        return trace.trace_id in self.sampled_traces
 
     def record(self, record: RequestRecord) -> None:
         self.recent.add(record)

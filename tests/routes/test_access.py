@@ -16,7 +16,7 @@ from oaiserve.app import routes
 from oaiserve.config import Config
 from tests.routes.conftest import Serve, Served
 
-OPERATORS = ("/health", "/ready", "/version", "/metrics")
+OPERATORS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 ALL_ROUTES = [
     (method, route.path.replace("{request_id}", "x").replace("{name}", "app.js").replace("{model_id:path}", "x"))
     for route in routes(Config("demo"))
@@ -328,7 +328,8 @@ SPELLINGS = (
 def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
     """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
     served = serve(api_key=("one",), guard_all=guard_all)
-    is_open = {"/dashboard", "/dashboard/static/app.js", *(() if guard_all else OPERATORS)}
+    is_open = {"/dashboard", "/docs", *(() if guard_all else OPERATORS)}
+    is_open |= {"/dashboard/static/app.js", "/docs/static/app.js"}
     for method, path in ALL_ROUTES:
         for encoded in (path, "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path)):
             response = served.http.request(method, served.url + spelling.format(encoded))
@@ -347,12 +348,12 @@ def test_no_method_passes_without_a_key(serve: Serve, method: str) -> None:
 
 def test_the_operators_routes_are_open(serve: Serve) -> None:
     served = serve(api_key=("one",))
-    assert [served.http.get(path).status_code for path in OPERATORS] == [200] * 4
+    assert [served.http.get(path).status_code for path in OPERATORS] == [200] * 5
 
 
 def test_guard_all_requires_a_key_on_the_operators_routes(serve: Serve) -> None:
     served = serve(api_key=("one",), guard_all=True)
-    assert [served.http.get(path).status_code for path in OPERATORS] == [401] * 4
+    assert [served.http.get(path).status_code for path in OPERATORS] == [401] * 5
     assert served.http.get("/health", headers=bearer("one")).status_code == 200
 
 

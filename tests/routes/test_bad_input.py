@@ -145,7 +145,7 @@ BAD_REQUESTS = [
     completion("n true", "must be an integer, got a boolean", "n", n=True),
     completion("n as text", "must be an integer, got a string", "n", n="2"),
     completion("best_of 2 for 3", "must be >= n (3), got 2", "best_of", n=3, best_of=2),
-    completion("best_of 0", "must be >= n (1), got 0", "best_of", best_of=0),
+    completion("best_of 0", "must be >= 1, got 0", "best_of", best_of=0),
     completion("best_of 21", "must be <= 20, got 21", "best_of", best_of=21),
     completion("best_of streamed", "must be equal to n (1) with 'stream'", "best_of", best_of=2, stream=True),
     completion("too many candidates", "times best_of must be <= 2048", "prompt", prompt=["Hi"] * 103, best_of=20),
@@ -263,6 +263,35 @@ BAD_REQUESTS = [
     BadRequest("negative token to text", "/detokenize", {"tokens": [-5]}, "must be an integer >= 0", "tokens"),
     BadRequest("outside token to text", "/detokenize", {"tokens": [OUTSIDE]}, "a token id must be <", "tokens"),
 ]  # fmt: skip
+
+
+def test_of_tools_and_the_choice_among_them_the_tools_are_refused(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"tool_choice": "auto", "tools": tools}, {"function_call": "auto", "functions": [{"name": "f"}]}):
+        response = served.complete(**fields)
+        assert response.json()["error"]["param"] == list(fields)[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/chat/completion", "POST /v1/chat/completions"),
+        ("/v1/v1/completions", "POST /v1/completions"),
+        ("/v1/model", "GET /v1/models"),
+        ("/token", "POST /tokenize"),
+    ],
+)
+def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path: str, nearest: str) -> None:
+    message = served.post(path).json()["error"]["message"]
+    assert f"Did you mean {nearest}?" in message
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/api/generate", "/" + "v1/completions" * 100])
+def test_an_unknown_route_that_is_like_none_is_answered_with_those_of_the_api(served: Served, path: str) -> None:
+    message = served.post(path).json()["error"]["message"]
+    assert "Did you mean" not in message
+    assert "POST /v1/completions, POST /v1/chat/completions, GET /v1/models" in message
 
 
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import ChatPrompt, SamplingParams
-from tests.routes.conftest import Served
+from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 from tests.routes.test_completions import stream_of
 
@@ -140,6 +140,18 @@ def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
     whole = served.chat(**body).json()["choices"][0]["logprobs"]["content"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, CHAT, **body)]
     assert [entry for part in parts if part for entry in part["content"]] == whole
+
+
+@pytest.mark.parametrize("template", [None, "<think>"])
+def test_the_token_that_ends_an_answer_has_no_entry_in_its_logprobs(serve: Serve, template: str | None) -> None:
+    served = serve(template=template)
+    served.engine.script = says("Hello", "", has_end_token=True)
+    body = {"logprobs": True, "return_token_ids": True}
+    (choice,) = served.chat(**body).json()["choices"]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["Hello"]
+    assert choice["token_ids"] == [10, 11]
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, CHAT, **body)]
+    assert [entry["token"] for part in streamed if part for entry in part["content"]] == ["Hello"]
 
 
 def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(served: Served) -> None:

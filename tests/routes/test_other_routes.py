@@ -42,6 +42,11 @@ def test_a_model_may_be_served_under_another_name(serve: Serve) -> None:
     assert served.telemetry.next_record().model == "mine"
 
 
+def test_the_root_of_a_model_is_its_path_or_hub_id(serve: Serve) -> None:
+    (model,) = serve(served_model_name="mine").http.get("/v1/models").json()["data"]
+    assert (model["id"], model["root"]) == ("mine", "org/demo")
+
+
 def test_text_and_messages_can_be_tokenized(served: Served) -> None:
     answer = served.post("/tokenize", prompt="ab", return_token_strs=True).json()
     assert answer == {"count": 2, "max_model_len": 4096, "tokens": [97, 98], "token_strs": ["a", "b"]}
@@ -79,6 +84,19 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
         response = served.post(path, **body)
         assert response.status_code == 400
         assert f"at most {most}" in response.json()["error"]["message"]
+
+
+def test_the_tokenizer_is_described_only_where_the_operator_wants_it(serve: Serve) -> None:
+    refused = serve(template="{{ messages }}").http.get("/tokenizer_info")
+    assert (refused.status_code, "--tokenizer-info" in refused.json()["error"]["message"]) == (404, True)
+    assert serve(template="{{ messages }}", tokenizer_info=True).http.get("/tokenizer_info").json() == {
+        "tokenizer_class": "Fake",
+        "bos_token": None,
+        "eos_token": "<end>",
+        "unk_token": None,
+        "pad_token": None,
+        "chat_template": "{{ messages }}",
+    }
 
 
 def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_the_two_bodies_share_every_sampling_field() -> None:
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:
     better, worse = TopLogprob(5, "�", b"\xe2", -0.5), TopLogprob(6, "�", b"\xe3", -2.0)
     token = TokenLogprob(6, "�", b"\xe3", -2.0, [better, worse])
-    assert completion_logprobs(TokenLogprobs([token]), 2, False)["top_logprobs"] == [{"�": -0.5}]
+    assert completion_logprobs(TokenLogprobs([token]), 2, False).top_logprobs == [{"�": -0.5}]
 
 
 def test_the_logprob_of_the_sampled_token_is_the_same_float_in_both_lists() -> None:

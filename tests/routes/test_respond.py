@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from opentelemetry import trace as otel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
@@ -110,7 +112,30 @@ def test_a_request_continues_the_trace_of_its_client(served: Served) -> None:
     response = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
     record = served.telemetry.next_record()
     assert (record.trace.trace_id_hex, record.trace.parent_span_id) == (trace, 5)
-    assert response.headers["traceresponse"] == f"00-{trace}-{record.trace.span_id_hex}-01"
+    assert response.headers["traceresponse"] == f"00-{trace}-{record.trace.span_id_hex}-00"
+
+
+def test_the_documented_client_sends_the_trace_of_its_current_span(served: Served) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+    section = page.split("### A trace that begins in your client")[1]
+    code = section.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", served.url)
+    documented: dict[str, Any] = {}
+    exec(code, documented)
+    span = otel.NonRecordingSpan(otel.SpanContext(0xABC, 5, False, otel.TraceFlags(1)))
+    with otel.use_span(span), documented["client"] as client:
+        client.completions.create(model="org/demo", prompt="Hi")
+    trace = served.telemetry.next_record().trace
+    assert (trace.trace_id, trace.parent_span_id, trace.parent_sampled) == (0xABC, 5, True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"temperature": 3}])
+def test_an_answer_says_that_its_trace_is_sampled_if_its_spans_are_exported(served: Served, fields: dict) -> None:
+    headers = {"traceparent": f"00-{0xABC:032x}-{5:016x}-00"}
+    served.telemetry.sampled_traces.add(0xABC)
+    response = served.http.post("/v1/completions", json={"prompt": "Hi", **fields}, headers=headers)
+    assert response.headers["traceresponse"].endswith("-01")
+    without_spans = served.http.get("/v1/models", headers=headers)
+    assert without_spans.headers["traceresponse"].endswith("-00")
 
 
 # Errors before and after the status line.

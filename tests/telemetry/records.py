@@ -49,9 +49,12 @@ def records(draw: st.DrawFn) -> RequestRecord:
         completion_tokens=draw(TOKENS),
         finish_reasons=finish_reasons,
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
-        params=draw(st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}])),
+        params=draw(
+            st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}, {"max_tokens": 0}, {"max_tokens": 70}])
+        ),
         account=EngineAccount(
             num_choices=draw(st.integers(0, 5)),
+            longest_choice_tokens=draw(TOKENS),
             waits_ns=draw(st.dictionaries(st.sampled_from(WaitReason), NS, max_size=2)),
             inter_token_ns=array("q", draw(st.lists(NS, max_size=5))),
             num_preemptions=num_preemptions,
@@ -142,6 +145,15 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         if is_finished:
             yield n.VLLM_REQUEST_PROMPT_TOKENS, vllm, record.prompt_tokens
             yield n.VLLM_REQUEST_GENERATION_TOKENS, vllm, record.completion_tokens
+        for metric, vllms, value in (
+            (n.REQUEST_LONGEST_CHOICE_TOKENS, n.VLLM_REQUEST_LONGEST_CHOICE_TOKENS, account.longest_choice_tokens),
+            (n.REQUEST_CHOICES, n.VLLM_REQUEST_CHOICES, record.params.get("n", 1)),
+            (n.REQUEST_MAX_TOKENS, n.VLLM_REQUEST_MAX_TOKENS, record.params.get("max_tokens")),
+        ):
+            if value is not None:
+                yield metric, own, value
+                if is_finished:
+                    yield vllms, vllm, value
 
 
 def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:

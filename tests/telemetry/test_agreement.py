@@ -9,6 +9,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -181,7 +182,7 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
     exchange.stream._push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
     *over, _ = record.times.phases()
     timings = exchange.timings(Usage(0, record.cached_tokens, 0))
-    assert timings == {
+    assert msgspec.to_builtins(timings) == {
         "phases_ns": {phase.name: phase.duration_ns for phase in over},
         "time_to_first_token_ns": record.times.time_to_first_token_ns,
         "queue_waits_ns": record.account.waits_ns,

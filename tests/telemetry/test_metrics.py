@@ -196,6 +196,8 @@ def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
         assert page[key(f"{names.ENGINE_STEP_SECONDS.name}_count", kind="prefill")] == 1
         assert page[key(f"{names.ENGINE_STEP_SEQUENCES.name}_sum")] == 8
         assert page[key(f"{names.ENGINE_STEP_TOKENS.name}_bucket", le="4.0")] == 2
+        assert page[key(f"{names.VLLM_STEP_TOKENS.name}_bucket", **VLLM, le="8.0")] == 2
+        assert page[key(f"{names.VLLM_STEP_TOKENS.name}_sum", **VLLM)] == 107
 
 
 # -- names, labels, formats -------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def full(snapshot: SimpleNamespace, make_record) -> Metrics:
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: steps, log_messages=lambda: messages)
     account = EngineAccount(num_preemptions=1, stalled_ns=5, grammar_compile_ns=7)
     account.inter_token_ns.append(5)
-    use_everything(metrics, make_record(account=account))
+    use_everything(metrics, make_record(account=account, params={"max_tokens": 9}))
     use_everything(metrics, make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.render(None)  # a page has the render time of earlier pages only
     return metrics

@@ -39,7 +39,7 @@ def metrics(snapshot: SimpleNamespace, make_record: Callable[..., Any]) -> Metri
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
     account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000)
     account.inter_token_ns.extend([20_000_000, 30_000_001])
-    metrics.observe(make_record(account=account))
+    metrics.observe(make_record(account=account, params={"max_tokens": 9}))
     metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.count_spans("ended", 9)
     return metrics

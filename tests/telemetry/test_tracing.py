@@ -93,6 +93,25 @@ def test_a_request_whose_client_does_not_sample_is_not_exported(export: Export, 
     assert export(make_record(trace=trace), ParentBased(ALWAYS_ON)) == []
 
 
+@pytest.mark.parametrize("sampler", ["always_on", "always_off", "traceidratio", "parentbased_traceidratio"])
+def test_what_is_said_to_be_sampled_is_what_is_exported(sampler: str, make_record, monkeypatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
+    clients = ({}, {"parent_span_id": 5, "parent_sampled": True}, {"parent_span_id": 5, "parent_sampled": False})
+    traces = [
+        TraceContext(trace_id=1 + number * 2**58, span_id=100 + 3 * number + kind, **client)
+        for number in range(64)
+        for kind, client in enumerate(clients)
+    ]
+    for trace in traces:
+        tracing.record(make_record(trace=trace))
+    assert tracing.close(5)
+    exported = {span.context.span_id for span in exporter.get_finished_spans()}
+    assert [tracing.is_sampled(trace) for trace in traces] == [trace.span_id in exported for trace in traces]
+
+
 def test_the_standard_variable_chooses_the_sampler(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     exporter = InMemorySpanExporter()

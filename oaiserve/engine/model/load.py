@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from oaiserve.source import find_model
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
@@ -163,9 +165,14 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         vocab_size=_rows(model.get_output_embeddings()),
         max_model_len=_max_model_len(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
-        default_params={key: defaults[key] for key in SAMPLING_DEFAULTS if defaults.get(key) is not None},
+        default_params=_default_params(defaults),
         kv_shapes=kv_shapes,
     )
+
+
+def _default_params(given: Mapping[str, Any]) -> dict[str, float | int]:
+    lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
+    return {key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths
 
 
 def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:

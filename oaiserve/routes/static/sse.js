@@ -3,7 +3,7 @@
 
 const KEY = "oaiserve-api-key";
 // The URL under which the server's routes begin. Behind a proxy it may have a path prefix.
-const ROOT = new URL("../../", import.meta.url);
+export const ROOT = new URL("../../", import.meta.url);
 
 // The error that the server sent instead of an answer.
 export class Refused extends Error {

@@ -1,0 +1,187 @@
+"""/openapi.json: the schema of all routes, made of the types that check bodies, and of those that answers have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from oaiserve.errors import APIError
+from oaiserve.routes.access import is_open
+from oaiserve.routes.operation import ErrorAnswer, Operation, documented, operation_of
+
+REF = "#/components/schemas/{name}"
+STATUSES = {
+    400: "The request is invalid, or asks for something that is not supported. `param` names what.",
+    401: "No API key, or an unknown one.",
+    403: "The server does not answer to that host name, or to web pages of that origin.",
+    404: "There is no such model, or nothing else of that name.",
+    408: "The headers, the body or the answer took too long.",
+    409: "Another profile is being recorded.",
+    413: "The body is too large (`--body-limit`).",
+    415: "The body is compressed.",
+    429: "Too much waits already. The header `retry-after` says when to try again.",
+    431: "The headers are too many or too large.",
+    500: "A fault of the server. Its log says more under the request id.",
+    503: "The server loads, drains or has failed. The header `retry-after` says when to try again.",
+}
+
+
+class Published:
+    """Answers with the document of a server's routes, which is made when it is first asked for."""
+
+    def __init__(self, routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool) -> None:
+        self._routes = routes
+        self._version = version
+        self._needs_key = needs_key
+        self._guard_all = guard_all
+        self._content: bytes | None = None
+
+    @documented(Operation(summary="This document.", group="Server", answer="application/json"))
+    async def answer(self, request: Request) -> Response:
+        if self._content is None:
+            self._content = await run_in_threadpool(self._made)
+        return Response(self._content, media_type="application/json")
+
+    def _made(self) -> bytes:
+        open_paths = {route.path for route in self._routes if is_open(route.path, guard_all=self._guard_all)}
+        return msgspec.json.encode(
+            document(self._routes, version=self._version, needs_key=self._needs_key, open_paths=open_paths)
+        )
+
+
+def document(
+    routes: Iterable[Route], *, version: str, needs_key: bool, open_paths: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the document in OpenAPI 3.1. Without keys (`needs_key`) sending one is allowed, as it always is for the
+    open paths. Routes that only say why they are not there are left out."""
+    found = [(route, operation) for route in routes if (operation := operation_of(route.endpoint)) is not None]
+    operations = [operation for _, operation in found]
+    bodies = [operation.body for operation in operations if operation.body is not None]
+    answers: list[type[msgspec.Struct]] = [ErrorAnswer]
+    for operation in operations:
+        answers += [kind for kind in (operation.answer, operation.event) if isinstance(kind, type)]
+    statuses = {error.status for operation in operations for error in operation.all_errors}
+    paths: dict[str, Any] = {}
+    for route, operation in found:
+        key: dict[str, list[str]] = {"api_key": []}
+        requires = [key] if needs_key and route.path not in open_paths else [{}, key]
+        method = next(iter((route.methods or set()) - {"HEAD"})).lower()
+        path = re.sub(r":\w+\}", "}", route.path)
+        paths.setdefault(path, {})[method] = _operation(path, method, operation) | {"security": requires}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "oaiserve",
+            "version": version,
+            "description": "OpenAI's API for a language model, with an account of where the time of each request went.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(bodies, is_answer=False) | _schemas(answers, is_answer=True),
+            "responses": {str(status): _error(status) for status in sorted(statuses)},
+            "securitySchemes": {
+                "api_key": {"type": "http", "scheme": "bearer", "description": "A key of `--api-key`, if there is one."}
+            },
+        },
+    }
+
+
+def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    for parameter in operation.query:
+        text = {"description": parameter.meaning, "schema": parameter.schema()}
+        parameters.append({"name": parameter.name, "in": "query", **text})
+    described: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
+        "summary": operation.summary,
+        "tags": [operation.group],
+        "responses": {"200": _answer(operation)} | _errors(operation.all_errors),
+    }
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content: dict[str, Any] = {"schema": _reference(operation.body)}
+        if operation.example is not None:
+            content["example"] = operation.example
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return described
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if isinstance(operation.answer, str):
+        content[operation.answer] = {}
+    elif operation.answer is not None:
+        content["application/json"] = {"schema": _reference(operation.answer)}
+    if operation.alternative is not None:
+        content[operation.alternative] = {}
+    if operation.event is not None:
+        content["text/event-stream"] = {"schema": _reference(operation.event)}
+    streamed = " Of a stream, this is the data of each event; `[DONE]` is the last one." if operation.event else ""
+    return {"description": f"The answer.{streamed}"} | ({"content": content} if content else {})
+
+
+def _errors(errors: Iterable[type[APIError]]) -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted({e.status for e in errors})}
+
+
+def _error(status: int) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": STATUSES[status]}
+    if status in (429, 503):
+        seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer"}}
+        described["headers"] = {"retry-after": seconds}
+    return described | {"content": {"application/json": {"schema": _reference(ErrorAnswer)}}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": REF.format(name=kind.__name__)}
+
+
+def _schemas(kinds: Iterable[type[msgspec.Struct]], *, is_answer: bool) -> dict[str, Any]:
+    """Return the schemas of these types, and of those within them, by name."""
+    _, schemas = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=REF)
+    return {name: _tidied(schema, is_answer=is_answer) for name, schema in schemas.items()}
+
+
+def _tidied(value: Any, *, is_answer: bool) -> Any:
+    """Return a schema as the wire has it: an integer may be written as a float, a null is like nothing in a body, and
+    what has a default in an answer is always sent."""
+    if isinstance(value, list):
+        return [_tidied(item, is_answer=is_answer) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    schema = {key: _tidied(item, is_answer=is_answer) for key, item in value.items()}
+    if isinstance(text := schema.get("description"), str):
+        schema["description"] = " ".join(text.split())
+    properties = value.get("properties")
+    if isinstance(properties, Mapping) and "type" in value and is_answer:
+        sent = {name for name, field in properties.items() if "default" in field} | set(value["required"])
+        schema["required"] = [name for name in properties if name in sent]
+    if "type" in value or "anyOf" in value or "$ref" in value or "enum" in value:
+        schema.pop("default", None)
+    if "anyOf" in schema:
+        schema |= _union(schema.pop("anyOf"))
+    return schema
+
+
+def _union(members: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a union without what is rendered in parts (a Raw, which can be anything), and with integers as JSON Schema
+    has them: 2.0 is one."""
+    kept = [member for member in members if member]
+    if {"type": "integer"} in kept:
+        kept = [member for member in kept if member != {"type": "number"}]
+    if len(kept) == 1:
+        return kept[0]
+    if all(member.keys() == {"type"} for member in kept):
+        return {"type": [member["type"] for member in kept]}
+    return {"anyOf": kept}

@@ -1,0 +1,119 @@
+"""Holds what a server answers against its published schema, more strictly than the schema does: no field is unknown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+from oaiserve.app import routes
+from oaiserve.config import Config, ServerOptions
+from oaiserve.routes.openapi import document
+
+MOST_BYTES = 200_000  # of what is checked: the validator takes a second for a megabyte
+Client = TypeVar("Client")
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Return the document of a server that has all of its routes."""
+    config = Config("demo", ServerOptions(tokenizer_info=True))
+    return document(routes(config), version="1.2.3", needs_key=False)
+
+
+@cache
+def _strict() -> Registry:
+    whole = json.loads(json.dumps(published()))
+    for schema in whole["components"]["schemas"].values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    return Registry().with_resource("urn:published", DRAFT202012.create_resource(whole))
+
+
+@cache
+def validator(reference: str) -> Draft202012Validator:
+    """Return the validator of a schema, such as #/components/schemas/Model."""
+    return Draft202012Validator({"$ref": f"urn:published{reference}"}, registry=_strict())
+
+
+def check(value: object, schema: str) -> None:
+    """Fail if the value does not have the schema of this name."""
+    problems = [
+        f"{error.json_path}: {error.message[:300]}"
+        for error in validator(f"#/components/schemas/{schema}").iter_errors(value)
+    ]
+    assert not problems, f"{schema}: {problems}"
+
+
+def operation(method: str, path: str) -> Mapping[str, Any] | None:
+    """Return what is published of a route, or None if it is not."""
+    tidy = re.sub("/{2,}", "/", path).rstrip("/")
+    for template, methods in published()["paths"].items():
+        pattern = re.sub(r"\\{(\w+)\\}", lambda name: ".+" if name[1] == "model_id" else "[^/]+", re.escape(template))
+        if re.fullmatch(pattern, tidy) and method.lower() in methods:
+            found: Mapping[str, Any] = methods[method.lower()]
+            return found
+    return None
+
+
+def check_answer(method: str, path: str, status: int, content_type: str, content: bytes) -> None:
+    """Fail if the answer is none that is published for the route."""
+    if method in ("HEAD", "OPTIONS") or status in (204, 304, 308) or len(content) > MOST_BYTES:
+        return
+    found, media = operation(method, path), content_type.partition(";")[0]
+    if status >= 400:
+        assert media == "application/json"
+        check(json.loads(content), "ErrorAnswer")
+        # A path that is unknown, or closed on this server, and a method that the route does not have.
+        assert status in (404, 405) or found is None or str(status) in found["responses"], f"{method} {path} {status}"
+        return
+    assert found is not None, f"{method} {path} is not published"
+    answers = found["responses"][str(status)].get("content", {})
+    if not answers:
+        assert content == b""
+    elif media == "text/event-stream" and "schema" in answers.get(media, {}):
+        check_events(content.decode(), _name(answers[media]))
+    elif "schema" in answers.get(media, {}):
+        check(json.loads(content), _name(answers[media]))
+    else:
+        assert media in answers or "*/*" in answers, f"{method} {path} answered {media}"
+
+
+def check_events(text: str, schema: str) -> None:
+    """Fail if the events of a stream, which may have been cut, are not of the schema, errors, or [DONE]."""
+    for block in text.split("\n\n")[:-1]:
+        data = "".join(line.removeprefix("data: ") for line in block.split("\n") if line.startswith("data: "))
+        if data != "[DONE]":
+            event = json.loads(data)
+            check(event, "ErrorAnswer" if "error" in event else schema)
+
+
+def _name(content: Mapping[str, Any]) -> str:
+    name: str = content["schema"]["$ref"].rpartition("/")[2]
+    return name
+
+
+def checking(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method `send` of an HTTP client as one that checks each answer of our server that is read as a whole.
+    Streams are left to their readers."""
+
+    def checking_send(*request: Any, stream: bool = False, **options: Any) -> Any:
+        response = send(*request, stream=stream, **options)
+        if not stream and "openai-processing-ms" in response.headers:
+            sent, content_type = response.request, response.headers.get("content-type", "")
+            check_answer(sent.method, sent.url.path, response.status_code, content_type, response.content)
+        return response
+
+    return checking_send
+
+
+def checked(client: Client) -> Client:
+    """Make an HTTP client check the answers that it gets."""
+    client.send = checking(client.send)  # type: ignore[attr-defined]
+    return client

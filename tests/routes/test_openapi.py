@@ -1,0 +1,177 @@
+"""Tests /openapi.json: it has every route, it is valid, and it says what the server does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from oaiserve.app import routes
+from oaiserve.config import Config, ServerOptions
+from oaiserve.errors import APIError
+from oaiserve.routes.openapi import STATUSES, Published, document
+from oaiserve.routes.operation import operation_of
+from oaiserve.routes.protocol import ChatBody, CompletionBody, ranges
+from tests.published import check, check_events, operation, published
+from tests.routes.conftest import Serve, Served
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERYTHING = Config("demo", ServerOptions(api_key=("secret",), tokenizer_info=True))
+
+
+def walk(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from walk(inner)
+
+
+def test_every_route_says_what_it_takes_and_what_it_answers() -> None:
+    silent = {route.path for route in routes(EVERYTHING) if operation_of(route.endpoint) is None}
+    assert silent <= {"/v1/embeddings"}  # it only answers that it is not supported
+
+
+def test_the_document_is_served_as_json(served: Served) -> None:
+    response = served.http.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    served_document = response.json()
+    assert served_document["openapi"] == "3.1.0"
+    assert "/v1/chat/completions" in served_document["paths"]
+    assert "/tokenizer_info" not in served_document["paths"]  # it is not on this server
+
+
+def test_the_document_is_made_once_and_only_when_it_is_asked_for(served: Served) -> None:
+    (route,) = [route for route in routes(EVERYTHING) if route.path == "/openapi.json"]
+    assert isinstance(route.endpoint.__self__, Published)
+    assert route.endpoint.__self__._content is None
+    first, second = (served.http.get("/openapi.json").content for _ in range(2))
+    assert first == second
+
+
+def test_all_references_and_schemas_are_valid() -> None:
+    whole = published()
+    for part in walk(whole):
+        if "$ref" in part:
+            found: Any = whole
+            for name in part["$ref"].removeprefix("#/").split("/"):
+                found = found[name]
+            assert found
+    for schema in whole["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    ids = [found["operationId"] for methods in whole["paths"].values() for found in methods.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_status_of_every_error_is_described() -> None:
+    def statuses(kind: type[APIError]) -> set[int]:
+        return {kind.status}.union(*map(statuses, kind.__subclasses__()))
+
+    assert statuses(APIError) - {405} == STATUSES.keys()  # 405 is for methods that are not published
+
+
+def test_a_key_is_asked_for_where_the_document_says_so(serve: Serve) -> None:
+    for guard_all in (False, True):
+        served = serve(api_key=("secret",), guard_all=guard_all, tokenizer_info=True)
+        headers = {"authorization": "Bearer secret"}
+        for path, methods in served.http.get("/openapi.json", headers=headers).json()["paths"].items():
+            for method, found in methods.items():
+                with served.http.stream(method.upper(), path.replace("{name}", "app.js")) as response:
+                    assert (response.status_code == 401) == (found["security"] == [{"api_key": []}]), path
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody)])
+def test_what_is_beyond_a_published_range_is_refused_and_its_ends_are_not(
+    served: Served, path: str, body: type[ChatBody]
+) -> None:
+    schemas = published()["components"]["schemas"]
+    given = {"messages": [{"role": "user", "content": "Hi"}]} if body is ChatBody else {"prompt": "Hi"}
+    fields = {"logprobs": True} if body is ChatBody else {}
+    assert len(ranges(body)) >= 15
+    for name, (low, high) in ranges(body).items():
+        field = schemas[body.__name__]["properties"][name]
+        assert (field["minimum"], field["maximum"]) == (low, high)
+        for value, is_allowed in ((low - 1, False), (low, True), (high, True), (high + 1, False)):
+            more = {"max_tokens": value} if name == "min_tokens" and is_allowed and value else {}
+            more |= {"n": 1, "best_of": value} if name == "best_of" else {}
+            response = served.post(path, **{**given, **fields, **more, name: value})
+            refused_for = None if response.status_code == 200 else response.json()["error"]["param"]
+            assert (refused_for != name) is is_allowed, (name, value, response.text[:300])
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
+
+
+def bodies() -> Iterator[tuple[str, str, str]]:
+    """Yield each body that the documentation sends with curl: the page, the path and the JSON."""
+    for page in PAGES:
+        for call in re.findall(r"curl (?:[^\n]*\\\n)*[^\n]*", page.read_text()):
+            path = re.search(r"http://[\w.]+:\d+(/[\w/]+)", call)
+            data = re.search(r"-d '(.*)'", call, re.DOTALL)
+            if path is not None and data is not None:
+                yield page.name, path[1], data[1]
+
+
+def answers() -> Iterator[tuple[str, str]]:
+    """Yield each whole answer and each stream that the documentation shows: the page and the text."""
+    for page in PAGES:
+        text = page.read_text()
+        for answer in re.findall(r'^\{"id":"\w+-[^\n]*$', text, re.MULTILINE):
+            yield page.name, answer
+        for stream in re.findall(r"(?:^data: [^\n]*\n\n)+data: \[DONE\]\n", text, re.MULTILINE):
+            yield page.name, stream + "\n"
+
+
+SCHEMAS = {
+    "chat.completion": "ChatCompletion",
+    "chat.completion.chunk": "ChatCompletionChunk",
+    "text_completion": "Completion",
+}
+
+
+@pytest.mark.parametrize(("page", "path", "body"), list(bodies()))
+def test_each_documented_body_has_the_schema_of_its_route(page: str, path: str, body: str) -> None:
+    found = operation("POST", path)
+    assert found is not None
+    check(json.loads(body), found["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2])
+
+
+@pytest.mark.parametrize(("page", "answer"), list(answers()))
+def test_each_documented_answer_has_its_schema(page: str, answer: str) -> None:
+    if answer.startswith("data: "):
+        kind = json.loads(answer.split("\n")[0].removeprefix("data: "))["object"]
+        check_events(answer, {"text_completion": "CompletionChunk"}.get(kind) or SCHEMAS[kind])
+    else:
+        check(json.loads(answer), SCHEMAS[json.loads(answer)["object"]])
+
+
+def test_the_documentation_has_such_examples() -> None:
+    assert len(list(bodies())) >= 2
+    assert len(list(answers())) >= 2
+
+
+def test_the_example_of_each_route_is_answered(served: Served) -> None:
+    for path, methods in published()["paths"].items():
+        for method, found in methods.items():
+            if "requestBody" in found:
+                example = found["requestBody"]["content"]["application/json"]["example"]
+                example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
+                assert served.http.request(method, path, json=example).status_code == 200, path
+
+
+def test_an_answer_that_is_not_published_would_fail() -> None:
+    with pytest.raises(AssertionError, match="surprise"):
+        check({"version": "1", "surprise": 1}, "Version")
+    with pytest.raises(AssertionError, match="required"):
+        check({}, "Version")
+
+
+def test_documents_of_servers_differ_only_by_what_they_have() -> None:
+    here = document(routes(EVERYTHING), version="1.2.3", needs_key=True)
+    closed = document(routes(Config("demo", ServerOptions(host="0.0.0.0"))), version="1.2.3", needs_key=False)
+    assert here["paths"].keys() - closed["paths"].keys() >= {"/debug/requests", "/dashboard", "/tokenizer_info"}
