@@ -33,6 +33,7 @@ class Account(msgspec.Struct):
     request_id: str
     trace_id: str
     response_id: str | None
+    conversation_id: str | None
     operation: str
     model: str
     client: str | None

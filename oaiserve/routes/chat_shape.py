@@ -10,7 +10,13 @@ from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import PromptDone, TokenChunk, Usage
-from oaiserve.routes.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_in_parts, prompt_logprobs_in_parts
+from oaiserve.routes.logprobs import (
+    ChatLogprobs,
+    chat_logprobs,
+    chat_logprobs_in_parts,
+    drop_end_logprob,
+    prompt_logprobs_in_parts,
+)
 from oaiserve.routes.shapes import HOLE, ChoicesShape, Chunk, Whole, encode, filled
 
 
@@ -163,10 +169,3 @@ class ChatShape(ChoicesShape):
         return ChatChunkChoice(
             chunk.index, ChatDelta(), finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason
         )
-
-
-def drop_end_logprob(chunk: TokenChunk) -> None:
-    """Drop the log-probability of a token that only ended the choice: the tokens in `logprobs.content` are those of the
-    content, as OpenAI has them. Completions keep it, because evaluations count one entry for each token."""
-    if chunk.has_end_token and chunk.logprobs is not None:
-        chunk.logprobs.truncate(len(chunk.token_ids) - 1)

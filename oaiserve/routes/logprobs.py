@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from oaiserve.engine.logprobs import Entry, TokenLogprobs, text_of
+from oaiserve.engine.request import TokenChunk
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS
 
 encode = msgspec.json.Encoder().encode
@@ -61,6 +62,13 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for the first token of the prompt
+
+
+def drop_end_logprob(chunk: TokenChunk) -> None:
+    """Drop the log-probability of a token that only ended the choice: chat and responses list the tokens of the
+    content, as OpenAI has it. Completions keep it, because evaluations count one entry for each token."""
+    if chunk.has_end_token and chunk.logprobs is not None:
+        chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
 
 def chat_logprobs(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> ChatLogprobs:

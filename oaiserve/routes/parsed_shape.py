@@ -20,8 +20,8 @@ from oaiserve.routes.chat_shape import (
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
-    drop_end_logprob,
 )
+from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parse.parts import Arguments, CallBegin, CallBroken, CallEnd, Content, Part, Reasoning
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.shapes import CompletionTokensDetails, Head, TokenUsage, usage_object

@@ -26,7 +26,7 @@ class Parameter:
             return {"type": "integer", "minimum": 1} | ({} if self.most is None else {"maximum": self.most})
         return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
 
-    def value(self, given: str) -> str | int:
+    def value(self, given: str) -> Any:
         """Return the value that was given. Raises InvalidRequest."""
         if self.is_integer:
             return self._integer(given)

@@ -27,7 +27,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[ContentToken] | msgspec.Raw = NO_LOGPROBS
+    logprobs: list[ContentToken] | msgspec.Raw = msgspec.field(default_factory=lambda: NO_LOGPROBS)
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):

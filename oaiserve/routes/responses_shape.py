@@ -11,6 +11,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import sse
+from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parse.parts import Content
 from oaiserve.routes.protocol import Wanted
 from oaiserve.routes.respond import Timings
@@ -96,6 +97,7 @@ class ResponsesShape:
         return encode(self.final(usage)).replace(b"\0", b"[]")
 
     def _read(self, chunk: TokenChunk) -> None:
+        drop_end_logprob(chunk)
         pieces = _single_tokens(chunk) if self._is_parsed and chunk.logprobs is not None else (chunk,)
         for piece in pieces:
             parts = self._reader.read(piece)
