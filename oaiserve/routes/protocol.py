@@ -469,8 +469,9 @@ def invalid(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)
 
 
-def integer(body: msgspec.Struct, name: str) -> int | None:
-    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of its declared range."""
+def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
+    """Return the field as an int, or None if it was not given. Raises InvalidRequest outside of its declared range, or
+    of the one that is given here because it depends on the model."""
     value = getattr(body, name)
     if value is None:
         return None
@@ -478,11 +479,11 @@ def integer(body: msgspec.Struct, name: str) -> int | None:
         if not value.is_integer():
             raise invalid(name, f"must be an integer, got {show(value)}")
         value = int(value)
-    return int(_within(body, name, value))
+    limits = ranges(type(body))[name] if low is None or high is None else (low, high)
+    return int(_within(name, value, *limits))
 
 
-def _within(body: msgspec.Struct, name: str, value: float) -> float:
-    low, high = ranges(type(body))[name]
+def _within(name: str, value: float, low: float, high: float) -> float:
     if not value >= low:
         raise invalid(name, f"must be >= {low}, got {show(value)}")
     if not value <= high:
@@ -515,7 +516,7 @@ def sampling_params(
 
     def number(name: str, default: float) -> float:
         value = getattr(body, name)
-        return defaults.get(name, default) if value is None else _within(body, name, value)
+        return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
 
     return SamplingParams(
         n=integer(body, "n") or 1,

@@ -75,9 +75,7 @@ def unfold_all(page: playwright.Page) -> None:
     """Unfold everything, also what appears when something else is unfolded."""
     while page.locator("details:not([open])").count():
         page.evaluate("() => document.querySelectorAll('details:not([open])').forEach((one) => (one.open = true))")
-        page.wait_for_function(
-            "() => [...document.querySelectorAll('details')].every((one) => one.children.length > 1)"
-        )
+        page.wait_for_selector("details[open] > summary:only-child", state="detached")
 
 
 def test_the_page_has_every_route_with_all_its_fields(url: str, open_page: OpenPage) -> None:
