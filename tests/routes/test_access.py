@@ -239,7 +239,7 @@ def test_a_web_page_of_an_allowed_origin_may_ask_and_read_errors(serve: Serve) -
     allowed = preflight(served.http, "https://app.example.com")
     assert allowed.status_code == 204
     assert allowed.headers["access-control-allow-origin"] == "https://app.example.com"
-    assert allowed.headers["access-control-allow-methods"] == "GET, POST"
+    assert allowed.headers["access-control-allow-methods"] == "GET, POST, DELETE"
     assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
     refused = served.http.get("/v1/models", headers={"origin": "https://app.example.com"})
     check_refused(refused, 401, "invalid_api_key")
@@ -258,7 +258,7 @@ def test_other_origins_are_refused_in_preflights_too(serve: Serve) -> None:
 
 def test_a_preflight_for_another_method_is_told_the_methods(serve: Serve) -> None:
     served = serve(cors_origin=("*",))
-    assert preflight(served.http, "null", "DELETE").headers["access-control-allow-methods"] == "GET, POST"
+    assert preflight(served.http, "null", "PUT").headers["access-control-allow-methods"] == "GET, POST, DELETE"
 
 
 def test_an_origin_may_be_that_of_an_app(serve: Serve) -> None:
