@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from oaiserve.routes.protocol import ChatBody, DetokenizeBody, TokenizeBody
+from oaiserve.routes.protocol import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tools.attack import schema
 from tools.attack.__main__ import as_json, report
 from tools.attack.attack import Attack, Strike, outcomes
@@ -343,7 +343,7 @@ def test_generated_requests_are_a_function_of_the_seed() -> None:
     assert generate(1, 50) != generate(2, 50)
 
 
-@pytest.mark.parametrize("kind", [ChatBody, DetokenizeBody, TokenizeBody])
+@pytest.mark.parametrize("kind", [ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody])
 def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: type[msgspec.Struct]) -> None:
     decoder = msgspec.json.Decoder(kind)
 
@@ -354,7 +354,7 @@ def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: ty
             decoder.decode(text.encode())
 
     check()
-    assert len(BODIES) == 4
+    assert len(BODIES) == 5
 
 
 def test_a_generated_request_must_have_an_answer_without_an_internal_error() -> None:
