@@ -23,7 +23,7 @@ from oaiserve.connections import Connections
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.keys import Keyring
-from oaiserve.routes import chat, completions, dashboard, debug, health, models, tokens
+from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -155,7 +155,15 @@ def routes(config: Config) -> list[Route]:
         Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
-        Route("/v1/embeddings", models.embeddings, methods=["POST"]),
+        *(
+            Route(path, route, methods=["POST"], middleware=accounted(operation, path))
+            for operation, route, paths in (
+                ("embeddings", embeddings.embeddings, ("/v1/embeddings",)),
+                ("score", scores.score, ("/v1/score", "/score")),
+                ("rerank", scores.rerank, ("/v1/rerank", "/v2/rerank", "/rerank")),
+            )
+            for path in paths
+        ),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),

@@ -97,10 +97,18 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(
-        self, limit_tokens: int, prompt_tokens: int, max_tokens: int | None, *, chat: bool, is_exact: bool = True
+        self,
+        limit_tokens: int,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        *,
+        chat: bool,
+        is_exact: bool = True,
+        param: str | None = None,
     ) -> None:
-        """Say how long the prompt is; without `is_exact`, it has at least this many tokens."""
-        what = "messages" if chat else "prompt"
+        """Say how long the prompt is; without `is_exact`, it has at least this many tokens. `param` is the field that
+        it came from, if that is neither `messages` nor `prompt`."""
+        what = param or ("messages" if chat else "prompt")
         least = "" if is_exact else "at least "
         asked = prompt_tokens + (max_tokens or 0)
         if max_tokens is None:

@@ -28,6 +28,7 @@ from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
 from oaiserve.engine.request import (
     TERMINAL,
@@ -57,6 +58,7 @@ from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.pooling.load import LoadedPooler
     from oaiserve.engine.model.spec import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -114,10 +116,12 @@ class Engine:
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
         processes: ModelProcesses | None = None,
+        pooling: Pooling | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
         self.tokenizer = tokenizer
+        self.pooling = pooling  # None: the model generates text
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
         self.default_params = dict(default_params or {})  # sampling defaults that the model itself asks for
@@ -160,6 +164,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
+            pools=pooling is not None,
             overlap=options.overlap and runner.is_asynchronous,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
@@ -193,14 +198,19 @@ class Engine:
         refuse_unless_sound(source)
         # torch and transformers take seconds to import, so `import oaiserve` does not import them.
         from oaiserve.engine.model.load import load_model
+        from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
         offline = not source.is_local and not hub.is_reachable()
+        task = find_model_task(model, options, offline=offline)
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
         # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
         # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
         # takes two thirds longer. Afterwards only the engine thread computes.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+            if task != "generate":
+                pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
+                return cls.from_pooler(pooler, tokenizer, options)
             if options.tensor_parallel > 1:
                 from oaiserve.engine.model.parallel.workers import load_parallel
 
@@ -265,6 +275,35 @@ class Engine:
         )
         if engine.default_params:
             log.info("Sampling defaults from the model's generation_config.json: %s", engine.default_params)
+        return engine
+
+    @classmethod
+    def from_pooler(cls, pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+        """Make the engine of a model that turns texts into vectors or scores. It has no KV cache."""
+        from oaiserve.engine.model.start import start_pooling
+
+        started = start_pooling(pooler, options)
+        engine = cls(
+            tokenizer=tokenizer,
+            runner=started.runner,
+            num_blocks=0,
+            max_model_len=pooler.max_model_len,
+            vocab_size=pooler.vocab_size,
+            options=replace(options, prefix_cache=False),
+            max_step_tokens_default=started.max_step_tokens_default,
+            device=str(pooler.device),
+            dtype=str(pooler.dtype).removeprefix("torch."),
+            profiler=started.profiler,
+            pooling=pooler.pooling,
+        )
+        log.info(
+            "%s on %s in %s, for --task %s: up to %d tokens a text",
+            type(pooler.layers).__name__,
+            pooler.device,
+            str(pooler.dtype).removeprefix("torch."),
+            pooler.pooling.task,
+            pooler.max_model_len,
+        )
         return engine
 
     @property

@@ -1,4 +1,4 @@
-"""/v1/models, which lists the one model that is served, and /v1/embeddings, which is refused."""
+"""/v1/models, which lists the one model that is served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.errors import NotFound
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -23,10 +22,6 @@ async def retrieve_model(request: Request) -> Response:
     return json_response(_model(serving))
 
 
-async def embeddings(request: Request) -> Response:
-    raise NotFound("This server generates text only. It has no embeddings.")
-
-
 def _model(serving: Serving) -> dict[str, Any]:
     return {
         "id": serving.model_name,
@@ -36,4 +31,5 @@ def _model(serving: Serving) -> dict[str, Any]:
         "root": serving.model_name,
         "parent": None,
         "max_model_len": serving.engine.max_model_len,
+        "task": serving.task,
     }

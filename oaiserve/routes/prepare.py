@@ -77,6 +77,7 @@ async def prepare(
         body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
         is_streaming = exchange.is_streaming = bool(body.stream)
         serving.check_model(body.model)
+        serving.check_task("generate")
 
         own = own_params(body)
         num_prompt_logprobs = protocol.prompt_logprobs(body)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.times import monotonic_ns
 
@@ -506,6 +506,9 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
     for prompt in prompts:
         if isinstance(prompt, TextPrompt):
             yield "user", prompt.text
+        elif isinstance(prompt, PairPrompt):
+            yield "user", prompt.first
+            yield "user", prompt.second
         elif isinstance(prompt, ChatPrompt):
             for message in prompt.messages:
                 content = message["content"]
