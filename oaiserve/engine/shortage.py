@@ -55,9 +55,9 @@ def compute_in_parts(
     """Return the results of a step that is computed in parts, as if it had been computed as a whole.
 
     The result of a chunk is None where one token of it alone does not fit, or all of it if its sequence is whole. Parts
-    have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before the next begins.
-    What a part that failed has written is written again, in the same places. The blocks of the step must have been
-    copied before.
+    have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before the next
+    begins. What a part that failed has written is written again, in the same places. The blocks of the step must have
+    been copied before.
     """
     is_indivisible = len(step.chunks) == 1 and (step.num_tokens == 1 or step.chunks[0].sequence.is_whole)
     if step.num_tokens <= most_tokens or is_indivisible:

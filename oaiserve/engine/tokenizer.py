@@ -193,7 +193,7 @@ class Tokenizer:
         before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
         if add_special_tokens and self._affixes is None:
             raise InvalidRequest(
-                "'truncate_prompt_tokens' is not possible here: this model's tokenizer puts special tokens within texts.",
+                "'truncate_prompt_tokens' is not possible here: this tokenizer puts special tokens within texts.",
                 param="truncate_prompt_tokens",
             )
         room = most_tokens - len(before) - len(after)

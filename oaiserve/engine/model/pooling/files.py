@@ -82,7 +82,7 @@ def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
 
 
 def read_json(source: ModelSource, name: str, *, offline: bool) -> Any:
-    """Return what a JSON file of the model holds, or None if there is none. Raises StartupError if it cannot be read."""
+    """Return what a JSON file of the model holds, or None if there is none. Raises StartupError."""
     path = find_file(source, name, offline=offline)
     if path is None:
         return None
