@@ -7,11 +7,10 @@ one call per consumer. Engine thread only, except for the numbers that are marke
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
-
-import numpy as np
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
 from oaiserve.engine.constraint import Constraint
@@ -381,7 +380,7 @@ class OpenRequests:
                 request_id = opened.request.request_id
                 self._end(opened, Finished(request_id, opened.usage, opened.times, opened.account))
 
-    def _pooled(self, opened: OpenRequest, sequence: Sequence, vector: np.ndarray, now_ns: int) -> None:
+    def _pooled(self, opened: OpenRequest, sequence: Sequence, vector: array[float], now_ns: int) -> None:
         """Emit the vector of a prompt. The last one of its request ends that, and with it the phase `prefill`."""
         self._emit(opened, Pooled(opened.request.request_id, sequence.index, vector))
         del opened.outputs[sequence]

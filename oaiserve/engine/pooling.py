@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Task = Literal["generate", "embed", "score"]  # what a model is served for
+
 
 @dataclass(frozen=True, slots=True)
 class Pooling:

@@ -6,12 +6,11 @@ An accepted request gets any number of `PromptDone` and `TokenChunk`, or of `Poo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
-
-import numpy as np
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
@@ -63,7 +62,6 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt | PairPrompt | ChatPrompt
-Task = Literal["generate", "embed", "score"]  # what a model is served for
 
 
 class TooManyTokens(Exception):
@@ -190,7 +188,7 @@ class Pooled:
 
     request_id: str
     index: int  # of the prompt
-    vector: np.ndarray  # float32, of the length that the model gives it
+    vector: array[float]  # 32-bit floats, as the model makes it: of any length
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ This is plain data: no torch, and nothing that knows how a step is scheduled or 
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,7 +102,7 @@ class ChunkResult:
     token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
-    vector: np.ndarray | None = None  # float32, what a sequence that is pooled comes to
+    vector: array[float] | None = None  # 32-bit floats: what a sequence that is pooled comes to
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
 
 

@@ -24,6 +24,7 @@ from oaiserve.routes.pooling import (
     prepare_pooled,
     text_prompts,
     unit,
+    values_of,
 )
 from oaiserve.routes.protocol import Integer, integer, invalid, show
 from oaiserve.routes.respond import Answer
@@ -137,7 +138,7 @@ class EmbeddingShape:
         return parts(head, "data", map(self._item, vectors), usage)
 
     def _item(self, pooled: Pooled) -> bytes:
-        vector = pooled.vector[: self._size]
+        vector = values_of(pooled, self._size)
         if self._normalize:
             vector = unit(vector)
         values = b64encode(vector.astype("<f4").tobytes()).decode() if self._as_base64 else vector.tolist()

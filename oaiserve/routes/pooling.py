@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from starlette.requests import Request as HTTPRequest
 
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import Prompt, Request, SamplingParams, Task, TextPrompt, Usage
+from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.engine.request import Pooled, Prompt, Request, SamplingParams, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
@@ -23,6 +23,7 @@ from oaiserve.routes.respond import Answer, WholeShape
 from oaiserve.routes.serving import Serving, serving_of
 
 MAX_TEXTS = 2048  # of one request: OpenAI's limit
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 encode = msgspec.json.Encoder().encode
 
 
@@ -129,10 +130,15 @@ def check_number(inputs: Sequence[object], param: str) -> None:
         raise invalid(param, f"must have at most {MAX_TEXTS} entries, got {len(inputs)}")
 
 
-def unit(vector: np.ndarray) -> np.ndarray:
+def values_of(pooled: Pooled, size: int | None = None) -> Vector:
+    """Return the vector of a prompt, or its first numbers."""
+    return np.frombuffer(pooled.vector, dtype=np.float32)[:size]
+
+
+def unit(vector: Vector) -> Vector:
     """Return the vector at length 1. A vector of zeros stays as it is."""
-    length = float(np.linalg.norm(vector))
-    return vector / np.float32(length) if length else vector
+    length = np.linalg.norm(vector)
+    return vector / length if length else vector
 
 
 def usage_object(usage: Usage) -> dict[str, int]:

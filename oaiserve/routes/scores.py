@@ -28,6 +28,7 @@ from oaiserve.routes.pooling import (
     strings,
     text_prompts,
     unit,
+    values_of,
 )
 from oaiserve.routes.protocol import Integer, integer, invalid
 from oaiserve.routes.respond import Answer
@@ -140,7 +141,7 @@ class Pairing:
         """Return the score of each pair."""
         if self._pooling.task == "score":
             return [float(pooled.vector[0]) for pooled in vectors]
-        units = [unit(pooled.vector) for pooled in vectors]
+        units = [unit(values_of(pooled)) for pooled in vectors]
         firsts, seconds = units[: len(self._firsts)], units[len(self._firsts) :]
         return [float(np.dot(firsts[index if len(firsts) > 1 else 0], second)) for index, second in enumerate(seconds)]
 

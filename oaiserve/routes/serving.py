@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import Prompt, Task
+from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.engine.request import Prompt
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ class VectorRunner(ScriptedRunner):
         return [
             ChunkResult(error="no usable numbers")
             if chunk.sequence.token_ids[0] == self.bad
-            else ChunkResult(vector=np.full(2, chunk.num_tokens, dtype=np.float32))
+            else ChunkResult(vector=array("f", [chunk.num_tokens] * 2))
             for chunk in step.chunks
         ]
 
@@ -197,7 +198,7 @@ def test_every_text_is_in_exactly_one_step_within_the_budget(
         assert step.num_tokens <= max_step_tokens or len(step.chunks) == 1
         assert len(step.chunks) <= 4
         assert all(chunk.num_tokens == chunk.sequence.prompt_len for chunk in step.chunks)
-        computed += [chunk.sequence.request_id for chunk in step.chunks]
+        computed += [sequence.request_id for sequence in step.admitted]
         scheduler.advance(step)
         scheduler.check_integrity()
     assert sorted(computed) == sorted(sequence.request_id for sequence in sequences)

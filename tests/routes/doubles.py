@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import queue
+from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.pooling import Pooling
@@ -250,7 +249,7 @@ def pools(*vectors: Sequence[float]) -> Script:
 
     def script(request: Request) -> Iterable[list[Event]]:
         for index in reversed(range(len(request.prompts))):
-            yield [Pooled(request.request_id, index, np.array(vectors[index], dtype=np.float32))]
+            yield [Pooled(request.request_id, index, array("f", vectors[index]))]
         yield [finished(request.request_id, Usage(3 * len(request.prompts), 0, 0))]
 
     return script

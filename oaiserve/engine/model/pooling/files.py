@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from oaiserve.config import TaskOption
-from oaiserve.engine.request import Task
+from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.source import ModelSource
 

@@ -20,8 +20,7 @@ from oaiserve.engine.model.pooling.attention import PACKED, runs_of
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.rehearsal import difference, tolerance
-from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import Task
+from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.source import ModelSource, find_model
@@ -161,7 +160,7 @@ def prepare_pooler(
         max_model_len=min(longest, files.max_tokens or longest),
         longest=longest,
         first_position=first_position,
-        takes_types="token_type_ids" in parameters,
+        takes_types="token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1,
         pooling=Pooling("score", 1) if task == "score" else Pooling("embed", 0, prompts=files.prompts),
     )
     with torch.inference_mode():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import torch
 
 from oaiserve.engine.model.pooling.load import LoadedPooler
@@ -39,7 +41,7 @@ class PoolingRunner:
         results = [ChunkResult(error=BAD_VECTOR)] * len(order)
         for row, index in enumerate(order):
             if usable[row]:
-                results[index] = ChunkResult(vector=vectors[row].numpy())
+                results[index] = ChunkResult(vector=array("f", vectors[row].numpy().tobytes()))
         return StepResult(results)
 
     def draw(self, launched: StepResult, masks: Masks | None) -> None:

@@ -34,7 +34,7 @@ PAIRS = [("aa ab", text) for text in TEXTS] + [(TEXTS[1], "ad"), (TEXTS[4], TEXT
 def pooled(engine: Engine, prompts: Sequence[Prompt]) -> np.ndarray:
     """Return what the engine makes of each prompt."""
     request = Request("r", tuple(prompts), SamplingParams(max_tokens=0))
-    found = {event.index: event.vector for event in engine.stream(request) if isinstance(event, Pooled)}
+    found = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
     return np.stack([found[index] for index in range(len(prompts))])
 
 
