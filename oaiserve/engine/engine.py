@@ -50,7 +50,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.source import find_model
@@ -176,7 +176,8 @@ class Engine:
             grammars.compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
-            encode_rest=REST if device == "cpu" else 0.0,  # encoding keeps no lock, but a core
+            # Encoding keeps no lock, but a core, and streams that decode would notice.
+            encode_rest=REST if device == "cpu" and pooling is None else 0.0,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             clock=clock_ns,
@@ -437,6 +438,8 @@ class Engine:
         self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Return all choices of all prompts, in order. Raises the APIError that a request has failed with."""
+        if self.pooling is not None:
+            raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
         request = Request(
             f"generate-{next(_generate_ids)}",
             tuple(_as_prompt(prompt) for prompt in prompts),

@@ -16,7 +16,7 @@ from oaiserve.engine.request import Aborted, Event, Failed, Finished, Pooled, Re
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import ChunkResult, OutOfMemory, Step
-from oaiserve.errors import ContextLengthExceeded, Overloaded
+from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from oaiserve.record import StepKind
 from tests.engine.doubles import Inbox, Launched, ScriptedRunner, make_engine
 
@@ -143,6 +143,11 @@ def test_a_text_that_comes_to_nothing_fails_its_request_and_no_other() -> None:
         ended = inbox.wait_terminal("bad", "good")
     assert isinstance(ended["bad"], Failed)
     assert isinstance(ended["good"], Finished)
+
+
+def test_a_model_that_pools_generates_no_text() -> None:
+    with pooling_engine() as engine, pytest.raises(InvalidRequest, match="the task 'embed'"):
+        engine.generate(["Hi"])
 
 
 def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> None:

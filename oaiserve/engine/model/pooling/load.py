@@ -186,6 +186,8 @@ def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
     for flag, is_set in (
         (f"--tensor-parallel {options.tensor_parallel}", options.tensor_parallel > 1),
         (f"--quantize {options.quantize}", options.quantize != "none"),
+        (f"--attention {options.attention}", options.attention != "auto"),
+        ("--nvtx", options.nvtx),
         ("--kv-blocks", options.kv_blocks is not None),
         ("--kv-cache-memory", options.kv_cache_memory is not None),
     ):

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,26 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     base = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     expected = vectors(base, word_tokenizer("qwen3", base.config.vocab_size), TEXTS, "lasttoken")
     assert cosines(found, expected).min() >= 0.9999
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel": 2},
+        {"quantize": "int8"},
+        {"kv_blocks": 8},
+        {"kv_cache_memory": 2**20},
+        {"attention": "reference"},
+        {"nvtx": True},
+        {"max_model_len": 500},
+    ],
+)
+def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls", max_tokens=40)
+    with pytest.raises(StartupError, match="--" + next(iter(options)).replace("_", "-")):
+        Engine.from_pretrained(folder, **options)
+    assert Engine.from_pretrained(folder, max_model_len=200).max_model_len == 200  # more than the files say
+    assert Engine.from_pretrained(folder).max_model_len == 40
 
 
 def test_what_cannot_be_computed_without_padding_is_refused() -> None:
