@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, Gemma2Config, T5Config
 
-from oaiserve.config import EngineOptions
+from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.pooling.files import PoolingFiles
-from oaiserve.engine.model.pooling.load import prepare_pooler
+from oaiserve.engine.model.pooling.load import load_pooler, prepare_pooler
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
 from tests.engine.model.pooling.reference import logits, vectors
@@ -140,7 +140,7 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
         {"tensor_parallel": 2},
         {"quantize": "int8"},
         {"kv_blocks": 8},
-        {"kv_cache_memory": 2**20},
+        {"kv_cache_memory": Bytes(2**20)},
         {"attention": "reference"},
         {"nvtx": True},
         {"max_model_len": 500},
@@ -149,9 +149,9 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
 def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp_path: Path) -> None:
     folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls", max_tokens=40)
     with pytest.raises(StartupError, match="--" + next(iter(options)).replace("_", "-")):
-        Engine.from_pretrained(folder, **options)
-    assert Engine.from_pretrained(folder, max_model_len=200).max_model_len == 200  # more than the files say
-    assert Engine.from_pretrained(folder).max_model_len == 40
+        load_pooler(folder, "embed", EngineOptions(**options))
+    assert load_pooler(folder, "embed", EngineOptions()).max_model_len == 40
+    assert load_pooler(folder, "embed", EngineOptions(max_model_len=200)).max_model_len == 200  # it has the positions
 
 
 def test_what_cannot_be_computed_without_padding_is_refused() -> None:
