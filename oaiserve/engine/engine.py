@@ -38,6 +38,7 @@ from oaiserve.engine.request import (
     Event,
     Failed,
     FinishReason,
+    PairPrompt,
     Prompt,
     Request,
     SamplingParams,
@@ -490,6 +491,6 @@ _generate_ids = itertools.count()
 def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
+    if isinstance(prompt, TextPrompt | TokenPrompt | PairPrompt | ChatPrompt):
         return prompt
     return TokenPrompt(prompt)

@@ -102,8 +102,8 @@ class ChunkResult:
     token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
-    vector: array[float] | None = None  # 32-bit floats: what a sequence that is pooled comes to
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
+    vector: array[float] | None = None  # 32-bit floats: what a sequence that is pooled comes to
 
 
 class StepResult(NamedTuple):

@@ -55,7 +55,7 @@ def test_what_leaves_no_room_is_refused() -> None:
 
 def test_a_pair_that_is_too_long_is_refused_by_its_length() -> None:
     with pytest.raises(TooManyTokens) as caught:
-        TOKENIZERS["bert"].encode_pair(PairPrompt("aa b", "zz"), 5)
+        TOKENIZERS["bert"].encode_pair(PairPrompt("aa b", "ab"), 5)
     assert caught.value.num_tokens == 6
 
 

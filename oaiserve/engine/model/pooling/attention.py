@@ -78,8 +78,11 @@ def _in_bands(
             torch.arange(first, last, device=query.device)[:, None] - torch.arange(low, high, device=query.device)[None]
         )
         mask = (distance < window) & (distance >= 0 if causal else distance > -window)
-        near = (states[:, :, low:high] for states in (key, value))
-        parts.append(scaled_dot_product_attention(query[:, :, first:last], *near, attn_mask=mask, scale=scaling))
+        parts.append(
+            scaled_dot_product_attention(
+                query[:, :, first:last], key[:, :, low:high], value[:, :, low:high], attn_mask=mask, scale=scaling
+            )
+        )
     return torch.cat(parts, dim=2)
 
 

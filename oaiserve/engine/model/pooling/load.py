@@ -126,7 +126,7 @@ def prepare_pooler(
     """Switch a model to packed attention, after checking that it still computes the same. Raises StartupError."""
     files, config = files or PoolingFiles(), model.config
     model.eval()
-    layers = model.base_model if task == "score" else model
+    layers: Any = model.base_model if task == "score" else model
     parameters = inspect.signature(layers.forward).parameters
     if "position_ids" not in parameters or config.is_encoder_decoder:
         raise StartupError(f"'{name}' cannot be served for --task {task}: {type(layers).__name__} takes no positions.")
@@ -207,15 +207,15 @@ def _dense(source: ModelSource, folder: str, *, offline: bool) -> torch.nn.Modul
     return load_dense(config, weights, source.location)
 
 
-def _is_causal(layers: PreTrainedModel) -> bool:
+def _is_causal(layers: torch.nn.Module) -> bool:
     return any(getattr(module, "is_causal", False) for module in layers.modules())
 
 
-def _first_position(layers: PreTrainedModel) -> int:
+def _first_position(layers: torch.nn.Module) -> int:
     """Return the position of a text's first token. RoBERTa and its like count from behind the position of padding."""
     embeddings = getattr(layers, "embeddings", None)
     counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
-    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0  # type: ignore[union-attr, arg-type]
+    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0  # type: ignore[union-attr]
 
 
 def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
