@@ -64,7 +64,8 @@ MODEL_ROWS = {
     "pooling.files": "",
     "pooling.attention": "",
     "pooling.heads": "",
-    "pooling.load": "load pooling.attention pooling.files pooling.heads rehearsal",
+    "pooling.linear": "",
+    "pooling.load": "load pooling.attention pooling.files pooling.heads pooling.linear rehearsal",
     "pooling.runner": "pooling.load",
     # the native step
     "cpu": "",

@@ -15,9 +15,9 @@ from sentence_transformers import SentenceTransformer
 
 
 def main() -> None:
-    folder, threads = sys.argv[1:]
+    folder, threads, dtype = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": "float32"}, local_files_only=True)
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": dtype}, local_files_only=True)
     print("ready", flush=True)
     for line in sys.stdin:
         files = json.loads(line)
@@ -26,7 +26,7 @@ def main() -> None:
         began = time.perf_counter()
         vectors = model.encode(texts, show_progress_bar=False)
         seconds = time.perf_counter() - began
-        np.save(files["vectors"], vectors)
+        np.save(files["vectors"], np.asarray(vectors, dtype=np.float32))
         print(seconds, flush=True)
 
 

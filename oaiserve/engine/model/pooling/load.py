@@ -19,6 +19,7 @@ from oaiserve.engine.model.load import context_length, limit_compiled_shapes, mo
 from oaiserve.engine.model.pooling.attention import PACKED, runs_of
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
+from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.rehearsal import difference, tolerance
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.errors import StartupError
@@ -112,7 +113,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offlin
         )
     move(loaded, device, str(model))
     with reported(f"'{model}' cannot be served for --task {task}"):
-        pooler = prepare_pooler(loaded, task, files, dense, str(model))
+        pooler = prepare_pooler(loaded, task, files, dense, str(model), pack=options.compile)
     return pooler if options.max_model_len is None else _shortened(pooler, options.max_model_len)
 
 
@@ -122,8 +123,11 @@ def prepare_pooler(
     files: PoolingFiles | None = None,
     dense: list[torch.nn.Module] | None = None,
     name: str = "the model",
+    *,
+    pack: bool = True,
 ) -> LoadedPooler:
-    """Switch a model to packed attention, after checking that it still computes the same. Raises StartupError."""
+    """Switch a model to packed attention and, with `pack`, to packed linear layers, after checking that it still
+    computes the same. Raises StartupError."""
     files, config = files or PoolingFiles(), model.config
     model.eval()
     layers: Any = model.base_model if task == "score" else model
@@ -149,6 +153,8 @@ def prepare_pooler(
     model.set_attn_implementation(PACKED)
     if model.config._attn_implementation != PACKED:
         raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
+    if pack:
+        pack_linears(layers, model.device, model.dtype)
     ids, lengths = [token_id for text in texts for token_id in text], list(map(len, texts))
     pooler = LoadedPooler(
         layers=layers,
