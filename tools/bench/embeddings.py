@@ -177,8 +177,8 @@ def report(results: dict[str, Any]) -> str:
                 f"{run['least_cosine']:.6f}",
             ]
         )
-    head = f"{results['machine']}; {results['peer']}; {results['dtype']}; {results['created']}.\nMedian (least..most) of the rounds."
-    return "\n".join([head, "", *as_markdown(rows)])
+    head = f"{results['machine']}; {results['peer']}; {results['dtype']}; {results['created']}."
+    return "\n".join([head, "Median (least..most) of the rounds.", "", *as_markdown(rows)])
 
 
 def spread(values: list[float]) -> str:
