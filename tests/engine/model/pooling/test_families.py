@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, Gemma2Config, T5C
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.pooling.files import PoolingFiles
+from oaiserve.engine.model.pooling.linear import PackedLinear
 from oaiserve.engine.model.pooling.load import load_pooler, prepare_pooler
 from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
@@ -77,6 +78,18 @@ def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
     with Engine.from_pretrained(save(tmp_path, "bert", model)) as engine:
         found = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
     np.testing.assert_allclose(found[:, 0], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_layers_are_packed_unless_compile_is_off(dtype: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="mean")
+    ids, lengths = [5, 9, 30, 7, 8, 9], [2, 4]
+    found = []
+    for compiles in (False, True):
+        pooler = load_pooler(folder, "embed", EngineOptions(compile=compiles, dtype=dtype))
+        assert any(isinstance(module, PackedLinear) for module in pooler.layers.modules()) == compiles
+        found.append(pooler.pool(ids, [0] * 6, lengths).numpy())
+    assert cosines(*found).min() >= (0.9999 if dtype == "float32" else 0.99)
 
 
 def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
