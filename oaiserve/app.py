@@ -25,7 +25,19 @@ from oaiserve.engine.streams import LoopStreams
 from oaiserve.keys import Keyring
 from oaiserve.response_database import ResponseDatabase
 from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
-from oaiserve.routes import chat, completions, dashboard, debug, health, models, responses, stored_responses, tokens
+from oaiserve.routes import (
+    chat,
+    completions,
+    dashboard,
+    debug,
+    embeddings,
+    health,
+    models,
+    responses,
+    scores,
+    stored_responses,
+    tokens,
+)
 from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -176,7 +188,15 @@ def routes(config: Config) -> list[Route]:
         Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
-        Route("/v1/embeddings", models.embeddings, methods=["POST"]),
+        *(
+            Route(path, route, methods=["POST"], middleware=accounted(operation, path))
+            for operation, route, paths in (
+                ("embeddings", embeddings.embeddings, ("/v1/embeddings",)),
+                ("score", scores.score, ("/v1/score", "/score")),
+                ("rerank", scores.rerank, ("/v1/rerank", "/v2/rerank", "/rerank")),
+            )
+            for path in paths
+        ),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.tokenizer_info if config.server.tokenizer_info else tokens.no_tokenizer_info),

@@ -26,6 +26,7 @@ from cyclopts.config import Env, Json, Toml, Yaml
 from oaiserve import __version__, private, response_database
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
+from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
@@ -251,7 +252,8 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     gc.freeze()
     give_back()  # what the start has freed
     keep_freed()
-    run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure)
+    task: Task = "generate" if engine.pooling is None else engine.pooling.task
+    run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task)
     return 0 if engine.failure is None else 1
 
 
@@ -270,6 +272,7 @@ def run_until_signal(
     *,
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
+    task: Task = "generate",
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
     from oaiserve.server import Server
@@ -285,11 +288,22 @@ def run_until_signal(
     except OSError as error:  # another process has bound the same port and listens already
         raise _cannot_listen(config.server.host, config.server.port, error) from error
     if config.server.log_format == "console":
-        print(_banner(config, sock.getsockname()[1]), file=sys.stderr, flush=True)
+        print(_banner(config, sock.getsockname()[1], task), file=sys.stderr, flush=True)
     server.run(sockets=[sock])
 
 
-def _banner(config: Config, port: int) -> str:
+# What each task is tried with: a path, and a body without its model.
+_TRIES: dict[Task, tuple[str, str]] = {
+    "generate": (
+        "/v1/chat/completions",
+        '"temperature": 0, "messages": [{"role": "user", "content": "Hello!"}]',
+    ),
+    "embed": ("/v1/embeddings", '"input": ["A cat sleeps.", "A dog barks."]'),
+    "score": ("/v1/rerank", '"query": "What sleeps?", "documents": ["A dog barks.", "A cat sleeps."]'),
+}
+
+
+def _banner(config: Config, port: int, task: Task) -> str:
     """Return the lines that the server prints at its start: model, URL, and a command to try it."""
     server = config.server
     scheme = "http" if server.tls_certificate is None else "https"
@@ -299,11 +313,12 @@ def _banner(config: Config, port: int) -> str:
     url = f"{scheme}://{host}:{port}"
     name = server.served_model_name or config.model
     key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
+    path, body = _TRIES[task]
     return f"""
 oaiserve {__version__} serves {name} at {url}/v1
 
-  curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
-    -d '{{"model": "{name}", "temperature": 0, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+  curl {url}{path}{key} -H 'content-type: application/json' \\
+    -d '{{"model": "{name}", {body}}}'
 
 Ctrl-C stops it.
 """

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from oaiserve.hosts import host_name, is_loopback
 
+TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
@@ -222,6 +223,11 @@ class ServerOptions:
 class EngineOptions:
     """Settings of the engine: how the model is loaded, the size of the KV cache, and the limits of batches."""
 
+    task: TaskOption = "auto"
+    """What the model is for. generate: text, by /v1/chat/completions and /v1/completions. embed: vectors of texts, by
+    /v1/embeddings. score: how well two texts go together, by /v1/score and /v1/rerank. auto: what the model's files
+    say; docs/embeddings.md has the rules."""
+
     device: Device = "auto"
     """Device that runs the model. auto: the GPU if there is one, else the CPU."""
 
@@ -340,6 +346,7 @@ class EngineOptions:
     """Threads that tokenize prompts. 0: the thread that submits a request tokenizes it."""
 
     def __post_init__(self) -> None:
+        _check_choice("--task", self.task, TaskOption)
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, Dtype)
         _check_choice("--policy", self.policy, SchedulingPolicy)

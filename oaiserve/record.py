@@ -19,6 +19,8 @@ from oaiserve.trace import TraceContext
 
 # A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
+# Operations whose answers are vectors or scores: no token is generated, so nothing is measured of tokens.
+POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank"})
 
 
 class Outcome(StrEnum):
@@ -130,7 +132,7 @@ class RequestRecord:
     trace: TraceContext
     times: RequestTimes
     outcome: Outcome
-    operation: str  # "chat" | "text_completion" | "responses"; the first two as in the OpenTelemetry GenAI conventions
+    operation: str  # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another
     http_method: str
     http_route: str  # the pattern of the route, never the raw path
     http_status: int | None  # None: the client left before the status line was sent

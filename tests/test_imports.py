@@ -23,7 +23,7 @@ MODEL_USES = {
     "oaiserve.model_errors",
     "oaiserve.private",
     "oaiserve.source",
-    *(f"{ENGINE}.{name}" for name in ("draws", "request", "sequence", "step")),
+    *(f"{ENGINE}.{name}" for name in ("draws", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
@@ -59,6 +59,14 @@ MODEL_ROWS = {
     "device_memory": "attention eager memory rehearsal runner sampler spec",
     "compiled": "attention batch executor rehearsal spec",
     "graph_capture": "executor graphs spec triton_sampling",
+    # models that pool
+    "pooling": "",
+    "pooling.files": "",
+    "pooling.attention": "",
+    "pooling.heads": "",
+    "pooling.linear": "",
+    "pooling.load": "load pooling.attention pooling.files pooling.heads pooling.linear rehearsal",
+    "pooling.runner": "pooling.load",
     # the native step
     "cpu": "",
     "cpu.cores": "",
@@ -79,7 +87,7 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
     "device_memory eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
-    "parallel.workers profiler rehearsal runner sampler spec triton_sampling",
+    "parallel.workers pooling.load pooling.runner profiler rehearsal runner sampler spec triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -106,6 +114,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.logprobs": set(),
     f"{ENGINE}.request": {*LEAVES, f"{ENGINE}.logprobs"},
     f"{ENGINE}.draws": set(),
+    f"{ENGINE}.pooling": set(),
     f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
@@ -229,6 +238,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.trace",
         "oaiserve.routes",
         f"{ENGINE}.logprobs",
+        f"{ENGINE}.pooling",
         f"{ENGINE}.request",
         f"{ENGINE}.shared_limit",
         f"{ENGINE}.streams",

@@ -82,7 +82,7 @@ def test_the_table_of_endpoints_has_every_route() -> None:
     table = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
-    assert named == served - {"/v1/embeddings"}  # this route only answers that it is not supported
+    assert named == served
 
 
 def test_the_architecture_page_lists_every_file() -> None:

@@ -32,8 +32,8 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"a pool needs at least one block of one token, got {num_blocks} of {block_size}")
+        if num_blocks < 0 or block_size < 1:  # without blocks, all sequences must be computed whole
+            raise ValueError(f"a pool has blocks of at least one token, got {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks

@@ -28,6 +28,7 @@ from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
 from oaiserve.engine.request import (
     TERMINAL,
@@ -37,6 +38,7 @@ from oaiserve.engine.request import (
     Event,
     Failed,
     FinishReason,
+    PairPrompt,
     Prompt,
     Request,
     SamplingParams,
@@ -49,7 +51,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.errors import Overloaded, Unavailable
+from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.source import find_model
@@ -57,6 +59,7 @@ from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.pooling.load import LoadedPooler
     from oaiserve.engine.model.spec import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -114,10 +117,12 @@ class Engine:
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
         processes: ModelProcesses | None = None,
+        pooling: Pooling | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
         self.tokenizer = tokenizer
+        self.pooling = pooling  # None: the model generates text
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
         self.default_params = dict(default_params or {})  # what the model itself asks for
@@ -161,6 +166,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
+            pools=pooling is not None,
             overlap=options.overlap and runner.is_asynchronous,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
@@ -172,7 +178,8 @@ class Engine:
             grammars.compile,
             self._loop.post,
             num_workers=options.tokenize_workers,
-            encode_rest=REST if device == "cpu" else 0.0,  # encoding keeps no lock, but a core
+            # Encoding keeps no lock, but a core, and streams that decode would notice.
+            encode_rest=REST if device == "cpu" and pooling is None else 0.0,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             clock=clock_ns,
@@ -194,14 +201,19 @@ class Engine:
         refuse_unless_sound(source)
         # torch and transformers take seconds to import, so `import oaiserve` does not import them.
         from oaiserve.engine.model.load import load_model
+        from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
         offline = not source.is_local and not hub.is_reachable()
+        task = find_model_task(model, options, offline=offline)
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
         # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
         # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
         # takes two thirds longer. Afterwards only the engine thread computes.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+            if task != "generate":
+                pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
+                return cls.from_pooler(pooler, tokenizer, options)
             if options.tensor_parallel > 1:
                 from oaiserve.engine.model.parallel.workers import load_parallel
 
@@ -266,6 +278,35 @@ class Engine:
         )
         if engine.default_params:
             log.info("Defaults from the model's generation_config.json: %s", engine.default_params)
+        return engine
+
+    @classmethod
+    def from_pooler(cls, pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
+        """Make the engine of a model that turns texts into vectors or scores. It has no KV cache."""
+        from oaiserve.engine.model.start import start_pooling
+
+        started = start_pooling(pooler, options)
+        engine = cls(
+            tokenizer=tokenizer,
+            runner=started.runner,
+            num_blocks=0,
+            max_model_len=pooler.max_model_len,
+            vocab_size=pooler.vocab_size,
+            options=replace(options, prefix_cache=False),
+            max_step_tokens_default=started.max_step_tokens_default,
+            device=str(pooler.device),
+            dtype=str(pooler.dtype).removeprefix("torch."),
+            profiler=started.profiler,
+            pooling=pooler.pooling,
+        )
+        log.info(
+            "%s on %s in %s, for --task %s: up to %d tokens a text",
+            type(pooler.layers).__name__,
+            pooler.device,
+            str(pooler.dtype).removeprefix("torch."),
+            pooler.pooling.task,
+            pooler.max_model_len,
+        )
         return engine
 
     @property
@@ -399,6 +440,8 @@ class Engine:
         self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Return all choices of all prompts, in order. Raises the APIError that a request has failed with."""
+        if self.pooling is not None:
+            raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
         request = Request(
             f"generate-{next(_generate_ids)}",
             tuple(_as_prompt(prompt) for prompt in prompts),
@@ -449,7 +492,7 @@ _generate_ids = itertools.count()
 def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokenPrompt | ChatPrompt):
+    if isinstance(prompt, TextPrompt | TokenPrompt | PairPrompt | ChatPrompt):
         return prompt
     return TokenPrompt(prompt)
 

@@ -64,6 +64,8 @@ class HostTime:
 
 def kind_of(step: Step, num_tokens: int) -> StepKind:
     """Return the kind of a step of `num_tokens` tokens."""
+    if step.chunks[0].sequence.is_whole:
+        return StepKind.PREFILL
     if num_tokens == len(step.chunks):
         return StepKind.DECODE
     return StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL

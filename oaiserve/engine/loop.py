@@ -132,6 +132,7 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
+        pools: bool = False,
         overlap: bool = False,
         itl_target_seconds: float | None = None,
         ranges: Ranges | None = None,
@@ -165,6 +166,7 @@ class EngineLoop:
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
+            pools=pools,
         )
         self.failure: BaseException | None = None
         self.is_stopped = False

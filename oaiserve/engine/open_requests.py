@@ -7,6 +7,7 @@ one call per consumer. Engine thread only, except for the numbers that are marke
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
@@ -24,6 +25,7 @@ from oaiserve.engine.request import (
     Event,
     Failed,
     Finished,
+    Pooled,
     PromptDone,
     Request,
     SamplingParams,
@@ -113,9 +115,11 @@ class OpenRequests:
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
+        pools: bool = False,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
-        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized."""
+        has taken their room. `stop_tokenizing` takes the id of a request that has ended before it was tokenized. If the
+        model `pools`, each prompt is computed in one step, and answered by a vector."""
         self._scheduler = scheduler
         self._table = table
         self._totals = totals
@@ -123,6 +127,7 @@ class OpenRequests:
         self._eos_token_ids = eos_token_ids
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
+        self._pools = pools
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
         self._waiting = waiting
@@ -198,6 +203,7 @@ class OpenRequests:
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
+        second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
             if params.max_tokens is None:
@@ -221,6 +227,8 @@ class OpenRequests:
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
                     constraint=self._constraint(tokenized.grammar, params, stop_ids),
+                    is_whole=self._pools,
+                    second_start=second_starts[prompt_index],
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 opened.outputs[sequence] = ChoiceOutput(
@@ -370,6 +378,9 @@ class OpenRequests:
         if result.error is not None:
             self._fail(opened, InternalError(result.error))
             return
+        if result.vector is not None:
+            self._pooled(opened, sequence, result.vector, now_ns)
+            return
         output = opened.outputs[sequence]
         token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
         if self._scheduler.commit(chunk, token_ids):
@@ -384,6 +395,14 @@ class OpenRequests:
                 opened.times.last_token = now_ns
                 request_id = opened.request.request_id
                 self._end(opened, Finished(request_id, opened.usage, opened.times, opened.account))
+
+    def _pooled(self, opened: OpenRequest, sequence: Sequence, vector: array[float], now_ns: int) -> None:
+        """Emit the vector of a prompt. The last one of its request ends that, and with it the phase `prefill`."""
+        self._emit(opened, Pooled(opened.request.request_id, sequence.index, vector))
+        del opened.outputs[sequence]
+        if not opened.outputs:
+            opened.times.first_token = opened.times.last_token = now_ns
+            self._end(opened, Finished(opened.request.request_id, opened.usage, opened.times, opened.account))
 
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int

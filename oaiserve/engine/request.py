@@ -1,11 +1,12 @@
 """Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
-An accepted request gets any number of `PromptDone` and `TokenChunk`, then exactly one terminal event: `Finished`,
-`Failed` or `Aborted`. Requests and events are data that can be pickled, and nothing writes into a request.
+An accepted request gets any number of `PromptDone` and `TokenChunk`, or of `Pooled`, then exactly one terminal event:
+`Finished`, `Failed` or `Aborted`. Requests and events are data that can be pickled, and nothing writes into a request.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,8 @@ from oaiserve.times import RequestTimes
 class TextPrompt:
     text: str
     add_special_tokens: bool = True
+    param: str = "prompt"  # the field of the request that it came from, for errors
+    most_tokens: int | None = None  # it is cut to so many, special tokens included; None: it is never cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,17 @@ class TokenPrompt:
     """A prompt of token ids, which are used as they are."""
 
     token_ids: Sequence[int]
+    param: str = "prompt"  # as of TextPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Two texts that a cross-encoder reads together, with its special tokens around and between them."""
+
+    first: str
+    second: str
+    param: str = "documents"  # as of TextPrompt
+    most_tokens: int | None = None  # the longer one is cut until both have so many together
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,7 @@ class ChatPrompt:
     param: str = "messages"  # the field of the request that the messages came from, for errors
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | PairPrompt | ChatPrompt
 
 
 class TooManyTokens(Exception):
@@ -168,6 +182,18 @@ class TokenChunk:
 
 
 @dataclass(slots=True)
+class Pooled:
+    """What the model makes of a whole prompt, under the tasks `embed` and `score`: a vector, or one number.
+
+    Prompts of one request may come in any order.
+    """
+
+    request_id: str
+    index: int  # of the prompt
+    vector: array[float]  # 32-bit floats, as the model makes it: of any length
+
+
+@dataclass(slots=True)
 class Usage:
     prompt_tokens: int  # each prompt counted once
     cached_tokens: int
@@ -210,7 +236,7 @@ class Aborted:
 
 
 Terminal = Finished | Failed | Aborted
-Event = PromptDone | TokenChunk | Terminal
+Event = PromptDone | TokenChunk | Pooled | Terminal
 TERMINAL = (Finished, Failed, Aborted)
 
 # Takes the events of a step for one consumer. It is called on the engine thread, so it must only pass them on.

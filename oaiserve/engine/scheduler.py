@@ -9,6 +9,9 @@ scheduled before that commit. Then the ids that the first one draws are not know
 for a sequence, their number is known, and the sequence takes part in the next step. Where it can draw several, the
 number is not known either: the sequence is held until the commit, and takes no part in the next step.
 
+A sequence that `is_whole` is computed in one step and keeps nothing: it needs no blocks, and leaves with the launch of
+that step. If it is longer than the token budget, it has a step for itself.
+
 A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
 prompt. If a step is under way whose draw is one of them, that draw is superseded, and dropped.
 """
@@ -110,9 +113,10 @@ class Scheduler:
         A `leader` has the same prompt and was added before: it computes the prompt for both. Raises ValueError if the
         sequence can never fit in the KV cache.
         """
-        if self.pool.blocks_for(sequence.max_len) + 1 > self.pool.num_blocks and leader is not None:
+        num_blocks = self._blocks_for(sequence, sequence.max_len)
+        if num_blocks + 1 > self.pool.num_blocks and leader is not None:
             leader = None  # there is no room for a copy of the block in which the two part
-        if self.pool.blocks_for(sequence.max_len) > self.pool.num_blocks:
+        if num_blocks > self.pool.num_blocks:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
@@ -316,6 +320,10 @@ class Scheduler:
             if sequence is None:
                 reason = WaitReason.STEP_UNDER_WAY  # of those that arrive during the step
                 break
+            if sequence.is_whole and step.chunks and sequence.num_tokens > budget:
+                self._waiting.put_back(sequence)  # a step of its own is as long as it has to be
+                reason = WaitReason.TOKEN_BUDGET
+                break
             shared, missing = self._look_up(sequence)
             if missing in self._computing:
                 self._park(sequence, missing)
@@ -346,7 +354,7 @@ class Scheduler:
             return False
         is_forked = sequence in self._forked
         num_owned = len(sequence.blocks) + len(shared)
-        num_new = self.pool.blocks_for(sequence.num_tokens) - num_owned
+        num_new = self._blocks_for(sequence, sequence.num_tokens) - num_owned
         needs_copy = is_forked and not self.pool.is_writable(sequence.blocks[-1])
         blocks = self.pool.allocate(num_new + needs_copy, shared)
         if blocks is None:
@@ -411,7 +419,7 @@ class Scheduler:
         num_uncomputed = sequence.num_uncomputed
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
-        num_tokens = min(num_uncomputed, max(1, budget // cost))
+        num_tokens = num_uncomputed if sequence.is_whole else min(num_uncomputed, max(1, budget // cost))
         max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws)
         self._waiting.charge_prompt(chunk)
@@ -420,6 +428,10 @@ class Scheduler:
         else:
             step.chunks.append(chunk)
         return cost * num_tokens
+
+    def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return the number of blocks that a sequence needs for so many tokens."""
+        return 0 if sequence.is_whole else self.pool.blocks_for(num_tokens)
 
     # -- sharing ------------------------------------------------------------------------------------------------------
 

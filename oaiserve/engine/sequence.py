@@ -76,6 +76,7 @@ class Sequence:
         "draw_key",
         "hashes",
         "index",
+        "is_whole",
         "key",
         "last_token_ns",
         "max_draws",
@@ -93,6 +94,7 @@ class Sequence:
         "priority",
         "prompt_len",
         "request_id",
+        "second_start",
         "siblings",
         "stop_ids",
         "token_counts",
@@ -117,6 +119,8 @@ class Sequence:
         client_name: str = "",
         bad_words: list[list[int]] | None = None,
         constraint: Constraint | None = None,
+        is_whole: bool = False,
+        second_start: int | None = None,
     ) -> None:
         # written here, then fixed
         self.request_id = request_id
@@ -131,6 +135,9 @@ class Sequence:
         self.client_name = client_name  # clients take turns, where the policy asks for it
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
         self.constraint = constraint  # by a grammar, on its answer
+        # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
+        self.is_whole = is_whole
+        self.second_start = second_start  # where the second text of a pair begins
         # Whether its logits are edited by the ids before, on the host, so that all of them must be known when it draws.
         self.needs_ids = (
             constraint is not None

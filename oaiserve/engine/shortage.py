@@ -54,11 +54,13 @@ def compute_in_parts(
 ) -> list[ChunkResult | None]:
     """Return the results of a step that is computed in parts, as if it had been computed as a whole.
 
-    The result of a chunk is None where one token of it alone does not fit. Parts have at most `most_tokens`, and fewer
-    where `compute` raises OutOfMemory. Each part has ended before the next begins. What a part that failed has written
-    is written again, in the same places. The blocks of the step must have been copied before.
+    The result of a chunk is None where one token of it alone does not fit, or all of it if its sequence is whole. Parts
+    have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before the next
+    begins. What a part that failed has written is written again, in the same places. The blocks of the step must have
+    been copied before.
     """
-    if step.num_tokens <= most_tokens:
+    is_indivisible = len(step.chunks) == 1 and (step.num_tokens == 1 or step.chunks[0].sequence.is_whole)
+    if step.num_tokens <= most_tokens or is_indivisible:
         try:
             return [*compute(step)]
         except OutOfMemory:
@@ -67,9 +69,9 @@ def compute_in_parts(
         cut = _middle(step.chunks)
         halves = (Step(step.chunks[:cut]), Step(step.chunks[cut:]))
         return [result for half in halves for result in compute_in_parts(compute, half, most_tokens)]
-    (chunk,) = step.chunks
-    if chunk.num_tokens == 1:
+    if is_indivisible:
         return [None]
+    (chunk,) = step.chunks
     half = chunk.num_tokens // 2
     parts = [
         Chunk(chunk.sequence, chunk.start, half, max_draws=0),

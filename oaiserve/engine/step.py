@@ -5,6 +5,7 @@ This is plain data: no torch, and nothing that knows how a step is scheduled or 
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -102,6 +103,7 @@ class ChunkResult:
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
     prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
+    vector: array[float] | None = None  # 32-bit floats: what a sequence that is pooled comes to
 
 
 class StepResult(NamedTuple):

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.request import TERMINAL, Deliver, Event, PromptDone, Request, Terminal, TokenChunk
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Pooled, PromptDone, Request, Terminal, TokenChunk
 from oaiserve.times import RequestTimes, monotonic_ns
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
-# token takes 20 to 60 bytes.
+# token takes 20 to 60 bytes, and so do eight numbers of a vector.
 MAX_CHUNK_TOKENS = 256  # of chunks that are joined: about what is rendered within half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # of one stream
 MAX_HELD_TOKENS = 2**23  # of all answers together, until they are written: 170 to 500 MB
@@ -129,6 +129,11 @@ class LoopStream:
             if not self._has_reader:
                 return
             self._push_chunk(event)
+        elif isinstance(event, Pooled):
+            if not self._has_reader:
+                return
+            self._gather(num_tokens(event))
+            self._events.append(event)
         else:
             self.times = event.times
             if isinstance(event, PromptDone):
@@ -219,8 +224,10 @@ def append(chunk: TokenChunk, more: TokenChunk) -> None:
     chunk.has_end_token = more.has_end_token
 
 
-def num_tokens(event: TokenChunk | PromptDone) -> int:
-    """Return the number of tokens of an event, each with its alternatives."""
+def num_tokens(event: TokenChunk | PromptDone | Pooled) -> int:
+    """Return the number of tokens of an event, each with its alternatives. Eight numbers of a vector count as one."""
+    if isinstance(event, Pooled):
+        return -(-len(event.vector) // 8)
     return len(event.token_ids) if event.logprobs is None else max(len(event.token_ids), event.logprobs.num_entries)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from oaiserve.engine.grammar import CompiledGrammar
-from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, Request, TooManyTokens
+from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
@@ -49,6 +49,7 @@ class Tokenized:
 
     request: Request
     token_ids: list[list[int]]
+    second_starts: list[int | None] = field(default_factory=list)  # of each prompt that is a pair
     bad_words: list[list[int]] = field(default_factory=list)
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
@@ -74,6 +75,9 @@ class Encoder(Protocol):
 
         May raise an APIError, and TooManyTokens if there are more than `most_tokens`.
         """
+
+    def encode_pair(self, prompt: PairPrompt, most_tokens: int, /) -> tuple[list[int], int]:
+        """Return the token ids of a pair, and where the second text begins. Raises as `encode_in_pieces` does."""
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
@@ -221,28 +225,35 @@ class TokenizeStage:
             self._post(GrammarCompiled(request, grammar, self._clock()))
             yield  # it may have taken long
         token_ids: list[list[int]] = []
+        second_starts: list[int | None] = []
         for prompt in request.prompts:
             if token_ids:
                 yield
-            token_ids.append((yield from self._encode(prompt, request.params.max_tokens)))
-        return Tokenized(request, token_ids, bad_words, grammar, self._clock())
+            ids, second_start = yield from self._encode(prompt, request.params.max_tokens)
+            token_ids.append(ids)
+            second_starts.append(second_start)
+        return Tokenized(request, token_ids, second_starts, bad_words, grammar, self._clock())
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_bad_words(words) if words else []
         # A tokenizer may know more ids than its model, which cannot generate those anyway.
         return [token_ids for token_ids in encoded if max(token_ids) < self._vocab_size]
 
-    def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, list[int]]:
-        param = prompt.param if isinstance(prompt, ChatPrompt) else "prompt"
+    def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, tuple[list[int], int | None]]:
+        """Return the token ids of a prompt; of a pair also where its second text begins."""
         most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
+        second_start: int | None = None
         try:
-            token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
+            if isinstance(prompt, PairPrompt):
+                token_ids, second_start = self._tokenizer.encode_pair(prompt, most_tokens)
+            else:
+                token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
-                self._max_model_len, error.num_tokens, max_tokens, param=param, is_exact=error.is_exact
+                self._max_model_len, error.num_tokens, max_tokens, param=prompt.param, is_exact=error.is_exact
             ) from error
-        self._check_ids(token_ids, param)
-        return token_ids
+        self._check_ids(token_ids, prompt.param)
+        return token_ids, second_start
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         lowest, highest = min(token_ids, default=0), max(token_ids, default=0)

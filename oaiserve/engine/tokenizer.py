@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
-from oaiserve.engine.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_errors import reported, within
 
@@ -104,10 +104,15 @@ class Tokenizer:
             case TokenPrompt():
                 if most_tokens is not None and len(prompt.token_ids) > most_tokens:
                     raise TooManyTokens(len(prompt.token_ids), is_exact=True)
-                param, token_ids = "prompt", list(prompt.token_ids)
+                param, token_ids = prompt.param, list(prompt.token_ids)
+            case TextPrompt(most_tokens=int(room)):
+                param = prompt.param
+                token_ids = yield from self._encode_start(prompt.text, prompt.add_special_tokens, param, room)
             case TextPrompt():
-                param = "prompt"
+                param = prompt.param
                 token_ids = yield from self._encode_text(prompt.text, prompt.add_special_tokens, param, most_tokens)
+            case PairPrompt():
+                param, (token_ids, _) = prompt.param, self.encode_pair(prompt, most_tokens)
             case ChatPrompt():
                 if self.chat_template is None:
                     raise InvalidRequest(
@@ -121,6 +126,30 @@ class Tokenizer:
         if not token_ids:
             raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
         return token_ids
+
+    def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
+        """Return the token ids of two texts, and where the second one begins, for models that tell them apart.
+
+        Raises as `encode_in_pieces` does.
+        """
+        _check_characters(prompt.first, prompt.param)
+        _check_characters(prompt.second, prompt.param)
+        try:
+            first, second = self.backend.encode_batch([prompt.first, prompt.second], add_special_tokens=False)
+            if prompt.most_tokens is not None:
+                room = max(0, prompt.most_tokens - self.backend.num_special_tokens_to_add(True))
+                shorter = min(len(first.ids), len(second.ids), room // 2)
+                first.truncate(min(len(first.ids), max(shorter, room - len(second.ids))))
+                second.truncate(min(len(second.ids), room - len(first.ids)))
+            pair = self.backend.post_process(first, second, True)
+        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+            raise InvalidRequest(
+                f"Invalid '{prompt.param}': the model's tokenizer cannot encode it: {error}", param=prompt.param
+            ) from error
+        if most_tokens is not None and len(pair.ids) > most_tokens:
+            raise TooManyTokens(len(pair.ids), is_exact=True)
+        types = pair.type_ids
+        return pair.ids, types.index(1) if 1 in types else len(types)
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word, both at the start of a text and after another word.
@@ -162,6 +191,33 @@ class Tokenizer:
         if most_tokens is not None and len(token_ids) > most_tokens:
             raise TooManyTokens(len(token_ids), is_exact=True)
         return token_ids
+
+    def _encode_start(
+        self, text: str, add_special_tokens: bool, param: str, most_tokens: int
+    ) -> Generator[None, None, list[int]]:
+        """Return the token ids of a text, cut to `most_tokens` with its special tokens, which stay."""
+        before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
+        if add_special_tokens and self._affixes is None:
+            raise InvalidRequest(
+                "'truncate_prompt_tokens' is not possible here: this tokenizer puts special tokens within texts.",
+                param="truncate_prompt_tokens",
+            )
+        room = most_tokens - len(before) - len(after)
+        if room < 1:
+            raise InvalidRequest(
+                f"Invalid 'truncate_prompt_tokens': must be > {len(before) + len(after)}, the special tokens that this "
+                f"model adds, got {most_tokens}.",
+                param="truncate_prompt_tokens",
+            )
+        _check_characters(text, param)
+        so_far = array("i")
+        for number, piece in enumerate(self._rules.pieces(text)):
+            if len(so_far) >= room:
+                break
+            if number:
+                yield
+            so_far.extend(self._encode(piece, False, param))
+        return [*before, *so_far[:room], *after]
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
         """Return the special tokens that are put before and after a text; None if they are put anywhere else."""

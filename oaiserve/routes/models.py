@@ -1,4 +1,4 @@
-"""/v1/models, which lists the one model that is served, and /v1/embeddings, which is refused."""
+"""/v1/models, which lists the one model that is served."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from oaiserve.engine.pooling import Task
 from oaiserve.errors import NotFound
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation, documented
@@ -24,6 +25,7 @@ class Model(msgspec.Struct):
     root: str
     parent: None
     max_model_len: int
+    task: Task
 
 
 class ModelList(msgspec.Struct):
@@ -46,10 +48,6 @@ async def retrieve_model(request: Request) -> Response:
     return json_response(_model(serving))
 
 
-async def embeddings(request: Request) -> Response:
-    raise NotFound("This server generates text only. It has no embeddings.")
-
-
 def _model(serving: Serving) -> Model:
     return Model(
         id=serving.model_name,
@@ -59,4 +57,5 @@ def _model(serving: Serving) -> Model:
         root=serving.model_root,
         parent=None,
         max_model_len=serving.engine.max_model_len,
+        task=serving.task,
     )

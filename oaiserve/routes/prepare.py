@@ -82,6 +82,7 @@ async def prepare(
         body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
         exchange.is_streaming = bool(body.stream)
         serving.check_model(body.model)
+        serving.check_task("generate")
         return body
 
     def check(body: Body, num_bytes: int) -> Answer:

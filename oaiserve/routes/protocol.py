@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Grammar, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.times import monotonic_ns
 
@@ -285,7 +285,7 @@ def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
     found = {}
     for name, hint in get_type_hints(body, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):
-            if "minimum" in (schema := meta.extra_json_schema or {}):
+            if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
                 found[name] = (schema["minimum"], schema["maximum"])
     return found
 
@@ -668,6 +668,9 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
     for prompt in prompts:
         if isinstance(prompt, TextPrompt):
             yield "user", prompt.text
+        elif isinstance(prompt, PairPrompt):
+            yield "user", prompt.first
+            yield "user", prompt.second
         elif isinstance(prompt, ChatPrompt):
             for message in prompt.messages:
                 content = message["content"]

@@ -9,11 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, PromptDone, Request, TokenChunk, Usage
+from oaiserve.engine.request import (
+    TERMINAL,
+    Aborted,
+    Event,
+    Failed,
+    Finished,
+    Pooled,
+    PromptDone,
+    Request,
+    TokenChunk,
+    Usage,
+)
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.routes import sse
@@ -48,6 +59,12 @@ class Shape(Protocol):
     ) -> Iterator[bytes]: ...
 
 
+class WholeShape(Protocol):
+    """Renders an answer that is never streamed. It is made of the vectors of its prompts, in their order."""
+
+    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage, /) -> Iterator[bytes]: ...
+
+
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:
     """Write `body` in pieces, and wait while the client does not read. Each piece that a slow reader takes shows that
     it still reads."""
@@ -65,7 +82,7 @@ class Answer:
         serving: Serving,
         exchange: Exchange,
         request: Request,
-        shape: Shape,
+        shape: Shape | WholeShape,
         *,
         stream: bool,
         before_end: Callable[[Usage], Awaitable[None]] | None = None,
@@ -74,7 +91,7 @@ class Answer:
         self._serving = serving
         self._exchange = exchange
         self._request = request
-        self._shape = shape
+        self._shape = cast(Shape, shape)  # of a WholeShape, only `whole` is called, with what it takes
         self._is_streaming = stream
         self._before_end = before_end
 
@@ -117,7 +134,7 @@ class Answer:
 
     async def _send_whole(self, send: Send, stream: LoopStream) -> None:
         prompts: list[PromptDone] = []
-        choices: dict[int, TokenChunk] = {}
+        choices: dict[int, Any] = {}  # or vectors
         while True:
             for event in await stream.next(keeps=True):
                 if isinstance(event, TokenChunk):
@@ -127,6 +144,8 @@ class Answer:
                         append(so_far, event)
                 elif isinstance(event, PromptDone):
                     prompts.append(event)
+                elif isinstance(event, Pooled):
+                    choices[event.index] = event
                 elif self._exchange.client_left:
                     return None
                 elif isinstance(event, Finished) and not stream.is_cut:

@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Prompt
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.errors import ModelNotFound
+from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.record import Profile, RequestRecord
 from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes.feed import Feed
@@ -67,6 +68,9 @@ class ServedEngine(Protocol):
     @property
     def is_ready(self) -> bool: ...
 
+    @property
+    def pooling(self) -> Pooling | None: ...
+
     def run_in_turns(
         self, work: Generator[None, None, Result], /, *, client: str, num_bytes: int
     ) -> Future[Result]: ...
@@ -98,6 +102,20 @@ class LiveSamples(Protocol):
     def after(self, number: int, /) -> list[dict[str, Any]]: ...
 
 
+_IS_FOR = {
+    "generate": "generates text, by /v1/chat/completions and /v1/completions; this route is not for it",
+    "embed": "turns texts into vectors, by /v1/embeddings, /v1/score and /v1/rerank; this route is not for it",
+    "score": "scores pairs of texts, by /v1/score and /v1/rerank; this route is not for it",
+}
+_INSTEAD = {
+    "generate": "Start a server with a model that generates text, such as 'oaiserve serve Qwen/Qwen3-0.6B'.",
+    "embed": "Start a server with an embedding model, such as 'oaiserve serve BAAI/bge-small-en-v1.5', or with "
+    "--task embed if this model is meant for that.",
+    "score": "Start a server with a reranker, such as 'oaiserve serve BAAI/bge-reranker-base', or with an embedding "
+    "model.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     engine: ServedEngine
@@ -126,6 +144,18 @@ class Serving:
     @property
     def fingerprint(self) -> str:
         return f"oaiserve-{self.version}"
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+        return "generate" if self.engine.pooling is None else self.engine.pooling.task
+
+    def check_task(self, *tasks: Task) -> None:
+        """Raise InvalidRequest if the model is for none of these tasks, and say what to start instead."""
+        if self.task not in tasks:
+            raise InvalidRequest(
+                f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}", param="model", code="wrong_task"
+            )
 
     def check_model(self, asked: str | None) -> None:
         """Raise ModelNotFound if the request names another model than the one that is served."""

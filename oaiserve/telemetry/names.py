@@ -463,6 +463,7 @@ GEN_AI_REQUEST_PARAMS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
     "n": "gen_ai.request.choice.count",
+    "dimensions": "gen_ai.embeddings.dimension.count",
 }
 
 # -- metrics under other projects' names ------------------------------------------------------------------------------

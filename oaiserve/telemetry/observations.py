@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 
 from oaiserve.errors import APIError
-from oaiserve.record import Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
+from oaiserve.record import POOLING_OPERATIONS, Outcome, RequestRecord, StepRecord, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import names
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, Origin
 
-OPERATIONS = frozenset({"chat", "responses", "text_completion"})
+OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
@@ -93,7 +93,9 @@ class Observations:
 
         # These start at 0 so that PromQL's `rate` sees their first increment.
         for operation in sorted(OPERATIONS):
-            for counter in (self.prompt_tokens, self.cached_tokens, self.generation_tokens):
+            self.prompt_tokens.add((operation, model), 0)
+        for operation in sorted(OPERATIONS - POOLING_OPERATIONS):
+            for counter in (self.cached_tokens, self.generation_tokens):
                 counter.add((operation, model), 0)
             for reason in (*sorted(FINISH_REASONS), ABORT):
                 self.choices.add((operation, model, reason), 0)
@@ -114,13 +116,6 @@ class Observations:
         for phase in phases:
             self.phase.add((phase.name, *labels), phase.duration_ns, origin)
         self.duration.add((*labels, error_type), times.duration_ns, origin)
-        ttft_ns = times.time_to_first_token_ns
-        if ttft_ns is not None:
-            self.time_to_first_token.add(labels, ttft_ns, origin)
-        tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
-        if tpot_ns is not None and record.tokens_per_choice > 1:
-            self.time_per_output_token.add(labels, tpot_ns, origin)
-        self.inter_token_latency.add_all(labels, account.inter_token_ns, origin)
         if times.scheduled is not None and times.last_token is not None:
             self.inference.add(labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:
@@ -129,18 +124,34 @@ class Observations:
             self.grammar_compile.add((account.grammar_cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
+
+        self.prompt_tokens.add((operation, self._model), record.prompt_tokens)
+        self.requests.add((*labels, _status(record.http_status), error_type))
+        if record.outcome is Outcome.REJECTED:
+            self.rejected.add((_snake_case(error_type or OTHER),))
+        for wait, wait_ns in account.waits_ns.items():
+            self.queue_wait.add((wait,), wait_ns)
+        if operation not in POOLING_OPERATIONS:
+            self._observe_generation(record, labels, origin)
+
+    def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
+        """Add what only requests have that generate text: tokens, and the choices that these make."""
+        times, account, (_, operation, _) = record.times, record.account, labels
+        ttft_ns = times.time_to_first_token_ns
+        if ttft_ns is not None:
+            self.time_to_first_token.add(labels, ttft_ns, origin)
+        tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
+        if tpot_ns is not None and record.tokens_per_choice > 1:
+            self.time_per_output_token.add(labels, tpot_ns, origin)
+        self.inter_token_latency.add_all(labels, account.inter_token_ns, origin)
+        if record.prompt_tokens:
             self.request_generation_tokens.add(labels, record.completion_tokens, origin)
             self.request_longest_choice_tokens.add(labels, account.longest_choice_tokens, origin)
             self.request_choices.add(labels, int(record.params.get("n", 1)), origin)
             if "max_tokens" in record.params:
                 self.request_max_tokens.add(labels, int(record.params["max_tokens"]), origin)
-
-        self.prompt_tokens.add((operation, self._model), record.prompt_tokens)
         self.cached_tokens.add((operation, self._model), record.cached_tokens)
         self.generation_tokens.add((operation, self._model), record.completion_tokens)
-        self.requests.add((*labels, _status(record.http_status), error_type))
-        if record.outcome is Outcome.REJECTED:
-            self.rejected.add((_snake_case(error_type or OTHER),))
         for reason in record.finish_reasons:
             self.choices.add((operation, self._model, _known(reason, FINISH_REASONS)))
         for outcome, number in record.tool_calls.items():
@@ -148,8 +159,6 @@ class Observations:
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
             num_aborted = account.num_choices - len(record.finish_reasons)
             self.choices.add((operation, self._model, ABORT), max(0, num_aborted))
-        for wait, wait_ns in account.waits_ns.items():
-            self.queue_wait.add((wait,), wait_ns)
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from oaiserve.record import EngineAccount, RequestRecord
+from oaiserve.record import POOLING_OPERATIONS, EngineAccount, RequestRecord
 from oaiserve.telemetry.summary import Steps, TokenGaps, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
@@ -107,7 +107,7 @@ class RecentRequests:
             "received_unix_ns": received_ns + self._epoch_offset_ns,
             "duration_ns": duration_ns,
             "duration_ms": duration_ns / 1e6,
-            "time_to_first_token_ns": record.times.time_to_first_token_ns,
+            "time_to_first_token_ns": _time_to_first_token_ns(record),
             "phases": [
                 {
                     **phase,
@@ -138,6 +138,10 @@ def _grammar(account: EngineAccount) -> Entry | None:
 
 def _phase_ns(record: RequestRecord, name: str) -> int | None:
     return next((phase.duration_ns for phase in record.times.phases() if phase.name == name), None)
+
+
+def _time_to_first_token_ns(record: RequestRecord) -> int | None:
+    return None if record.operation in POOLING_OPERATIONS else record.times.time_to_first_token_ns
 
 
 def _received_ns(record: RequestRecord) -> int:

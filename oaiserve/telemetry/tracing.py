@@ -22,7 +22,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.record import EventKind, Outcome, RequestRecord, StepRecord
+from oaiserve.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord, StepRecord
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel_environment import exporter_kind, resource
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
@@ -329,7 +329,6 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: record.operation,
         names.GEN_AI_PROVIDER_NAME: names.SERVICE_NAME,
-        names.GEN_AI_OUTPUT_TYPE: "json" if record.account.grammar_kind in _JSON_KINDS else "text",
         names.GEN_AI_REQUEST_MODEL: record.model,
         names.GEN_AI_RESPONSE_MODEL: record.model,
         names.GEN_AI_REQUEST_STREAM: record.stream,
@@ -338,6 +337,8 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
         **_common_attributes(record),
     }
+    if record.operation not in POOLING_OPERATIONS:
+        attributes[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
     if record.response_id is not None:
         attributes[names.GEN_AI_RESPONSE_ID] = record.response_id
     if record.conversation_id is not None:

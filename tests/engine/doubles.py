@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.request import (
     TERMINAL,
@@ -225,16 +226,19 @@ def make_engine(
     ranges: Ranges | None = None,
     profiler: Profiler | None = None,
     default_params: Mapping[str, int] | None = None,
+    pooling: Pooling | None = None,
     **options: int,
 ) -> Engine:
     """Return an engine with blocks of 4 tokens, 64 of them unless `kv_blocks` is given."""
     num_blocks = options.pop("kv_blocks", 64)
+    if pooling is not None:
+        options |= {"prefix_cache": False}
     max_model_len = options.pop("max_model_len", 4 * num_blocks)
     defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
     return kind(
         tokenizer=tokenizer or TOKENIZER,
         runner=runner or ScriptedRunner(),
-        num_blocks=num_blocks,
+        num_blocks=num_blocks if pooling is None else 0,
         max_model_len=max_model_len,
         vocab_size=TOKENIZER.vocab_size,
         eos_token_ids=frozenset([EOS]),
@@ -242,6 +246,7 @@ def make_engine(
         ranges=ranges,
         profiler=profiler,
         default_params=default_params,
+        pooling=pooling,
         clock_ns=clock_ns,
     )
 

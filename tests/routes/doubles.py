@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
+from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -20,6 +22,8 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     FinishReason,
+    PairPrompt,
+    Pooled,
     Prompt,
     PromptDone,
     Request,
@@ -72,6 +76,8 @@ class FakeTokenizer:
             if not prompt.text:
                 raise InvalidRequest("Invalid 'prompt': it has no tokens. Send at least one.", param="prompt")
             return [ord(c) for c in prompt.text]
+        if isinstance(prompt, PairPrompt):
+            return [ord(c) for c in prompt.first + prompt.second]
         return list(prompt.token_ids)
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
@@ -99,6 +105,7 @@ class FakeEngine:
     def reset(self) -> None:
         self.default_params: dict[str, float] = {}
         self.failure: Exception | None = None
+        self.pooling: Pooling | None = None
         self.is_ready = True
         self.script: Script = says("Hello", " world")
         self.submit_error: APIError | None = None
@@ -170,6 +177,7 @@ class FakeEngine:
                 times.first_token = monotonic_ns()
             if isinstance(events[-1], Finished):
                 times.last_token = monotonic_ns()
+                times.first_token = times.first_token or times.last_token
             self.deliver(events)
 
     def _check(self, request: Request) -> None:
@@ -191,7 +199,7 @@ class FakeEngine:
         request_id = events[-1].request_id
         deliver = self.open[request_id]
         for event in events:
-            if not isinstance(event, TokenChunk):
+            if not isinstance(event, TokenChunk | Pooled):
                 event.times = replace(self.times[request_id])
         if isinstance(events[-1], TERMINAL):
             del self.open[request_id], self.times[request_id]
@@ -241,6 +249,17 @@ def says(
                 for index in range(num_choices)
             ]
         yield [finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
+
+    return script
+
+
+def pools(*vectors: Sequence[float]) -> Script:
+    """Return a script that gives each prompt one of these vectors, the last prompt first."""
+
+    def script(request: Request) -> Iterable[list[Event]]:
+        for index in reversed(range(len(request.prompts))):
+            yield [Pooled(request.request_id, index, array("f", vectors[index]))]
+        yield [finished(request.request_id, Usage(3 * len(request.prompts), 0, 0))]
 
     return script
 

@@ -61,6 +61,10 @@ def unknown_model(name: str, asked: str, path: str, **request: Any) -> BadReques
     return BadRequest(name, path, says=says, param="model", status=404, code="model_not_found", **request)
 
 
+def other_task(name: str, path: str, body: dict[str, Any], says: str) -> BadRequest:
+    return BadRequest(name, path, body, says, param="model", code="wrong_task")
+
+
 def unsupported(name: str, value: Any, path: str = CHAT) -> BadRequest:
     body = {"messages": HI} if path == CHAT else {"prompt": "Hi"}
     says = f"'{name}' is not supported"
@@ -98,7 +102,9 @@ BAD_REQUESTS = [
     BadRequest("GET", COMPLETIONS, b"", "GET is not allowed", status=405, method="GET"),
     BadRequest("DELETE", CHAT, b"", "DELETE is not allowed", status=405, method="DELETE"),
     BadRequest("unknown path", "/v1/nothing", {}, "no POST /v1/nothing", status=404),
-    BadRequest("embeddings", "/v1/embeddings", {"input": "Hi"}, "generates text only", status=404),
+    other_task("embeddings", "/v1/embeddings", {"input": "Hi"}, "with an embedding model"),
+    other_task("score", "/v1/score", {"text_1": "Hi", "text_2": "ho"}, "with a reranker"),
+    other_task("rerank", "/v1/rerank", {"query": "Hi", "documents": ["a"]}, "with a reranker"),
     unknown_model("unknown model", "gpt-9", COMPLETIONS, body={"model": "gpt-9", "prompt": "Hi"}),
     unknown_model("unknown model, chat", "", CHAT, body={"model": "", "messages": HI}),
     unknown_model("GET an unknown model", "a/b", "/v1/models/a/b", body=b"", method="GET"),

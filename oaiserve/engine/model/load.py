@@ -85,15 +85,15 @@ def load_model(
     with reported(f"No model could be loaded from '{model}'"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
         refuse_unless_decoder_only(config, str(model))
-    if max_model_len is not None and max_model_len > _max_model_len(config):
+    if max_model_len is not None and max_model_len > context_length(config):
         raise StartupError(
-            f"--max-model-len is {max_model_len}, but the model is good for {_max_model_len(config)} tokens."
+            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
         )
     if member is not None:
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
         member.join(target)
         arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
-    torch_dtype = _select_dtype(dtype, config, target, is_gguf=is_gguf)
+    torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
@@ -163,7 +163,7 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         device=model.device,
         dtype=model.dtype,
         vocab_size=_rows(model.get_output_embeddings()),
-        max_model_len=_max_model_len(config),
+        max_model_len=context_length(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
         default_params=_default_params(defaults),
         kv_shapes=kv_shapes,
@@ -195,7 +195,7 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
 
 
-def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:
+def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
@@ -205,7 +205,7 @@ def _select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, 
     return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
 
-def _max_model_len(config: PreTrainedConfig) -> int:
+def context_length(config: PreTrainedConfig) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or 2048)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:

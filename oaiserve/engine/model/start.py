@@ -24,6 +24,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.memory import gib, kv_blocks
 from oaiserve.engine.model.parallel.group import all_reduce_min
+from oaiserve.engine.model.pooling.load import LoadedPooler
+from oaiserve.engine.model.pooling.runner import PoolingRunner
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
@@ -126,6 +128,23 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         TorchProfiler(loaded.device),
         NvtxRanges() if options.nvtx else None,
     )
+
+
+class StartedPooling(NamedTuple):
+    """All that the engine needs of a model that pools."""
+
+    runner: PoolingRunner
+    max_step_tokens_default: int
+    profiler: TorchProfiler
+
+
+def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPooling:
+    """Make the runner of a model that pools."""
+    on_cpu = pooler.device.type == "cpu"
+    if on_cpu:
+        torch.set_num_threads(options.cpu_threads or default_threads())
+    runner = PoolingRunner(pooler)
+    return StartedPooling(runner, CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS, TorchProfiler(pooler.device))
 
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:

@@ -1,0 +1,126 @@
+"""Reads the files in which sentence-transformers keeps how the vectors of a model are made, and finds its task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+
+from oaiserve.config import TaskOption
+from oaiserve.engine.pooling import Task
+from oaiserve.errors import StartupError
+from oaiserve.source import ModelSource
+
+MODES = ("cls", "mean", "max", "lasttoken")
+# The names of the file with the length at which sentence-transformers cuts texts.
+_LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFiles:
+    """What sentence-transformers' files say of a model that embeds."""
+
+    mode: str | None = None  # one of MODES; None: they do not say
+    dense_folders: tuple[str, ...] = ()  # of the linear layers behind the pooling
+    max_tokens: int | None = None  # of a text
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+
+def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource, *, offline: bool) -> Task:
+    """Return what the model is for: what the user says, or else what its files do."""
+    if option != "auto":
+        return option
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("ForSequenceClassification"):
+        return "score"
+    if source.gguf_file is None and read_json(source, "modules.json", offline=offline) is not None:
+        return "embed"
+    # A folder of bare layers, or of an encoder with the head that it was trained with.
+    is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
+    has_more = config.is_encoder_decoder or set(config.sub_configs) & {"vision_config", "audio_config"}
+    return "embed" if is_bare and not has_more else "generate"
+
+
+def read_files(source: ModelSource, *, offline: bool) -> PoolingFiles:
+    """Read all of the files that there are. Raises StartupError if they ask for something that is not served."""
+    modules = read_json(source, "modules.json", offline=offline)
+    if modules is None:
+        return PoolingFiles()
+    mode, dense_folders = None, []
+    for module in modules:
+        kind, folder = str(module["type"]).rpartition(".")[2], str(module.get("path", ""))
+        if kind == "Transformer" and folder:
+            raise _unfit(source, f"its transformer lies in the folder {folder!r}")
+        if kind == "Pooling":
+            mode = _pooling_mode(source, read_json(source, f"{folder}/config.json", offline=offline) or {})
+        elif kind == "Dense":
+            dense_folders.append(folder)
+        elif kind not in ("Transformer", "Normalize"):  # vectors are brought to length 1 anyway
+            raise _unfit(
+                source,
+                f"its modules.json has a module {kind!r}; these are known: Transformer, Pooling, Dense, Normalize",
+            )
+    max_tokens = None
+    for name in _LENGTH_FILES:
+        if (length := read_json(source, f"sentence_{name}_config.json", offline=offline)) is not None:
+            if length.get("do_lower_case"):
+                raise _unfit(source, "its texts are to be lowercased first (do_lower_case), which is for its tokenizer")
+            max_tokens = length.get("max_seq_length")
+            break
+    given = read_json(source, "config_sentence_transformers.json", offline=offline) or {}
+    prompts = {name: text for name, text in (given.get("prompts") or {}).items() if isinstance(text, str)}
+    default = given.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise _unfit(source, f"its default prompt is {default!r}, which is none of its prompts")
+    return PoolingFiles(mode, tuple(dense_folders), max_tokens, prompts, prompts.get(default, ""))
+
+
+def read_json(source: ModelSource, name: str, *, offline: bool) -> Any:
+    """Return what a JSON file of the model holds, or None if there is none. Raises StartupError."""
+    path = find_file(source, name, offline=offline)
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"The file {name} of '{source.location}' cannot be read: {error}") from error
+
+
+def find_file(source: ModelSource, name: str, *, offline: bool) -> Path | None:
+    """Return where a file of the model lies on this machine, or None if the model has none of that name."""
+    if source.is_local:
+        path = Path(source.location) / name
+        return path if path.is_file() else None
+    found = cached_file(
+        source.location,
+        name,
+        local_files_only=offline,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
+    """Return how the hidden states of a text become one vector. The file has one name, or a switch for each mode."""
+    if not config.get("include_prompt", True):
+        raise _unfit(source, "its prompts are left out of the pooling (include_prompt)")
+    named = config.get("pooling_mode")
+    names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+    switched = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
+    modes = [named] if isinstance(named, str) else named or [names.get(name, name) for name in switched]
+    modes = [mode for mode in modes if mode != "include_prompt"]
+    if len(modes) != 1 or modes[0] not in MODES:
+        shown = ", ".join(map(str, modes)) or "none"
+        raise _unfit(source, f"its pooling mode is {shown}; one of these is possible: {', '.join(MODES)}")
+    return str(modes[0])
+
+
+def _unfit(source: ModelSource, reason: str) -> StartupError:
+    return StartupError(f"'{source.location}' cannot be served for embeddings: {reason}.")

@@ -1,0 +1,83 @@
+"""Heads: what becomes of the hidden states of a step's texts, one row for each text.
+
+A head takes the hidden states of all tokens in one row, and the texts' lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from oaiserve.errors import StartupError
+
+Head = Callable[[torch.Tensor, list[int]], torch.Tensor]  # ([T, hidden], lengths) -> [texts, size], float32
+
+_ACTIVATIONS = {"Identity": torch.nn.Identity, "Tanh": torch.nn.Tanh, "Sigmoid": torch.nn.Sigmoid}
+
+
+def pool(hidden: torch.Tensor, lengths: list[int], mode: str) -> torch.Tensor:
+    """Return one vector for each text."""
+    if mode in ("cls", "lasttoken"):
+        ends = torch.tensor(lengths, device=hidden.device).cumsum(0)
+        rows = ends - torch.tensor(lengths, device=hidden.device) if mode == "cls" else ends - 1
+        return hidden[rows]
+    texts = hidden.float().split(lengths)
+    return torch.stack([text.mean(0) if mode == "mean" else text.amax(0) for text in texts])
+
+
+def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
+    def head(hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        vectors = pool(hidden, lengths, mode).float()
+        for layer in dense:
+            vectors = layer(vectors)
+        return vectors
+
+    return head
+
+
+def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
+    """Return a linear layer that sentence-transformers puts behind the pooling, with its activation."""
+    if weights is None:
+        raise StartupError(f"'{name}' cannot be served: a dense layer of it has no model.safetensors.")
+    kind = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise StartupError(f"'{name}' cannot be served: the activation {kind!r} of a dense layer is not known.")
+    has_bias = bool(config.get("bias", True))
+    layer = torch.nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=has_bias)
+    layer.load_state_dict({key.removeprefix("linear."): value.float() for key, value in load_file(weights).items()})
+    return torch.nn.Sequential(layer, _ACTIVATIONS[kind]()).eval()
+
+
+def score_head(model: PreTrainedModel) -> Head:
+    """Return the head of a model for classification, which knows where its hidden states are pooled.
+
+    That the parts are put together rightly is checked when the model is loaded.
+    """
+    base, parts = model.base_model, model._modules
+    pooler, classifier = getattr(base, "pooler", None), parts.get("classifier")
+    if (score := parts.get("score")) is not None:  # decoder-only models
+        return lambda hidden, lengths: score(pool(hidden, lengths, "lasttoken")).float()
+    if classifier is None:
+        raise StartupError(f"{type(model).__name__} has no head that oaiserve knows.")
+    if pooler is not None:  # BERT
+        return lambda hidden, lengths: classifier(pooler(pool(hidden, lengths, "cls")[:, None])).float()
+    if (head := parts.get("head")) is not None:  # ModernBERT
+        mode = str(model.config.classifier_pooling)
+        dtype = model.dtype
+        return lambda hidden, lengths: classifier(head(pool(hidden, lengths, mode).to(dtype))).float()
+    return lambda hidden, lengths: classifier(pool(hidden, lengths, "cls")[:, None]).float()  # RoBERTa
+
+
+def score_activation(config: Any, name: str) -> torch.nn.Module:
+    """Return what turns the logit of a cross-encoder into its score: what its config says, or else a sigmoid."""
+    given = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    given = given or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    kind = str(given).rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise StartupError(f"'{name}' cannot be served for scores: the activation {kind!r} is not known.")
+    return _ACTIVATIONS[kind]()

@@ -1,0 +1,43 @@
+"""Linear layers on a CPU by oneDNN, with weights that are packed once.
+
+torch's own ones call MKL in float32, which does not use the widest instructions of every CPU, and pack anew each time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PackedLinear(torch.nn.Module):
+    """Computes what a linear layer does. Its weight is in oneDNN's own layout."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        return found
+
+
+@torch.inference_mode()
+def pack_linears(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace the linear layers of a model on a CPU, where torch has oneDNN. Other models stay as they are."""
+    if device.type != "cpu" or dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return
+    try:
+        PackedLinear(torch.nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 2, 16, dtype=dtype))
+    except (AttributeError, RuntimeError, TypeError) as error:  # these functions of torch are not for the public
+        log.info("Linear layers are torch's own: %s", error)
+        return
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(module, name, PackedLinear(child))

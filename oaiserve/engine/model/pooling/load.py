@@ -1,0 +1,258 @@
+"""Loads a model that turns texts into vectors or scores, and checks that it computes the same without padding."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.load import context_length, limit_compiled_shapes, move, select_device, select_dtype
+from oaiserve.engine.model.pooling.attention import PACKED, runs_of
+from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
+from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
+from oaiserve.engine.model.pooling.linear import pack_linears
+from oaiserve.engine.model.rehearsal import difference, tolerance
+from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.errors import StartupError
+from oaiserve.model_errors import reported
+from oaiserve.source import ModelSource, find_model
+
+log = logging.getLogger(__name__)
+
+_PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPooler:
+    """A model whose texts are computed whole, with its weights on the device."""
+
+    layers: PreTrainedModel  # up to the hidden states
+    head: Head
+    activation: torch.nn.Module | None  # of scores; vectors have none
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    max_model_len: int  # the most tokens of a text
+    longest: int  # that the model has positions for
+    first_position: int  # of a text: RoBERTa's begin behind that of padding
+    takes_types: bool  # whether token types tell the two texts of a pair apart
+    pooling: Pooling
+
+    @torch.inference_mode()
+    def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        """Return the vectors [texts, size] of texts that lie one behind the other, in float32."""
+        vectors = self.head(self.hidden(ids, types, lengths), lengths)
+        return vectors if self.activation is None else self.activation(vectors)
+
+    def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of all tokens."""
+        arguments: dict[str, Any] = {"token_type_ids": _row(types, self.device)} if self.takes_types else {}
+        first = self.first_position
+        positions = [position for length in lengths for position in range(first, first + length)]
+        hidden: torch.Tensor = self.layers(
+            input_ids=_row(ids, self.device),
+            position_ids=_row(positions, self.device),
+            # A dummy with 4 dimensions, which keeps transformers from building a mask.
+            attention_mask=torch.empty(1, 1, 1, 1, device=self.device),
+            runs=runs_of(lengths),
+            **arguments,
+        ).last_hidden_state
+        return hidden[0]
+
+
+def find_model_task(model: str | Path, options: EngineOptions, *, offline: bool) -> Task:
+    """Return what a model is for. Raises StartupError if its config cannot be read."""
+    source = find_model(model)
+    if options.task == "generate" or (source.gguf_file is not None and options.task == "auto"):
+        return "generate"
+    if source.gguf_file is not None:
+        raise StartupError(f"--task {options.task} needs a folder or a hub id; '{model}' is a GGUF file.")
+    with reported(f"No model could be loaded from '{model}'"):
+        config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
+        return find_task(options.task, config, source, offline=offline)
+
+
+def load_pooler(model: str | Path, task: Task, options: EngineOptions, *, offline: bool = False) -> LoadedPooler:
+    """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    _refuse_unless_possible(task, options)
+    source, device = find_model(model), select_device(options.device)
+    limit_compiled_shapes()
+    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    with reported(f"No model could be loaded from '{model}'"):
+        config = AutoConfig.from_pretrained(source.location, **arguments)
+        files = read_files(source, offline=offline) if task == "embed" else PoolingFiles()
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # as for models that generate
+    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    with reported(f"The weights of '{model}' could not be loaded"):
+        loaded, found = kind.from_pretrained(
+            source.location,
+            dtype=select_dtype(options.dtype, config, device, is_gguf=False),
+            attn_implementation="eager",
+            use_safetensors=True,
+            weights_only=True,
+            output_loading_info=True,
+            **arguments,
+        )
+        dense = [_dense(source, folder, offline=offline) for folder in files.dense_folders]
+    # The layer behind BERT's first token is for classification, and many embedding models come without it.
+    missing = sorted(name for name in found["missing_keys"] if task == "score" or not name.startswith("pooler."))
+    if missing:  # transformers fills them with random numbers
+        raise StartupError(
+            f"'{model}' has no weights for {len(missing)} tensors that --task {task} needs, such as {missing[0]}."
+        )
+    move(loaded, device, str(model))
+    with reported(f"'{model}' cannot be served for --task {task}"):
+        pooler = prepare_pooler(loaded, task, files, dense, str(model), pack=options.compile)
+    return pooler if options.max_model_len is None else _shortened(pooler, options.max_model_len)
+
+
+def prepare_pooler(
+    model: PreTrainedModel,
+    task: Task,
+    files: PoolingFiles | None = None,
+    dense: list[torch.nn.Module] | None = None,
+    name: str = "the model",
+    *,
+    pack: bool = True,
+) -> LoadedPooler:
+    """Switch a model to packed attention and, with `pack`, to packed linear layers, after checking that it still
+    computes the same. Raises StartupError."""
+    files, config = files or PoolingFiles(), model.config
+    model.eval()
+    layers: Any = model.base_model if task == "score" else model
+    parameters = inspect.signature(layers.forward).parameters
+    if "position_ids" not in parameters or config.is_encoder_decoder:
+        raise StartupError(f"'{name}' cannot be served for --task {task}: {type(layers).__name__} takes no positions.")
+    activation: torch.nn.Module | None = None
+    if task == "score":
+        if config.num_labels != 1:
+            raise StartupError(f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1.")
+        activation, head = score_activation(config, name), score_head(model)
+    else:
+        mode = files.mode or ("lasttoken" if _is_causal(layers) else "mean")
+        why = "as its files say" if files.mode else "because its files do not say how"
+        log.info("The vectors of %s are pooled by %s, %s", name, mode, why)
+        head = embedding_head(mode, [layer.to(model.device) for layer in dense or []])
+    first_position = _first_position(layers)
+    longest = context_length(config) - first_position
+    texts = _probes(model, longest)
+    expected = _expected(model, task, texts)
+    if getattr(layers, "pooler", None) is not None:
+        layers.pooler = None  # the head has it, or it is not used
+    model.set_attn_implementation(PACKED)
+    if model.config._attn_implementation != PACKED:
+        raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
+    if pack:
+        pack_linears(layers, model.device, model.dtype)
+    ids, lengths = [token_id for text in texts for token_id in text], list(map(len, texts))
+    pooler = LoadedPooler(
+        layers=layers,
+        head=head,
+        activation=activation,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=_vocab_size(model),
+        max_model_len=min(longest, files.max_tokens or longest),
+        longest=longest,
+        first_position=first_position,
+        takes_types="token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1,
+        pooling=Pooling("score", 1) if task == "score" else Pooling("embed", 0, prompts=files.prompts),
+    )
+    with torch.inference_mode():
+        try:
+            hidden = pooler.hidden(ids, [0] * len(ids), lengths)
+        except TypeError as error:  # the model's code does not pass an argument on, or asks for what is not there
+            raise StartupError(f"'{name}' cannot be served for --task {task}: {error}.") from error
+        vectors = head(hidden, lengths)
+    found, limit = difference(vectors if task == "score" else hidden, expected), tolerance(model.dtype)
+    if not found <= limit:
+        raise StartupError(
+            f"'{name}' cannot be served for --task {task}: without padding its outputs differ by {found:.1%} from its "
+            f"own (allowed: {limit:.1%}), so its attention does something that is not known here."
+        )
+    if task == "score":
+        return pooler
+    pooling = Pooling("embed", vectors.shape[1], _dimensions(config), files.prompts, files.default_prompt)
+    return replace(pooler, pooling=pooling)
+
+
+def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
+    """Refuse settings that a model without a KV cache cannot obey."""
+    for flag, is_set in (
+        (f"--tensor-parallel {options.tensor_parallel}", options.tensor_parallel > 1),
+        (f"--quantize {options.quantize}", options.quantize != "none"),
+        (f"--attention {options.attention}", options.attention != "auto"),
+        ("--nvtx", options.nvtx),
+        ("--kv-blocks", options.kv_blocks is not None),
+        ("--kv-cache-memory", options.kv_cache_memory is not None),
+    ):
+        if is_set:
+            raise StartupError(f"{flag} does not go together with --task {task}: it is for models that generate text.")
+
+
+def _shortened(pooler: LoadedPooler, max_model_len: int) -> LoadedPooler:
+    if max_model_len > pooler.longest:
+        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {pooler.longest} tokens.")
+    return replace(pooler, max_model_len=max_model_len)
+
+
+def _dense(source: ModelSource, folder: str, *, offline: bool) -> torch.nn.Module:
+    config = read_json(source, f"{folder}/config.json", offline=offline) or {}
+    weights = find_file(source, f"{folder}/model.safetensors", offline=offline)
+    return load_dense(config, weights, source.location)
+
+
+def _is_causal(layers: torch.nn.Module) -> bool:
+    return any(getattr(module, "is_causal", False) for module in layers.modules())
+
+
+def _first_position(layers: torch.nn.Module) -> int:
+    """Return the position of a text's first token. RoBERTa and its like count from behind the position of padding."""
+    embeddings = getattr(layers, "embeddings", None)
+    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
+    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0  # type: ignore[union-attr]
+
+
+def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
+    """Return the sizes to which vectors may be cut, by the names that vLLM reads in config.json, too."""
+    sizes = getattr(config, "matryoshka_dimensions", None)
+    if sizes:
+        return tuple(sorted(sizes))
+    return () if getattr(config, "is_matryoshka", False) else None
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
+
+
+def _probes(model: PreTrainedModel, longest: int) -> list[list[int]]:
+    """Return texts of varied tokens, none of them padding, which some models treat differently."""
+    size, padding = _vocab_size(model), model.config.pad_token_id
+    ids = [
+        token_id for token_id in ((7 * place + 3) % size for place in range(max(_PROBE_TOKENS))) if token_id != padding
+    ]
+    return [ids[: min(length, longest)] for length in _PROBE_TOKENS]
+
+
+@torch.inference_mode()
+def _expected(model: PreTrainedModel, task: Task, texts: list[list[int]]) -> torch.Tensor:
+    """Return what the model's own code computes of each text alone: all hidden states, or the logits of a score."""
+    outputs = [model(input_ids=_row(text, model.device)) for text in texts]
+    return torch.cat([output.logits if task == "score" else output.last_hidden_state[0] for output in outputs])
+
+
+def _row(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([values], device=device)

@@ -1,0 +1,22 @@
+"""What is known of a model that turns texts into vectors or scores, and that routes need. Stdlib only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Task = Literal["generate", "embed", "score"]  # what a model is served for
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """The task of a model that pools, and what its files say beyond its weights."""
+
+    task: Literal["embed", "score"]
+    size: int  # of its vectors; 1 for `score`
+    # Sizes to which its vectors can be cut, because it was trained for that: these, or any if there are none.
+    # None: it was not.
+    dimensions: tuple[int, ...] | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: texts to put before a client's text
+    default_prompt: str = ""  # the text of the one that is used if a request names none

@@ -1,0 +1,184 @@
+"""/v1/embeddings: the vector of each text."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes import protocol
+from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.pooling import (
+    Head,
+    PoolingBody,
+    PoolingUsage,
+    Prepared,
+    check_number,
+    encode,
+    most_tokens,
+    parts,
+    prepare_pooled,
+    text_prompts,
+    unit,
+    values_of,
+)
+from oaiserve.routes.protocol import Integer, described, integer, invalid, show
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.serving import Serving
+
+
+class EmbeddingBody(PoolingBody, kw_only=True):
+    """The texts to embed, and how."""
+
+    # None is there to be refused in the same words as no input at all.
+    input: Annotated[
+        str | list[Any] | None,
+        described("A text, a list of texts, a list of token ids, or a list of such lists. It must be given."),
+    ] = None
+    encoding_format: Annotated[
+        str | None, described("base64 is that of float32, little-endian.", enum=["float", "base64", None])
+    ] = None
+    dimensions: Annotated[
+        Integer | None, described("Cut vectors to this many numbers, if the model can.", 1, protocol.MAX_INT32)
+    ] = None
+    normalize: Annotated[bool | None, described("Bring vectors to length 1. Default: true.")] = None
+    add_special_tokens: Annotated[bool | None, described("Add the tokenizer's own tokens. Default: true.")] = None
+    prompt_name: Annotated[str | None, described("Which of the model's prompts comes before each text.")] = None
+
+
+class Embedding(msgspec.Struct, tag_field="object", tag="embedding"):
+    """The vector of a text; base64 is that of float32, little-endian."""
+
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct):
+    """The vectors, in the order of the texts."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PoolingUsage
+
+
+_decoder = msgspec.json.Decoder(EmbeddingBody)
+
+
+@documented(
+    Operation(
+        summary="The vectors of texts, with a model that embeds.",
+        group="Embeddings and scores",
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        example={"input": ["What is the capital of France?", "Paris"]},
+    )
+)
+async def embeddings(http: HTTPRequest) -> Answer:
+    return await prepare_pooled(http, _decoder, tasks=("embed",), id_prefix="embd-", prepared=_prepared)
+
+
+def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+    as_base64 = _encoding(body.encoding_format) == "base64"
+    size = _size(body, pooling)
+    shape = EmbeddingShape(head, size, as_base64=as_base64, normalize=body.normalize is not False)
+    params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
+    if size is not None:
+        params["dimensions"] = size
+    if body.prompt_name is not None:
+        params["prompt_name"] = body.prompt_name
+    return Prepared(build_prompts(body, pooling, most_tokens(body, serving)), shape, params)
+
+
+def _encoding(given: str | None) -> str:
+    if given not in (None, "float", "base64"):
+        raise invalid("encoding_format", f"must be 'float' or 'base64', got {show(given)}")
+    return given or "float"
+
+
+def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
+    """Return the size to which vectors are cut, or None if they stay whole."""
+    size = integer(body, "dimensions")
+    if size is None or size == pooling.size:
+        return None
+    if pooling.dimensions is None:
+        raise invalid(
+            "dimensions",
+            f"this model's vectors have {pooling.size} numbers, and it was not trained for fewer (its config.json has "
+            f"neither 'is_matryoshka' nor 'matryoshka_dimensions'), got {show(size)}",
+        )
+    if pooling.dimensions and size not in pooling.dimensions:
+        raise invalid("dimensions", f"must be one of {', '.join(map(str, pooling.dimensions))}, got {show(size)}")
+    if size > pooling.size:
+        raise invalid("dimensions", f"must be <= {pooling.size}, got {show(size)}")
+    return size
+
+
+def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> tuple[Prompt, ...]:
+    """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
+    given, before = body.input, _text_before(body.prompt_name, pooling)
+    if given is None:
+        raise InvalidRequest("Missing required parameter: 'input'.", param="input")
+    inputs: list[Any] = [given] if isinstance(given, str) else given
+    if isinstance(given, list) and given and protocol.types_of(given) == {int}:
+        inputs = [given]
+    check_number(inputs, "input")
+    kinds = protocol.types_of(inputs)
+    if kinds == {list}:
+        return tuple(_token_prompt(ids, limit) for ids in inputs)
+    if kinds != {str}:
+        raise invalid(
+            "input", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+        )
+    if "" in inputs:
+        raise invalid("input", f"must not have an empty string, got one at index {inputs.index('')}")
+    special = body.add_special_tokens is not False
+    return text_prompts(inputs, before, "input", limit, special)
+
+
+def _text_before(name: str | None, pooling: Pooling) -> str:
+    if name is None:
+        return pooling.default_prompt
+    if name not in pooling.prompts:
+        known = ", ".join(map(repr, pooling.prompts)) or "none"
+        raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
+    return pooling.prompts[name]
+
+
+def _token_prompt(ids: list[Any], limit: int | None) -> TokenPrompt:
+    if not ids:
+        raise invalid("input", "a list of token ids must not be empty")
+    if protocol.types_of(ids) != {int}:
+        raise invalid("input", "a list of token ids must hold integers only")
+    if (least := min(map(min, protocol.slices(ids)))) < 0:
+        raise invalid("input", f"a token id must be >= 0, got {show(least)}")
+    return TokenPrompt(ids[:limit], "input")
+
+
+class EmbeddingShape:
+    """Renders the answers of /v1/embeddings."""
+
+    def __init__(self, head: Head, size: int | None, *, as_base64: bool, normalize: bool) -> None:
+        self._head = head
+        self._size = size
+        self._as_base64 = as_base64
+        self._normalize = normalize
+
+    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
+        return parts(head, "data", map(self._item, vectors), usage)
+
+    def _item(self, pooled: Pooled) -> bytes:
+        vector = values_of(pooled, self._size)
+        if self._normalize:
+            vector = unit(vector)
+        values = b64encode(vector.astype("<f4").tobytes()).decode() if self._as_base64 else vector.tolist()
+        return encode(Embedding(pooled.index, values))

@@ -1,0 +1,248 @@
+"""/v1/score and /v1/rerank: how well texts go together, by a cross-encoder, or by the vectors of an embedding model.
+
+The answers are those of vLLM, Jina and Cohere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HTTPRequest
+
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, Usage
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes import protocol
+from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.pooling import (
+    MAX_TEXTS,
+    Head,
+    PoolingBody,
+    PoolingUsage,
+    Prepared,
+    check_number,
+    encode,
+    most_tokens,
+    parts,
+    prepare_pooled,
+    strings,
+    text_prompts,
+    unit,
+    values_of,
+)
+from oaiserve.routes.protocol import Integer, described, integer, invalid
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.serving import Serving
+
+
+class ScoreBody(PoolingBody, kw_only=True):
+    """The pairs of texts to score: text_1 and text_2, or queries and documents."""
+
+    text_1: Annotated[str | list[Any] | None, described("A text, or a list of texts.")] = None
+    text_2: Annotated[str | list[Any] | None, described("The text, or texts, that it goes with.")] = None
+    queries: Annotated[str | list[Any] | None, described("A query, or a list of queries.")] = None
+    documents: Annotated[str | list[Any] | None, described("The document, or documents, that it goes with.")] = None
+
+
+class RerankBody(PoolingBody, kw_only=True):
+    """The documents to order, and by what."""
+
+    query: Annotated[str, described("What is searched for.")]
+    documents: Annotated[list[Any], described("Texts, or objects with a `text`.", minItems=1, maxItems=MAX_TEXTS)]
+    top_n: Annotated[
+        Integer | None, described("Send this many of the best. Default, and 0: all.", 0, protocol.MAX_INT32)
+    ] = None
+    return_documents: Annotated[bool | None, described("Send the documents, too. Default: true.")] = None
+
+
+class Score(msgspec.Struct, tag_field="object", tag="score"):
+    """How well a pair goes together."""
+
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class ShownDocument(msgspec.Struct):
+    """A document of the request."""
+
+    text: str
+
+
+class Ranked(msgspec.Struct):
+    """A document's place among those of the request, and how well it goes with the query."""
+
+    index: int
+    relevance_score: float
+    document: ShownDocument | UnsetType = UNSET
+
+
+class Ranking(msgspec.Struct):
+    """The best documents, best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PoolingUsage
+
+
+_score_decoder = msgspec.json.Decoder(ScoreBody)
+_rerank_decoder = msgspec.json.Decoder(RerankBody)
+
+
+@documented(
+    Operation(
+        summary="How well pairs of texts go together, with a model that scores or embeds.",
+        group="Embeddings and scores",
+        body=ScoreBody,
+        answer=ScoreList,
+        example={"text_1": "What is the capital of France?", "text_2": ["Paris", "Berlin"]},
+    )
+)
+async def score(http: HTTPRequest) -> Answer:
+    return await prepare_pooled(
+        http, _score_decoder, tasks=("embed", "score"), id_prefix="score-", prepared=_prepared_score
+    )
+
+
+@documented(
+    Operation(
+        summary="Documents in the order in which they go with a query.",
+        group="Embeddings and scores",
+        body=RerankBody,
+        answer=Ranking,
+        example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
+    )
+)
+async def rerank(http: HTTPRequest) -> Answer:
+    return await prepare_pooled(
+        http, _rerank_decoder, tasks=("embed", "score"), id_prefix="rerank-", prepared=_prepared_rerank
+    )
+
+
+def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+    has_queries = body.queries is not None or body.documents is not None
+    if has_queries and not (body.text_1 is None and body.text_2 is None):
+        raise InvalidRequest("Give either 'text_1' and 'text_2', or 'queries' and 'documents'.", param="queries")
+    names = ("queries", "documents") if has_queries else ("text_1", "text_2")
+    firsts, seconds = (strings(getattr(body, name), name) for name in names)
+    if len(firsts) not in (1, len(seconds)):
+        raise invalid(names[0], f"must be one text, or as many as '{names[1]}' ({len(seconds)}), got {len(firsts)}")
+    pairing = Pairing(firsts, seconds, names, pooling, most_tokens(body, serving), is_search=has_queries)
+    return Prepared(pairing.prompts(), ScoreShape(head, pairing), {})
+
+
+def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
+    check_number(body.documents, "documents")
+    documents = [_document(document) for document in body.documents]
+    top_n = integer(body, "top_n")
+    names = ("query", "documents")
+    pairing = Pairing([body.query], documents, names, pooling, most_tokens(body, serving), is_search=True)
+    shown = documents if body.return_documents is not False else None
+    params: dict[str, str | int | float | bool] = {} if top_n is None else {"top_n": top_n}
+    return Prepared(pairing.prompts(), RerankShape(head, pairing, shown, top_n or len(documents)), params)
+
+
+def _document(document: object) -> str:
+    text = document.get("text") if isinstance(document, dict) else document
+    if not isinstance(text, str):
+        raise invalid("documents", "must be a list of strings, or of objects with a string 'text'")
+    return text
+
+
+class Pairing:
+    """The pairs of a request: the first texts with the second ones, or the only first one with each of these.
+
+    A cross-encoder reads each pair. An embedding model reads each text, and the score is the cosine of two vectors; in
+    a search it reads them behind its prompts for queries and for documents, if it has these.
+    """
+
+    def __init__(
+        self,
+        firsts: list[str],
+        seconds: list[str],
+        names: tuple[str, str],
+        pooling: Pooling,
+        limit: int | None,
+        *,
+        is_search: bool,
+    ) -> None:
+        self._firsts = firsts
+        self._seconds = seconds
+        self._names = names
+        self._pooling = pooling
+        self._limit = limit
+        self._is_search = is_search
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        if self._pooling.task == "score":
+            return tuple(
+                PairPrompt(self._firsts[index if len(self._firsts) > 1 else 0], second, self._names[1], self._limit)
+                for index, second in enumerate(self._seconds)
+            )
+        return (
+            *text_prompts(self._firsts, self._text_before("query"), self._names[0], self._limit),
+            *text_prompts(self._seconds, self._text_before("document", "passage"), self._names[1], self._limit),
+        )
+
+    def _text_before(self, *names: str) -> str:
+        if self._is_search:
+            for name in names:
+                if name in self._pooling.prompts:
+                    return self._pooling.prompts[name]
+        return self._pooling.default_prompt
+
+    def scores(self, vectors: Sequence[Pooled]) -> list[float]:
+        """Return the score of each pair."""
+        if self._pooling.task == "score":
+            return [float(pooled.vector[0]) for pooled in vectors]
+        units = [unit(values_of(pooled)) for pooled in vectors]
+        firsts, seconds = units[: len(self._firsts)], units[len(self._firsts) :]
+        return [float(np.dot(firsts[index if len(firsts) > 1 else 0], second)) for index, second in enumerate(seconds)]
+
+
+class ScoreShape:
+    """Renders the answers of /v1/score."""
+
+    def __init__(self, head: Head, pairing: Pairing) -> None:
+        self._head = head
+        self._pairing = pairing
+
+    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        head = {"id": self._head.id, "object": "list", "created": self._head.created, "model": self._head.model}
+        scores = self._pairing.scores(vectors)
+        items = (encode(Score(index, score)) for index, score in enumerate(scores))
+        return parts(head, "data", items, usage)
+
+
+class RerankShape:
+    """Renders the answers of /v1/rerank: the best documents, best first. Of equal ones the first is first."""
+
+    def __init__(self, head: Head, pairing: Pairing, documents: list[str] | None, number: int) -> None:
+        self._head = head
+        self._pairing = pairing
+        self._documents = documents  # None: they are not shown
+        self._number = number
+
+    def whole(self, prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
+        scores = self._pairing.scores(vectors)
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._number]
+        head = {"id": self._head.id, "model": self._head.model}
+        return parts(head, "results", (self._item(index, scores[index]) for index in best), usage)
+
+    def _item(self, index: int, score: float) -> bytes:
+        return encode(Ranked(index, score, UNSET if self._documents is None else ShownDocument(self._documents[index])))

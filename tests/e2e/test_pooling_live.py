@@ -1,0 +1,112 @@
+"""Tests servers of models that embed and score, as processes, with the official OpenAI SDK."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+
+from oaiserve.times import PHASES
+from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.engine.model.pooling.reference import logits, vectors
+from tools.random_poolers import FAMILIES, random_pooler, save, word_tokenizer
+
+TEXTS = ["aa cat", "b", "zz ab aa ad cat b", "cat"]
+FLAGS = ("--dtype", "float32", "--api-key", API_KEY, "--served-model-name", "small")
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("embedder")
+    model = random_pooler(copy.deepcopy(FAMILIES["modernbert"]))
+    save(folder, "modernbert", model, pooling="cls", prompts={"query": "ad b "})
+    with serve_process(str(folder), folder / "log", *FLAGS) as server:
+        yield server
+        assert server.terminate() == 0
+        assert [line for line in server.log() if line["level"] not in ("INFO", "DEBUG")] == []
+
+
+def test_the_sdk_gets_the_vectors_of_transformers(embedder: LiveServer) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES["modernbert"]))
+    tokenizer = word_tokenizer("modernbert", model.config.vocab_size)
+    expected = vectors(model, tokenizer, TEXTS, "cls")
+    with embedder.sdk() as client:
+        by_default = client.embeddings.create(model="small", input=TEXTS)
+        as_floats = client.embeddings.create(model="small", input=TEXTS, encoding_format="float")
+    assert [item.index for item in by_default.data] == [0, 1, 2, 3]
+    found = np.array([item.embedding for item in by_default.data])
+    assert (found * expected).sum(1).min() >= 0.9999
+    np.testing.assert_allclose(found, [item.embedding for item in as_floats.data], atol=1e-4)
+    num_tokens = sum(len(tokenizer(text).input_ids) for text in TEXTS)
+    assert by_default.usage.prompt_tokens == by_default.usage.total_tokens == num_tokens
+
+
+def test_many_requests_at_once_get_the_vectors_of_each_alone(embedder: LiveServer) -> None:
+    with embedder.http() as http:
+        alone = [http.post("/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"] for text in TEXTS]
+        together = http.post("/v1/embeddings", json={"input": TEXTS * 100}).json()["data"]
+    found = np.array([item["embedding"] for item in together]).reshape(100, 4, -1)
+    np.testing.assert_allclose(found, np.broadcast_to(alone, found.shape), atol=1e-4)
+
+
+def test_its_requests_are_accounted_for_as_all_others(embedder: LiveServer) -> None:
+    with embedder.http() as http:
+        response = http.post("/v1/embeddings", json={"input": TEXTS}, headers={"x-request-id": "accounted"})
+        account = http.get("/debug/requests/accounted").json()
+        metrics = http.get("/metrics").text
+    assert [part.split(";")[0] for part in response.headers["server-timing"].split(", ")] == list(PHASES[:-1])
+    assert (account["operation"], account["completion_tokens"], account["time_to_first_token_ns"]) == (
+        "embeddings",
+        0,
+        None,
+    )
+    durations = {phase["name"]: phase["duration_ns"] for phase in account["phases"]}
+    assert list(durations) == list(PHASES)
+    assert durations["decode"] == 0
+    assert sum(durations.values()) == account["duration_ns"]
+    assert [event["name"] for event in account["events"]] == ["prefill_chunk"] * 4
+    labels = 'model="small",operation="embeddings",outcome="finished"'
+    assert f"oaiserve_request_duration_seconds_count{{{labels}}}" in metrics
+    assert 'oaiserve_prompt_tokens_total{model="small",operation="embeddings"}' in metrics
+    generated = ("time_to_first_token", "generation_tokens", "finished_choices", "inter_token", "output_token")
+    lines = [line for line in metrics.splitlines() if "embeddings" in line and any(name in line for name in generated)]
+    assert lines == []
+
+
+def test_a_search_with_vectors_finds_the_text_itself(embedder: LiveServer) -> None:
+    with embedder.http() as http:
+        scores = http.post("/v1/score", json={"text_1": "cat", "text_2": TEXTS}).json()["data"]
+        ranked = http.post("/v1/rerank", json={"query": "cat", "documents": ["ad b cat", *TEXTS]}).json()["results"]
+    assert scores[3]["score"] == pytest.approx(1.0, abs=1e-5)
+    assert ranked[0]["document"]["text"] == "ad b cat"  # the query has the prompt before it
+    assert ranked[0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_chat_is_refused_with_what_to_start(embedder: LiveServer) -> None:
+    with embedder.sdk() as client:
+        with pytest.raises(openai.BadRequestError, match="oaiserve serve"):
+            client.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
+        with pytest.raises(openai.BadRequestError, match="oaiserve serve"):
+            client.completions.create(model="small", prompt="Hi")
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 258 tokens") as caught:
+            client.embeddings.create(model="small", input="cat " * 300)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+def test_a_cross_encoder_ranks_as_transformers_does(tmp_path: Path) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES["xlm-roberta"]), "score")
+    tokenizer = word_tokenizer("xlm-roberta", model.config.vocab_size)
+    expected = logits(model, tokenizer, [("aa b", text) for text in TEXTS])
+    save(tmp_path, "xlm-roberta", model)
+    with serve_process(str(tmp_path), tmp_path / "log", *FLAGS) as server:
+        with server.http() as http:
+            results = http.post("/v1/rerank", json={"query": "aa b", "documents": TEXTS}).json()["results"]
+            assert http.post("/v1/embeddings", json={"input": "aa"}).status_code == 400
+        assert server.terminate() == 0
+    assert [item["index"] for item in results] == sorted(range(4), key=lambda index: -expected[index])
+    sigmoids = 1 / (1 + np.exp(-np.array(expected)))
+    np.testing.assert_allclose([item["relevance_score"] for item in results], -np.sort(-sigmoids), atol=2e-4)

@@ -1,0 +1,196 @@
+"""Vectors and scores equal those of transformers, one text at a time, for random models of each family."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, Gemma2Config, T5Config
+
+from oaiserve.config import Bytes, EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.pooling.files import PoolingFiles
+from oaiserve.engine.model.pooling.linear import PackedLinear
+from oaiserve.engine.model.pooling.load import load_pooler, prepare_pooler
+from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
+from oaiserve.errors import StartupError
+from tests.engine.model.pooling.reference import logits, vectors
+from tools.random_models import SMALL
+from tools.random_poolers import ENCODERS, FAMILIES, random_pooler, save, word_tokenizer
+
+_RANDOM = random.Random(1)
+# Of all lengths, some equal, and some longer than a step.
+TEXTS = [
+    " ".join(_RANDOM.choice(["aa", "ab", "zz", "cat", "b", "ad"]) for _ in range(number))
+    for number in (1, 7, 7, 2, 40, 1, 7, 100, 3)
+]
+PAIRS = [("aa ab", text) for text in TEXTS] + [(TEXTS[1], "ad"), (TEXTS[4], TEXTS[2])]
+
+
+def pooled(engine: Engine, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Return what the engine makes of each prompt."""
+    request = Request("r", tuple(prompts), SamplingParams(max_tokens=0))
+    found = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
+    return np.stack([found[index] for index in range(len(prompts))])
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_equal_those_of_each_text_alone(family: str, mode: str, tmp_path: Path) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES[family]))
+    expected = vectors(model, word_tokenizer(family, model.config.vocab_size), TEXTS, mode)
+    assert (cosines(expected[:1], expected[1:]) < 0.999).all(), "the vectors must be able to differ"
+    folder = save(tmp_path, family, model, pooling=mode)
+    for max_step_tokens in (16, 512):
+        with Engine.from_pretrained(folder, max_running=16, max_step_tokens=max_step_tokens, device="cpu") as engine:
+            found = pooled(engine, [TextPrompt(text) for text in TEXTS])
+        assert engine.pooling is not None
+        assert (engine.pooling.task, engine.pooling.size) == ("embed", 32)
+        assert cosines(found, expected).min() >= 0.9999
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES[family]), "score")
+    expected = logits(model, word_tokenizer(family, model.config.vocab_size), PAIRS)
+    assert max(expected) - min(expected) > 0.1, "the scores must be able to differ"
+    with Engine.from_pretrained(save(tmp_path, family, model), max_running=8, max_step_tokens=64) as engine:
+        found = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
+    assert engine.pooling is not None
+    assert engine.pooling.task == "score"
+    np.testing.assert_allclose(found[:, 0], torch.tensor(expected).sigmoid().numpy(), atol=2e-4)
+
+
+def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES["bert"]), "score")
+    model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    expected = logits(model, word_tokenizer("bert", model.config.vocab_size), PAIRS)
+    with Engine.from_pretrained(save(tmp_path, "bert", model)) as engine:
+        found = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
+    np.testing.assert_allclose(found[:, 0], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_layers_are_packed_unless_compile_is_off(dtype: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="mean")
+    ids, lengths = [5, 9, 30, 7, 8, 9], [2, 4]
+    found = []
+    for compiles in (False, True):
+        pooler = load_pooler(folder, "embed", EngineOptions(compile=compiles, dtype=dtype))
+        assert any(isinstance(module, PackedLinear) for module in pooler.layers.modules()) == compiles
+        found.append(pooler.pool(ids, [0] * 6, lengths).numpy())
+    assert cosines(*found).min() >= (0.9999 if dtype == "float32" else 0.99)
+
+
+def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
+    """This text is longer than the queries that share a mask."""
+    config = copy.deepcopy(FAMILIES["modernbert"])
+    config.max_position_embeddings = 1024
+    model = random_pooler(config)
+    text = " ".join(["aa", "zz", "b"] * 200)
+    expected = vectors(model, word_tokenizer("modernbert", config.vocab_size), [text], "mean")
+    with Engine.from_pretrained(save(tmp_path, "modernbert", model, pooling="mean")) as engine:
+        assert cosines(pooled(engine, [TextPrompt(text)]), expected)[0] >= 0.9999
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_without_files_encoders_take_the_mean_and_decoders_the_last_token(family: str, tmp_path: Path) -> None:
+    model = random_pooler(copy.deepcopy(FAMILIES[family]))
+    tokenizer = word_tokenizer(family, model.config.vocab_size)
+    expected = vectors(model, tokenizer, TEXTS, "mean" if family in ENCODERS else "lasttoken")
+    with Engine.from_pretrained(save(tmp_path, family, model)) as engine:
+        assert cosines(pooled(engine, [TextPrompt(text) for text in TEXTS]), expected).min() >= 0.9999
+
+
+def test_steps_keep_to_their_budget_with_whole_texts(tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls")
+    with Engine.from_pretrained(folder, max_running=8, max_step_tokens=20) as engine:
+        pooled(engine, [TextPrompt(text) for text in TEXTS])
+        steps = engine.take_steps()
+    lengths = [len(AutoTokenizer.from_pretrained(folder)(text).input_ids) for text in TEXTS]
+    assert sum(step.num_tokens for step in steps) == sum(lengths)
+    assert all(step.num_tokens <= 20 or step.num_sequences == 1 for step in steps)
+    assert max(step.num_sequences for step in steps) > 1
+
+
+def test_usage_has_the_special_tokens_and_no_completion(tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls")
+    with Engine.from_pretrained(folder) as engine:
+        request = Request("r", (TextPrompt("aa ab"), TextPrompt("b")), SamplingParams(max_tokens=0))
+        (end,) = [event for event in engine.stream(request) if isinstance(event, Finished)]
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (4 + 3, 0)
+    phases = {phase.name: phase.duration_ns for phase in end.times.ended().phases()}
+    assert phases["decode"] == 0
+    assert phases["prefill"] > 0
+
+
+def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
+    """Its files say that it generates, so --task embed is needed."""
+    from tools.random_models import random_model
+
+    model = random_model(copy.deepcopy(FAMILIES["qwen3"]))
+    folder = save(tmp_path, "qwen3", model)
+    with Engine.from_pretrained(folder, EngineOptions(task="embed")) as engine:
+        found = pooled(engine, [TextPrompt(text) for text in TEXTS])
+    base = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    expected = vectors(base, word_tokenizer("qwen3", base.config.vocab_size), TEXTS, "lasttoken")
+    assert cosines(found, expected).min() >= 0.9999
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel": 2},
+        {"quantize": "int8"},
+        {"kv_blocks": 8},
+        {"kv_cache_memory": Bytes(2**20)},
+        {"attention": "reference"},
+        {"nvtx": True},
+        {"max_model_len": 500},
+    ],
+)
+def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="cls", max_tokens=40)
+    with pytest.raises(StartupError, match="--" + next(iter(options)).replace("_", "-")):
+        load_pooler(folder, "embed", EngineOptions(**options))
+    assert load_pooler(folder, "embed", EngineOptions()).max_model_len == 40
+    assert load_pooler(folder, "embed", EngineOptions(max_model_len=200)).max_model_len == 200  # it has the positions
+
+
+def test_what_cannot_be_computed_without_padding_is_refused() -> None:
+    with pytest.raises(StartupError, match="2 labels, not 1"):
+        prepare_pooler(random_pooler_with_labels(2), "score")
+    t5 = AutoModel.from_config(T5Config(vocab_size=50, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8))
+    with pytest.raises(StartupError, match="takes no positions"):
+        prepare_pooler(t5, "embed")
+    gemma = random_pooler(Gemma2Config(**SMALL, attn_logit_softcapping=5.0, query_pre_attn_scalar=8))
+    with pytest.raises(StartupError, match="softcap"):
+        prepare_pooler(gemma, "embed")
+
+
+def random_pooler_with_labels(num_labels: int) -> torch.nn.Module:
+    from transformers import AutoModelForSequenceClassification
+
+    config = BertConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config.num_labels = num_labels
+    return AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+
+
+def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that claims to be causal, and is not, is found out."""
+    model = random_pooler(copy.deepcopy(FAMILIES["bert"]))
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = True
+    with pytest.raises(StartupError, match="outputs differ by"):
+        prepare_pooler(model, "embed", PoolingFiles("cls"))

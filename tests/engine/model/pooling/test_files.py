@@ -1,0 +1,126 @@
+"""The task of a model, and what sentence-transformers' files say of its vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, T5Config
+
+from oaiserve.config import EngineOptions, OptionError
+from oaiserve.engine.model.pooling.files import PoolingFiles, find_task, read_files
+from oaiserve.engine.model.pooling.load import find_model_task
+from oaiserve.errors import StartupError
+from oaiserve.source import ModelSource
+
+TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+
+
+def source(folder: Path, **files: Any) -> ModelSource:
+    """Write files, given by their names with _ for / and without .json."""
+    for name, value in files.items():
+        path = folder / f"{name.replace('1_Pooling_', '1_Pooling/')}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(value))
+    return ModelSource(str(folder), None, is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "has_modules", "task"),
+    [
+        (LlamaConfig(architectures=["LlamaForCausalLM"]), False, "generate"),
+        (LlamaConfig(architectures=["LlamaForCausalLM"]), True, "embed"),
+        (LlamaConfig(architectures=["LlamaModel"]), False, "embed"),
+        (LlamaConfig(architectures=["LlamaForSequenceClassification"]), False, "score"),
+        (LlamaConfig(), False, "generate"),
+        (BertConfig(architectures=["BertModel"]), False, "embed"),
+        (BertConfig(architectures=["BertForMaskedLM"]), False, "embed"),
+        (BertConfig(architectures=["BertLMHeadModel"]), False, "generate"),
+        (BertConfig(architectures=["BertForSequenceClassification"]), True, "score"),
+        (T5Config(architectures=["T5Model"]), False, "generate"),
+    ],
+)
+def test_the_task_follows_from_the_files(
+    config: PreTrainedConfig, has_modules: bool, task: str, tmp_path: Path
+) -> None:
+    where = source(tmp_path, **({"modules": [TRANSFORMER, POOLING]} if has_modules else {}))
+    assert find_task("auto", config, where, offline=True) == task
+    assert find_task("generate", config, where, offline=True) == "generate"
+
+
+def test_the_task_is_read_before_the_weights(tmp_path: Path) -> None:
+    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), BertConfig)
+    assert find_model_task(tmp_path, EngineOptions(), offline=True) == "embed"
+    assert find_model_task(tmp_path, EngineOptions(task="score"), offline=True) == "score"
+
+
+def test_a_gguf_file_generates(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    assert find_model_task(path, EngineOptions(), offline=True) == "generate"
+    with pytest.raises(StartupError, match="is a GGUF file"):
+        find_model_task(path, EngineOptions(task="embed"), offline=True)
+
+
+def test_only_known_tasks_are_options() -> None:
+    with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
+        EngineOptions(task="chat")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_cls_token": False}, "lasttoken"),
+        ({"pooling_mode": "cls", "embedding_dimension": 8}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+    ],
+)
+def test_the_mode_of_pooling_is_read_in_both_forms(config: dict[str, Any], mode: str, tmp_path: Path) -> None:
+    where = source(tmp_path, **{"modules": [TRANSFORMER, POOLING], "1_Pooling_config": config})
+    assert read_files(where, offline=True).mode == mode
+
+
+def test_prompts_and_lengths_are_read(tmp_path: Path) -> None:
+    where = source(
+        tmp_path,
+        modules=[TRANSFORMER, POOLING],
+        **{"1_Pooling_config": {"pooling_mode": "cls"}},
+        sentence_bert_config={"max_seq_length": 256, "do_lower_case": False},
+        config_sentence_transformers={"prompts": {"query": "Q: ", "none": ""}, "default_prompt_name": "query"},
+    )
+    assert read_files(where, offline=True) == PoolingFiles("cls", (), 256, {"query": "Q: ", "none": ""}, "Q: ")
+
+
+def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
+    assert read_files(source(tmp_path), offline=True) == PoolingFiles()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"modules": [TRANSFORMER | {"path": "0_Transformer"}, POOLING]}, "folder '0_Transformer'"),
+        ({"modules": [TRANSFORMER, {"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]}, "module 'CNN'"),
+        ({"1_Pooling_config": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, "mean, cls"),
+        ({"1_Pooling_config": {"pooling_mode": "weightedmean"}}, "weightedmean"),
+        ({"1_Pooling_config": {}}, "none"),
+        ({"1_Pooling_config": {"pooling_mode": "cls", "include_prompt": False}}, "include_prompt"),
+        ({"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case"),
+        ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default prompt is 'query'"),
+    ],
+)
+def test_what_is_not_known_is_refused(files: dict[str, Any], says: str, tmp_path: Path) -> None:
+    default = {"modules": [TRANSFORMER, POOLING], "1_Pooling_config": {"pooling_mode": "cls"}}
+    with pytest.raises(StartupError, match=says):
+        read_files(source(tmp_path, **(default | files)), offline=True)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[")
+    with pytest.raises(StartupError, match=r"modules\.json of '.*' cannot be read"):
+        read_files(source(tmp_path), offline=True)

@@ -1,0 +1,161 @@
+"""Tests /v1/score and /v1/rerank: the pairs that reach the engine, and the scores and orders that come of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.request import PairPrompt, TextPrompt
+from tests.routes.conftest import Served
+from tests.routes.doubles import pools
+
+
+@pytest.fixture
+def scorer(served: Served) -> Served:
+    served.engine.pooling = Pooling("score", 1)
+    served.engine.script = pools([0.25], [0.75], [0.5])
+    return served
+
+
+@pytest.fixture
+def embedder(served: Served) -> Served:
+    served.engine.pooling = Pooling("embed", 2, prompts={"query": "Q: ", "passage": "P: "})
+    served.engine.script = pools([3.0, 4.0], [6.0, 8.0], [4.0, -3.0])
+    return served
+
+
+def post(served: Served, path: str, **body: Any) -> Any:
+    response = served.post(path, **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused_param(served: Served, path: str, **body: Any) -> str | None:
+    response = served.post(path, **body)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]["param"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+def test_a_cross_encoder_scores_one_text_with_each_of_several(scorer: Served, path: str) -> None:
+    answer = post(scorer, path, text_1="q", text_2=["a", "b", "c"])
+    assert answer.pop("id").startswith("score-")
+    assert isinstance(answer.pop("created"), int)
+    assert answer == {
+        "object": "list",
+        "model": "org/demo",
+        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate((0.25, 0.75, 0.5))],
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+    }
+    assert scorer.engine.submitted.get().prompts == tuple(PairPrompt("q", text, "text_2") for text in "abc")
+    record = scorer.telemetry.next_record()
+    assert (record.operation, record.http_route) == ("score", path)
+
+
+def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
+    post(scorer, "/v1/score", text_1=["q", "r"], text_2=["a", "b"])
+    assert scorer.engine.submitted.get().prompts == (PairPrompt("q", "a", "text_2"), PairPrompt("r", "b", "text_2"))
+    post(scorer, "/v1/score", queries=["q", "r"], documents=["a", "b"])
+    pairs = (PairPrompt("q", "a", "documents"), PairPrompt("r", "b", "documents"))
+    assert scorer.engine.submitted.get().prompts == pairs
+
+
+def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
+    answer = post(embedder, "/v1/score", text_1="q", text_2=["a", "b"])
+    assert [item["score"] for item in answer["data"]] == [pytest.approx(1.0), pytest.approx(0.0)]
+    assert embedder.engine.submitted.get().prompts == (
+        TextPrompt("q", param="text_1"),
+        TextPrompt("a", param="text_2"),
+        TextPrompt("b", param="text_2"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}),
+        ("/v1/score", {"queries": "q", "documents": ["a", "b"]}),
+    ],
+)
+def test_in_a_search_an_embedding_model_reads_its_prompts(embedder: Served, path: str, body: dict[str, Any]) -> None:
+    post(embedder, path, **body)
+    texts = [prompt.text for prompt in embedder.engine.submitted.get().prompts if isinstance(prompt, TextPrompt)]
+    assert texts == ["Q: q", "P: a", "P: b"]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_documents_are_ranked_best_first(scorer: Served, path: str) -> None:
+    answer = post(scorer, path, query="q", documents=["a", {"text": "b"}, "c"])
+    assert answer.pop("id").startswith("rerank-")
+    assert answer == {
+        "model": "org/demo",
+        "results": [
+            {"index": 1, "document": {"text": "b"}, "relevance_score": 0.75},
+            {"index": 2, "document": {"text": "c"}, "relevance_score": 0.5},
+            {"index": 0, "document": {"text": "a"}, "relevance_score": 0.25},
+        ],
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+    }
+    assert scorer.telemetry.next_record().operation == "rerank"
+
+
+@pytest.mark.parametrize(("top_n", "number"), [(None, 3), (0, 3), (1, 1), (2, 2), (9, 3)])
+def test_top_n_limits_what_is_answered(scorer: Served, top_n: int | None, number: int) -> None:
+    answer = post(scorer, "/v1/rerank", query="q", documents=["a", "b", "c"], top_n=top_n, return_documents=False)
+    assert [item["index"] for item in answer["results"]] == [1, 2, 0][:number]
+    assert "document" not in answer["results"][0]
+
+
+def test_equal_scores_keep_the_order_of_the_documents(scorer: Served) -> None:
+    scorer.engine.script = pools([0.5], [0.5], [0.75])
+    answer = post(scorer, "/v1/rerank", query="q", documents=["a", "b", "c"])
+    assert [item["index"] for item in answer["results"]] == [2, 0, 1]
+
+
+def test_pairs_can_be_cut(scorer: Served) -> None:
+    post(scorer, "/v1/rerank", query="q", documents=["a"], truncate_prompt_tokens=8)
+    assert scorer.engine.submitted.get().prompts == (PairPrompt("q", "a", "documents", 8),)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_2": "a"}, "text_1"),
+        ({"text_1": "q"}, "text_2"),
+        ({"text_1": "q", "text_2": []}, "text_2"),
+        ({"text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ({"text_1": ["q", "r"], "text_2": "a"}, "text_1"),
+        ({"text_1": "q", "text_2": [5]}, "text_2"),
+        ({"text_1": 5, "text_2": "a"}, "text_1"),
+        ({"text_1": "q", "text_2": "a", "queries": "q"}, "queries"),
+        ({"queries": "q"}, "documents"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused(scorer: Served, body: dict[str, Any], param: str) -> None:
+    assert refused_param(scorer, "/v1/score", **body) == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"documents": ["a"]}, "query"),
+        ({"query": "q"}, "documents"),
+        ({"query": "q", "documents": []}, "documents"),
+        ({"query": "q", "documents": "a"}, "documents"),
+        ({"query": "q", "documents": [{"title": "a"}]}, "documents"),
+        ({"query": "q", "documents": ["a"] * 2049}, "documents"),
+        ({"query": ["q"], "documents": ["a"]}, "query"),
+        ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
+        ({"query": "q", "documents": ["a"], "top_n": "1"}, "top_n"),
+    ],
+)
+def test_searches_that_do_not_fit_are_refused(scorer: Served, body: dict[str, Any], param: str) -> None:
+    assert refused_param(scorer, "/v1/rerank", **body) == param
+
+
+def test_a_cross_encoder_has_no_vectors(scorer: Served) -> None:
+    response = scorer.post("/v1/embeddings", input="a")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "wrong_task")
+    assert scorer.http.get("/v1/models").json()["data"][0]["task"] == "score"

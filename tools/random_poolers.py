@@ -1,0 +1,152 @@
+"""Makes models with random weights that embed or score texts: small ones of every family, and real shapes for speed.
+
+They are saved with a tokenizer and with the files of sentence-transformers, as published models are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import islice, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    LlamaConfig,
+    MistralConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from tools.random_models import SMALL
+
+SMALL_VOCAB = 300
+_ENCODER = {
+    "vocab_size": SMALL_VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 258,
+    "initializer_range": 0.3,  # far from uniform, so that a wrong position or window changes the answer
+}
+_IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+_ROBERTA_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_DECODER = SMALL | {"vocab_size": SMALL_VOCAB, "max_position_embeddings": 256}
+
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "bert": BertConfig(**_ENCODER, pad_token_id=0),
+    "roberta": RobertaConfig(**_ENCODER, **_ROBERTA_IDS, type_vocab_size=1),
+    "xlm-roberta": XLMRobertaConfig(**_ENCODER, **_ROBERTA_IDS, type_vocab_size=1),
+    "modernbert": ModernBertConfig(
+        **_ENCODER, **_IDS, local_attention=16, global_attn_every_n_layers=2, initializer_cutoff_factor=9.0
+    ),
+    "qwen3": Qwen3Config(**_DECODER),
+    "mistral": MistralConfig(**_DECODER, sliding_window=6),
+    "llama": LlamaConfig(**_DECODER),
+}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+
+_ROBERTA_SIZES = {"max_position_embeddings": 514, "type_vocab_size": 1, **_ROBERTA_IDS}
+# The sizes of published models, without the weights.
+REAL_SHAPES: dict[str, PreTrainedConfig] = {
+    "minilm-l6": BertConfig(
+        vocab_size=30522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12
+    ),
+    "bge-base": BertConfig(vocab_size=30522),
+    "xlm-r-base": XLMRobertaConfig(vocab_size=250002, **_ROBERTA_SIZES),
+    "modernbert-base": ModernBertConfig(vocab_size=50368, **_IDS),
+}
+
+
+def random_pooler(config: PreTrainedConfig, task: str = "embed", *, seed: int = 0) -> PreTrainedModel:
+    """Make a model with random weights in float32, for `embed` or `score`, with transformers' own attention."""
+    torch.manual_seed(seed)
+    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    if task == "score":
+        config.num_labels = 1
+    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def word_tokenizer(family: str, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with the special tokens of a family, for texts of letters. Most of its tokens are words."""
+    is_roberta = "roberta" in family
+    special = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    letters = [*ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase), " ", ".", ",", "?"]
+    vocab = {token: place for place, token in enumerate(islice(_unique([*special, *letters], vocab_size), vocab_size))}
+    unknown = "<unk>" if is_roberta else "[UNK]"
+    tokenizer = RustTokenizer(models.WordPiece(vocab, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    if is_roberta:
+        begin, end, single, pair = "<s>", "</s>", "<s> $A </s>", "<s> $A </s> </s> $B </s>"
+    elif family in ("bert", "modernbert"):
+        begin, end, single, pair = "[CLS]", "[SEP]", "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    else:  # decoder-only: the end token is what is pooled
+        begin, end, single, pair = "[CLS]", "[SEP]", "$A [SEP]", "$A $B [SEP]"
+    ends = [(token, vocab[token]) for token in (begin, end)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
+    names = {"pad_token": special[1 if is_roberta else 0], "unk_token": unknown, "cls_token": begin, "sep_token": end}
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if family == "bert" else [])]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+
+
+def _unique(first: list[str], number: int) -> Iterable[str]:
+    yield from first
+    for length in range(2, 6):
+        for letters in product(ascii_lowercase, repeat=length):
+            yield "".join(letters)
+
+
+def save(
+    folder: Path,
+    family: str,
+    model: PreTrainedModel,
+    *,
+    pooling: str | None = None,
+    prompts: dict[str, str] | None = None,
+    max_tokens: int | None = None,
+) -> Path:
+    """Save a model and its tokenizer, with sentence-transformers' files if a mode of pooling is given."""
+    model.save_pretrained(folder)
+    word_tokenizer(family, model.config.vocab_size).save_pretrained(folder)
+    if pooling is not None:
+        size, kinds = model.config.hidden_size, ("Transformer", "Pooling", "Normalize")
+        folders = ("", "1_Pooling", "2_Normalize")
+        modules = [
+            {"idx": place, "name": str(place), "path": folders[place], "type": f"sentence_transformers.models.{kind}"}
+            for place, kind in enumerate(kinds)
+        ]
+        modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+        switches = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
+        write_json(folder / "modules.json", modules)
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        (folder / "2_Normalize").mkdir(exist_ok=True)
+        write_json(
+            folder / "1_Pooling/config.json",
+            {"word_embedding_dimension": size, **switches, "pooling_mode_lasttoken": pooling == "lasttoken"},
+        )
+        length = max_tokens or model.config.max_position_embeddings - (2 if "roberta" in family else 0)
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+        write_json(
+            folder / "config_sentence_transformers.json", {"prompts": prompts or {}, "default_prompt_name": None}
+        )
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value))
