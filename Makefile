@@ -40,6 +40,7 @@ bench: setup
 PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
+	$(if $(ARGS),,$(BIN)/python -m tools.charts)
 
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build

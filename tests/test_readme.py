@@ -74,7 +74,6 @@ LOADTEST_FLAGS = {
         "docs/tools-and-reasoning.md",
         "docs/reference/api.md",
         "docs/reference/flags.md",
-        "deploy/README.md",
     ],
 )
 def test_flags_exist(page: str) -> None:

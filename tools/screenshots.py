@@ -61,7 +61,6 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
         page.screenshot(path=folder / f"dashboard-{scheme}.png")
     page = open_page(browser, url, DESK, "light")
     page.click("#by-duration")
-    page.click("#pause")
     page.locator("#requests button").first.click()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
