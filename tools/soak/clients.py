@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+import sys
 import time
 from collections import Counter
 from urllib.parse import urlsplit
@@ -64,7 +65,10 @@ class Clients:
             if self._faults is not None and self._faults.excuse(began):
                 self.num_excused += 1
                 return
-            self.problems.append(f"{action.kind}: {type(error).__name__} {error} {action.body[:200]!r}")
+            problem = f"{action.kind}: {type(error).__name__} {error} {action.body[:200]!r}"
+            after_seconds = time.monotonic() - began
+            print(f"{time.strftime('%H:%M:%S')} after {after_seconds:.1f} s: {problem}", file=sys.stderr, flush=True)
+            self.problems.append(problem)
 
     async def _ask(self, action: Action) -> None:
         headers = {"content-type": "application/json"}

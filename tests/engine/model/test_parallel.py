@@ -200,8 +200,8 @@ GRAMMARS = [
 ]
 
 
-def answer_under_grammars(engine: Engine) -> tuple[dict[str, list[int]], int]:
-    """Return the ids of an answer to each prompt under each grammar, all at once, and how many ids were forced."""
+def answer_under_grammars(engine: Engine) -> dict[str, list[int]]:
+    """Return the ids of an answer to each prompt under each grammar, all at once."""
     inbox, found = Inbox(), {}
     for i, prompt in enumerate(PROMPTS):
         for j, grammar in enumerate(GRAMMARS):
@@ -213,7 +213,21 @@ def answer_under_grammars(engine: Engine) -> tuple[dict[str, list[int]], int]:
         if isinstance(event, TokenChunk):
             found[event.request_id] += event.token_ids
     assert all(isinstance(event, Finished) for event in ended.values())
-    return found, sum(event.account.num_forced_tokens for event in ended.values())
+    return found
+
+
+def answer_alone(engine: Engine) -> tuple[list[int], int]:
+    """Return the ids of an answer whose grammar forces most of them, and how many it forced.
+
+    How many are forced in a step depends on the other sequences of the step, so this request has to be alone.
+    """
+    grammar = Grammar("json_schema", '{"const": "hello"}')
+    params, inbox = SamplingParams(max_tokens=16, temperature=1.0, seed=1, grammar=grammar), Inbox()
+    engine.submit(Request("alone", (TokenPrompt(PROMPTS[0]),), params), inbox)
+    ended = inbox.wait_terminal("alone")["alone"]
+    assert isinstance(ended, Finished)
+    chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]
+    return [token_id for chunk in chunks for token_id in chunk.token_ids], ended.account.num_forced_tokens
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
@@ -222,15 +236,16 @@ def test_answers_under_grammars_are_those_of_one_process(
 ) -> None:
     """Masks and forced tokens are the engine's, and the other process has to follow what comes of them."""
     with started(saved("llama"), 1, **SMALL_STEPS) as engine:
-        expected, _ = answer_under_grammars(engine)
+        expected, expected_alone = answer_under_grammars(engine), answer_alone(engine)
     if overlap:
         always = property(lambda _: True, lambda _self, _value: None)
         monkeypatch.setattr(ModelRunner, "is_asynchronous", always, raising=False)
     with started(saved("llama"), 2, **SMALL_STEPS) as engine:
-        found, num_forced = answer_under_grammars(engine)
+        found, alone = answer_under_grammars(engine), answer_alone(engine)
         assert engine.snapshot().num_masked_draws > 20
     assert found == expected
-    assert num_forced > 5
+    assert alone == expected_alone
+    assert alone[1] == len('hello"')
     text = byte_tokenizer().decode(found["0 1"])
     assert re.fullmatch("[A-Z]{2,5}-[0-9]{4}-hello[a-z]*", text) or len(found["0 1"]) == 16
 
