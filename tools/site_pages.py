@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# What a link, an image or a <source> names, unless it is an address of its own.
-TARGET = re.compile(r"(\]\(|\b(?:src|srcset|href)=\")(?![a-z]+:|#)([^)#\"\s]+)")
+# What a link, an image or a <source> names, unless it is an address of its own: before it, the file, the heading.
+TARGET = re.compile(r"(\]\(|\b(?:src|srcset|href)=\")(?![a-z]+:|#)([^)#\"\s]+)(?:#([^)\"\s]*))?")
 FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,7 +48,8 @@ def with_site_links(markdown: str, page: str, outside: Mapping[str, str]) -> str
         found = page_of(linked, outside)
         if found is None:
             raise ValueError(f"{path} links to {linked}, which is not on the site. Name it as `code` instead.")
-        return match[1] + posixpath.relpath(found, posixpath.dirname(page) or ".")
+        heading = f"#{match[3]}" if match[3] else ""
+        return match[1] + posixpath.relpath(found, posixpath.dirname(page) or ".") + heading
 
     done = 0
     parts = []
