@@ -3,6 +3,7 @@
 # make check   format, lint and types; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
+# make docs    builds the documentation as a site into build/site, strictly, in an environment of its own
 # make setup   only prepares: the environment that all of these make when it is not there
 
 PYTHON ?= python3
@@ -13,8 +14,9 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_VENV := build/docs-venv
 
-.PHONY: serve test check format bench bench-peers setup
+.PHONY: serve test check format bench bench-peers docs setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
@@ -38,6 +40,17 @@ bench: setup
 PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
+	$(if $(ARGS),,$(BIN)/python -m tools.charts)
+
+docs: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/mkdocs build
+	@echo "The site is in build/site. Its search needs a server: python3 -m http.server --directory build/site"
+
+# The extra docs, without the server and its torch.
+$(DOCS_VENV)/.installed: constraints-docs.txt
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-docs.txt
+	@touch $@
 
 setup: $(INSTALLED)
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 
         return bench(argv[1:], "oaiserve bench")
     try:
-        command, bound, _ = _command_line(serve_app or _serve_app).parse_args(
+        command, bound, _ = command_line(serve_app or _serve_app).parse_args(
             argv, print_error=False, exit_on_error=False, verbose=False
         )
         return command(*bound.args, **bound.kwargs) or 0
@@ -83,7 +83,7 @@ def _message_for(error: CycloptsError) -> str:
     return str(error)
 
 
-def _command_line(serve_app: ServeApp) -> App:
+def command_line(serve_app: ServeApp) -> App:
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",

@@ -15,28 +15,33 @@ from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+from tests.pages import anchors, links
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
-README = (ROOT / "README.md").read_text()
-DEFAULTS = {
-    f"--{field.name.replace('_', '-')}": getattr(options, field.name)
-    for options in (ServerOptions(), EngineOptions(), TelemetryOptions())
+FLAGS = {
+    f"--{prefix}{field.name.replace('_', '-')}"
+    for options in (ServerOptions, EngineOptions, TelemetryOptions)
     for field in fields(options)
+    for prefix in (("", "no-") if field.type == "bool" else ("",))
 }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_have_targets(page: Path) -> None:
-    for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+    for target, heading in links(page.read_text()):
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
         if heading:
-            titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-            assert heading in anchors, heading
+            assert heading in anchors(linked.read_text()), f"{page.name} links to {target}#{heading}"
+
+
+def test_a_link_to_a_heading_that_is_not_there_is_found() -> None:
+    page = '# On *one* clock\n```sh\n# no heading\n```\n[a](b.md#c), [d](#e)\n<img src="f.svg">\n[g](https://h.i/j)'
+    assert links(page) == [("b.md", "c"), ("f.svg", ""), ("", "e")]
+    assert anchors(page) == {"on-one-clock"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -62,6 +67,13 @@ LOADTEST_FLAGS = {
         "docs/loadtest.md",
         "docs/runbook.md",
         "docs/security.md",
+        "docs/start.md",
+        "docs/models.md",
+        "docs/tuning.md",
+        "docs/request-times.md",
+        "docs/tools-and-reasoning.md",
+        "docs/reference/api.md",
+        "docs/reference/flags.md",
     ],
 )
 def test_flags_exist(page: str) -> None:
@@ -69,17 +81,11 @@ def test_flags_exist(page: str) -> None:
     of_others |= {"--build", "--wait"}  # docker's
     of_others |= {"--json", "--only", "--quick", "--seed"}  # of tools.attack
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
-    assert named - of_others <= {*DEFAULTS, *LOADTEST_FLAGS, "--config", "--help"}
+    assert named - of_others <= {*FLAGS, *LOADTEST_FLAGS, "--config", "--help"}
 
 
-def test_defaults_in_the_table_of_flags_are_the_real_ones() -> None:
-    rows = re.findall(r"^\| `(--[a-z-]+)` \| `([^`]*)` \|", README, re.MULTILINE)
-    assert len(rows) >= 5
-    assert rows == [(flag, str(DEFAULTS[flag])) for flag, _ in rows]
-
-
-def test_the_table_of_endpoints_has_every_route() -> None:
-    table = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
+def test_the_table_of_routes_has_every_route() -> None:
+    table = (ROOT / "docs/reference/api.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
     assert named == served

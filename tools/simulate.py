@@ -103,12 +103,10 @@ def main() -> None:
         help="blocks in the pool for each running sequence; 24 are too few",
     )
     arguments = parser.parse_args()
-    plots: list[str] = []
     print("| policy | running | waiting | schedule p50 | p99 | commit p50 | p99 | TTFT p50 | p99 | preempted | speed |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for policy in arguments.policies:
         for max_running in (256, 1024):
-            p50s, p99s = [], []
             for num_waiting in NUM_WAITING:
                 kv_blocks = max_running * arguments.blocks_per_sequence
                 result = simulate(
@@ -117,8 +115,6 @@ def main() -> None:
                 schedule = statistics.quantiles(result.schedule_us[arguments.steps // 3 :], n=100)
                 commit = statistics.quantiles(result.commit_us[arguments.steps // 3 :], n=100)
                 ttft = statistics.quantiles(result.ttft_seconds, n=100)
-                p50s.append(schedule[49])
-                p99s.append(schedule[98])
                 print(
                     f"| {policy} | {statistics.mean(result.running[arguments.steps // 3 :]):.0f} | {num_waiting:,} "
                     f"| {schedule[49]:.0f} µs | {schedule[98]:.0f} µs | {commit[49]:.0f} µs | {commit[98]:.0f} µs "
@@ -126,22 +122,6 @@ def main() -> None:
                     f"| {result.preemptions} | {result.simulated_seconds / result.real_seconds:.0f}x |",
                     flush=True,
                 )
-            plots.append(plot(f"{policy}, {max_running:,} may run", p50s, p99s))
-    print("\n" + "\n\n".join(plots))
-
-
-def plot(title: str, p50s: list[float], p99s: list[float]) -> str:
-    """Return a chart for mermaid, which markdown viewers draw: the bars are medians, the line is the p99."""
-    waiting = ", ".join(f'"{number:,}"' for number in NUM_WAITING)
-    rows = [", ".join(f"{value:.0f}" for value in values) for values in (p50s, p99s)]
-    return f"""```mermaid
-xychart-beta
-    title "schedule() per step: {title}"
-    x-axis "waiting" [{waiting}]
-    y-axis "µs" 0 --> {1.2 * max(p99s):.0f}
-    bar [{rows[0]}]
-    line [{rows[1]}]
-```"""
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from oaiserve.routes.operation import operation_of
 from oaiserve.routes.protocol import ChatBody, CompletionBody, ranges
 from tests.published import check, check_events, operation, published
 from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import pools
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -162,7 +163,8 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
             if "requestBody" in found:
                 example = found["requestBody"]["content"]["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
-                served.engine.pooling = Pooling("embed", 4) if found["tags"] == ["Embeddings and scores"] else None
+                if found["tags"] == ["Embeddings and scores"]:
+                    served.engine.pooling, served.engine.script = Pooling("embed", 2), pools(*[[0.6, 0.8]] * 3)
                 assert served.http.request(method, path, json=example).status_code == 200, path
 
 

@@ -1,0 +1,95 @@
+"""The site has every page of the documentation, and nothing from the internet. Only `make docs` needs mkdocs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.pages import links
+from tools.site_pages import anchor, file_of, linked_file, loaded_from_elsewhere, page_of, with_site_links
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+OUTSIDE: dict[str, str] = SETTINGS["extra"]["outside"]
+
+
+def in_nav(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from in_nav(value)
+
+
+PAGES = list(in_nav(SETTINGS["nav"]))
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} | set(OUTSIDE)
+    assert sorted(file_of(page, OUTSIDE) for page in PAGES) == sorted(files)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_stay_on_the_site(page: str) -> None:
+    path = file_of(page, OUTSIDE)
+    text = (ROOT / path).read_text()
+    for target, _ in links(text):
+        found = page_of(linked_file(path, target), OUTSIDE) if target else page
+        assert found is not None, f"{path} links to {target}, which is not on the site"
+        assert (ROOT / file_of(found, OUTSIDE)).exists(), f"{path} links to {target}"
+    with_site_links(text, page, OUTSIDE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_need_no_program_of_others_to_be_drawn(page: str) -> None:
+    text = (ROOT / file_of(page, OUTSIDE)).read_text()
+    assert "```mermaid" not in text, "the site has no mermaid, which would come from the internet: make it an SVG"
+    assert re.findall(r"!\[\]|<img (?![^>]*alt=)", text) == [], "a picture without a text for those who cannot see it"
+    assert not loaded_from_elsewhere(text)
+
+
+def test_links_become_those_of_the_site() -> None:
+    outside = {"README.md": "index.md", "deploy/README.md": "deploying.md"}
+    text = "[a](docs/b.md#c) ![d](docs/images/e.svg) [f](deploy/README.md) [g](https://h) [i](#j)"
+    text += '\n```md\n[k](docs/l.md)\n```\n<source srcset="docs/m.png">'
+    assert with_site_links(text, "index.md", outside) == (
+        "[a](b.md#c) ![d](images/e.svg) [f](deploying.md) [g](https://h) [i](#j)"
+        '\n```md\n[k](docs/l.md)\n```\n<source srcset="m.png">'
+    )
+    assert with_site_links("[a](../../deploy/README.md)", "reference/api.md", outside) == "[a](../deploying.md)"
+    assert with_site_links("[a](../docs/b.md)", "deploying.md", outside) == "[a](b.md)"
+    with pytest.raises(ValueError, match=r"docs/b.md links to tools/load.py, which is not on the site"):
+        with_site_links("[a](../tools/load.py)", "b.md", outside)
+
+
+def test_what_a_page_loads_from_elsewhere_is_found() -> None:
+    local = '<a href="https://a.b"></a><link rel="icon" href="c.png"><script src="d.js"></script>'
+    assert loaded_from_elsewhere(local) == []
+    remote = '<script src="https://a.b/c.js"></script><link href="//fonts.d/e"><img src="data:image/png;base64,f">'
+    assert loaded_from_elsewhere(remote) == ["https://a.b/c.js", "//fonts.d/e"]
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("What is promised", "what-is-promised"),
+        ("Vercel's ai, @ai-sdk/openai", "vercels-ai-ai-sdkopenai"),
+        ("a - b", "a---b"),
+    ],
+)
+def test_anchors_are_those_of_github(title: str, expected: str) -> None:
+    assert anchor(title) == expected
+
+
+def test_the_environment_of_the_site_has_pinned_versions_of_the_extra() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"]
+    pins = [line for line in (ROOT / "constraints-docs.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    assert set(extra) <= {pin.partition("==")[0] for pin in pins}

@@ -1,0 +1,94 @@
+"""The drawings of the documentation agree with the JSON that they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tools import board_drawings, charts
+from tools.bench import step_table
+from tools.bench.workloads import MEASURES
+
+SVG = "{http://www.w3.org/2000/svg}"
+IMAGES = charts.DOCS / "images"
+BENCHMARKS = charts.DOCS / "benchmarks"
+
+
+@pytest.mark.parametrize("name", charts.charts())
+def test_the_charts_are_current(name: str) -> None:
+    """If this fails, `python -m tools.charts` draws them again."""
+    assert (IMAGES / name).read_text() == charts.charts()[name]
+
+
+@pytest.mark.parametrize("name", board_drawings.drawings())
+def test_the_drawings_of_dashboards_are_current(name: str) -> None:
+    """If this fails, `python -m tools.board_drawings` draws them again."""
+    assert (IMAGES / name).read_text() == board_drawings.drawings()[name]
+
+
+def test_the_plots_of_steps_and_prompts_are_those_of_their_results() -> None:
+    step = json.loads((BENCHMARKS / "step.json").read_text())
+    assert (IMAGES / "decode-step.svg").read_text() == step_table.decode_plot(step)
+    growth = json.loads((BENCHMARKS / "growth.json").read_text())
+    points = re.findall(r"<title>measured: (\S+), (\S+)</title>", (IMAGES / "ttft.svg").read_text())
+    assert points == [(f"{row['tokens']:g}", f"{row['ttft_ms']:.3g}") for row in growth["prompts"]]
+
+
+def test_bars_are_as_long_as_the_medians_of_the_results() -> None:
+    results = json.loads((BENCHMARKS / "cpu-peers.json").read_text())
+    drawn = ElementTree.fromstring(charts.charts()["peers-throughput.svg"])
+    widths = [float(bar.attrib["width"]) for bar in drawn.iter(f"{SVG}rect")]
+    medians: list[float] = []
+    most: list[float] = []
+    for measure in (measure for measure in MEASURES if measure.more_is_better):
+        runs = [
+            [figures["workloads"].get(measure.workload, {}) for figures in results["servers"][name]["rounds"]]
+            for name in results["servers"]
+            if name in charts.BARS
+        ]
+        found = [[run[measure.key] for run in of_server if run] for of_server in runs]
+        medians += [statistics.median(figures) for figures in found]
+        most += [max(map(max, found))] * len(found)
+    longest = charts.WIDTH - charts.LABEL_WIDTH - charts.FIGURES_WIDTH
+    assert widths == pytest.approx(
+        [longest * median / best for median, best in zip(medians, most, strict=True)], abs=0.06
+    )
+
+
+def test_a_range_goes_from_the_least_to_the_most_and_a_single_figure_has_none() -> None:
+    drawn = charts.bars("title", [("head", {"oaiserve": [50.0, 100.0, 75.0], "llama-cpp": [25.0], "vllm-cpu": []})])
+    lines = re.findall(r'd="M(\S+) (\S+) L(\S+) (\S+)" class="range"', drawn)
+    longest = charts.WIDTH - charts.LABEL_WIDTH - charts.FIGURES_WIDTH
+    left, right = charts.LABEL_WIDTH + longest / 2, charts.LABEL_WIDTH + longest
+    assert [(float(a), float(b)) for a, y1, b, y2 in lines if y1 == y2] == [(left, right)]
+    assert "75.0 (50.0..100)" in drawn
+    assert ">25.0<" in drawn
+    assert "vLLM" not in drawn
+
+
+BOARD: dict[str, Any] = {
+    "title": "A & B",
+    "panels": [
+        {"type": "row", "title": "Now", "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1}},
+        {"type": "stat", "title": "Up", "gridPos": {"x": 0, "y": 1, "w": 4, "h": 4}},
+        {"type": "heatmap", "title": "Step", "gridPos": {"x": 4, "y": 1, "w": 20, "h": 8}},
+    ],
+}
+
+
+def test_a_drawing_has_every_panel_at_its_place() -> None:
+    drawn = ElementTree.fromstring(board_drawings.drawing(BOARD))
+    words = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert words == ["A & B", "Now", "Up", "Step"]
+    boxes = [bar.attrib for bar in drawn.iter(f"{SVG}rect") if bar.attrib["class"] == "panel"]
+    places = [tuple(float(box[key]) for key in ("x", "y", "width", "height")) for box in boxes]
+    column, row, head = board_drawings.COLUMN, board_drawings.ROW, board_drawings.HEAD
+    assert places == [
+        (2, head + row + 2, 4 * column - 4, 4 * row - 4),
+        (4 * column + 2, head + row + 2, 20 * column - 4, 8 * row - 4),
+    ]

