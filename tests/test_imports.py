@@ -23,7 +23,7 @@ MODEL_USES = {
     "oaiserve.model_errors",
     "oaiserve.private",
     "oaiserve.source",
-    *(f"{ENGINE}.{name}" for name in ("draws", "pooling", "request", "sequence", "step")),
+    *(f"{ENGINE}.{name}" for name in ("banned", "draws", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
 MODEL_ROWS = {
@@ -119,6 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
     f"{ENGINE}.constraint": {f"{ENGINE}.request"},
+    f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.sequence": {*(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "request")), "oaiserve.record"},
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
@@ -188,6 +189,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             f"{ENGINE}.{m}"
             for m in (
                 "backpressure",
+                "banned",
                 "constraint",
                 "detokenize",
                 "draws",

@@ -163,6 +163,7 @@ class EngineLoop:
             self._account.totals,
             bounds,
             waiting=waiting,
+            vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 from oaiserve.engine.backpressure import Deadlines, DrainRate
+from oaiserve.engine.banned import leaves_no_token
 from oaiserve.engine.constraint import Constraint
 from oaiserve.engine.detokenize import StopStrings, TokenTable
 from oaiserve.engine.draws import draw_key
@@ -112,6 +113,7 @@ class OpenRequests:
         bounds: Bounds,
         *,
         waiting: SharedLimit,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
@@ -124,6 +126,7 @@ class OpenRequests:
         self._table = table
         self._totals = totals
         self._bounds = bounds
+        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
@@ -376,7 +379,8 @@ class OpenRequests:
             self._scheduler.commit(chunk, [])
             return
         if result.error is not None:
-            self._fail(opened, InternalError(result.error))
+            is_exhausted = leaves_no_token(chunk, self._vocab_size)
+            self._fail(opened, _no_token_left(chunk) if is_exhausted else InternalError(result.error))
             return
         if result.vector is not None:
             self._pooled(opened, sequence, result.vector, now_ns)
@@ -493,3 +497,13 @@ class OpenRequests:
 
     def _emit(self, opened: OpenRequest, event: Event) -> None:
         self._outbox.setdefault(opened.deliver, []).append(event)
+
+
+def _no_token_left(chunk: Chunk) -> InvalidRequest:
+    """Return the error of a request whose own parameters leave no token to choose."""
+    params, num_tokens = chunk.sequence.params, chunk.end - chunk.sequence.prompt_len
+    names = [] if params.grammar is None else [params.grammar.param]
+    names += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(params, name)]
+    shown = ", ".join(f"'{name}'" for name in names)
+    message = f"After {num_tokens} tokens of an answer, no token is left that {shown} allow."
+    return InvalidRequest(message, param=names[0])

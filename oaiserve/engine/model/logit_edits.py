@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
+from oaiserve.engine.banned import banned_ids, is_too_short
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, TokenCounts
 from oaiserve.engine.step import Chunk, Masks
@@ -59,14 +60,10 @@ def is_edited(chunk: Chunk) -> bool:
         chunk.sequence.constraint is not None
         or params.allowed_token_ids is not None
         or chunk.sequence.bad_words
-        or _is_too_short(chunk)
+        or is_too_short(chunk)
         or params.logit_bias
         or _has_penalty(chunk.sequence)
     )
-
-
-def _is_too_short(chunk: Chunk) -> bool:
-    return chunk.end - chunk.sequence.prompt_len < chunk.sequence.params.min_tokens
 
 
 def _has_penalty(sequence: Sequence) -> bool:
@@ -92,23 +89,9 @@ def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def _mask_banned(logits: torch.Tensor, asking: Rows, masked: set[int]) -> None:
-    banned = [(row, ids) for row, chunk in asking if (ids := _banned_ids(chunk, has_mask=row in masked))]
+    banned = [(row, ids) for row, chunk in asking if (ids := banned_ids(chunk, has_mask=row in masked))]
     if banned:
         logits[_index(banned, logits.device)] = -torch.inf
-
-
-def _banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
-    """Return the ids that would end the answer before min_tokens, or would complete a bad word.
-
-    A mask has no ids that would end the answer before min_tokens, unless the grammar has no others.
-    """
-    sequence = chunk.sequence
-    banned = list(sequence.stop_ids) if _is_too_short(chunk) and not has_mask else []
-    for *beginning, last in sequence.bad_words:
-        start = chunk.end - len(beginning)
-        if start >= sequence.prompt_len and sequence.token_ids[start : chunk.end] == beginning:
-            banned.append(last)
-    return banned
 
 
 def _add_bias(logits: torch.Tensor, asking: Rows) -> None:

@@ -21,7 +21,6 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
-NOTHING_LEFT = f"{BAD_LOGITS} Or its grammar, allowed_token_ids, bad_words and min_tokens leave no token to choose."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
 
@@ -172,7 +171,7 @@ class ModelRunner:
                 if is_finite:
                     result.token_ids, result.logprobs = [token_id], None if logprobs is None else [logprobs]
                 else:
-                    result.error = NOTHING_LEFT if _can_exclude(_chunk(launched, row).sequence) else BAD_LOGITS
+                    result.error = BAD_LOGITS  # or the request's own parameters leave no token
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
             results[launched.sample_chunks[row]].error = NO_MEMORY
@@ -257,14 +256,3 @@ def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:
 
 def _ns_between(begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int | None:
     return None if begin is None or end is None else int(begin.elapsed_time(end) * 1e6)
-
-
-def _can_exclude(sequence: Sequence) -> bool:
-    """Return whether the sequence's parameters can exclude tokens."""
-    params = sequence.params
-    return bool(
-        sequence.constraint is not None
-        or params.allowed_token_ids is not None
-        or sequence.bad_words
-        or params.min_tokens
-    )

@@ -14,10 +14,9 @@ from oaiserve.engine import open_requests
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.model.runner import NOTHING_LEFT
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.errors import InternalError
+from oaiserve.errors import InvalidRequest
 from tests.engine.doubles import Inbox
 from tests.engine.grammars import allowed_ids
 from tests.engine.model.runners import eager_runner
@@ -111,5 +110,8 @@ def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only() 
         assert engine.failure is None
     assert not isinstance(free[-1], Failed)
     assert isinstance(wrong[-1], Failed)
-    assert isinstance(wrong[-1].error, InternalError)
-    assert str(wrong[-1].error) == NOTHING_LEFT
+    assert isinstance(wrong[-1].error, InvalidRequest)
+    assert (wrong[-1].error.param, "'response_format', 'allowed_token_ids'" in str(wrong[-1].error)) == (
+        "response_format",
+        True,
+    )

@@ -14,7 +14,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
-from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, NOTHING_LEFT, Launched, ModelRunner
+from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampler import SampledIds, plain_sample_ids
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
@@ -99,7 +99,7 @@ def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: LoadedMo
     step.chunks[2].sequence.blocks = [4]
     runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=BrokenExecutor)
     results = runner.collect(runner.launch(step)).chunks
-    assert [result.error for result in results] == [None, BAD_LOGITS, NOTHING_LEFT, None]
+    assert [result.error for result in results] == [None, BAD_LOGITS, BAD_LOGITS, None]
     assert [len(result.token_ids) for result in results] == [1, 0, 0, 1]
 
 
@@ -252,7 +252,7 @@ def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> N
     launched = runner.launch(step)
     runner.draw(launched, masks_of(sequences, loaded.vocab_size))
     results = runner.collect(launched).chunks
-    assert [result.error for result in results] == [NOTHING_LEFT, None, None, None]
+    assert [result.error for result in results] == [BAD_LOGITS, None, None, None]
 
 
 # -- bad_words, with one token for each byte
