@@ -32,7 +32,8 @@ def text() -> None:
 
 async def stream() -> None:
     async with agent.run_stream(QUESTION) as result:
-        parts = [part async for part in result.stream_text(delta=True)]
+        # By default it puts together what comes within a tenth of a second, which may be the whole answer.
+        parts = [part async for part in result.stream_text(delta=True, debounce_by=None)]
     check_streamed(parts, (await agent.run(QUESTION)).output)
 
 
