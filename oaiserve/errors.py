@@ -97,33 +97,25 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(
-        self,
-        limit_tokens: int,
-        prompt_tokens: int,
-        max_tokens: int | None,
-        *,
-        chat: bool,
-        is_exact: bool = True,
-        param: str | None = None,
+        self, limit_tokens: int, prompt_tokens: int, max_tokens: int | None, *, param: str, is_exact: bool = True
     ) -> None:
-        """Say how long the prompt is; without `is_exact`, it has at least this many tokens. `param` is the field that
-        it came from, if that is neither `messages` nor `prompt`."""
-        what = param or ("messages" if chat else "prompt")
+        """Say how long the prompt is, which came in the field `param`; without `is_exact`, it has at least this many
+        tokens."""
         least = "" if is_exact else "at least "
         asked = prompt_tokens + (max_tokens or 0)
         if max_tokens is None:
             asked_for = (
-                f"However, your {what} resulted in {least}{prompt_tokens} tokens, which leaves no room for an answer."
+                f"However, your {param} resulted in {least}{prompt_tokens} tokens, which leaves no room for an answer."
             )
         else:
             asked_for = (
                 f"However, you requested {least}{asked} tokens "
-                f"({least}{prompt_tokens} in the {what}, {max_tokens} in the completion)."
+                f"({least}{prompt_tokens} in the {param}, {max_tokens} in the completion)."
             )
         super().__init__(
             f"This model's maximum context length is {limit_tokens} tokens. {asked_for} "
-            f"Please reduce the length of the {what}{'' if max_tokens is None else ' or completion'}.",
-            param=what,
+            f"Please reduce the length of the {param}{'' if max_tokens is None else ' or completion'}.",
+            param=param,
         )
 
 

@@ -59,6 +59,7 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()  # for the template's variable of that name
     opening: str = ""
+    param: str = "messages"  # the field of the request that the messages came from, for errors
 
 
 Prompt = TextPrompt | TokenPrompt | PairPrompt | ChatPrompt

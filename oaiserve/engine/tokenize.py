@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from oaiserve.engine.grammar import CompiledGrammar
-from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
@@ -241,8 +241,6 @@ class TokenizeStage:
 
     def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, tuple[list[int], int | None]]:
         """Return the token ids of a prompt; of a pair also where its second text begins."""
-        is_chat = isinstance(prompt, ChatPrompt)
-        param = "messages" if isinstance(prompt, ChatPrompt) else prompt.param
         most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
         second_start: int | None = None
         try:
@@ -252,9 +250,9 @@ class TokenizeStage:
                 token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
-                self._max_model_len, error.num_tokens, max_tokens, chat=is_chat, is_exact=error.is_exact, param=param
+                self._max_model_len, error.num_tokens, max_tokens, param=prompt.param, is_exact=error.is_exact
             ) from error
-        self._check_ids(token_ids, param)
+        self._check_ids(token_ids, prompt.param)
         return token_ids, second_start
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:

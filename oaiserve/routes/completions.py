@@ -34,7 +34,7 @@ async def completions(http: HTTPRequest) -> Answer:
 
     def check_number(given: Mapping[str, msgspec.Raw]) -> None:
         if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
-            raise ContextLengthExceeded(max_model_len, number, None, chat=False)
+            raise ContextLengthExceeded(max_model_len, number, None, param="prompt")
 
     return await prepare(
         http,

@@ -123,7 +123,7 @@ def all_errors(kind: type[APIError] = APIError) -> list[type[APIError]]:
 
 
 SPECIAL: dict[type[APIError], APIError] = {
-    ContextLengthExceeded: ContextLengthExceeded(10, 12, None, chat=True),
+    ContextLengthExceeded: ContextLengthExceeded(10, 12, None, param="messages"),
     ModelNotFound: ModelNotFound("this", "that"),
 }
 

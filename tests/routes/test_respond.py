@@ -118,7 +118,7 @@ def test_a_request_continues_the_trace_of_its_client(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_before_the_first_token_is_an_http_error(served: Served, stream: bool) -> None:
-    served.engine.script = fails(ContextLengthExceeded(8, 9, 2, chat=False))
+    served.engine.script = fails(ContextLengthExceeded(8, 9, 2, param="prompt"))
     response = served.complete(stream=stream)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
