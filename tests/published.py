@@ -78,9 +78,9 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
     if not answers:
         assert content == b""
     elif media == "text/event-stream" and "schema" in answers.get(media, {}):
-        check_events(content.decode(), _name(answers[media]))
+        check_events(content.decode(), _name(answers[media]["schema"]["properties"]["data"]["contentSchema"]))
     elif "schema" in answers.get(media, {}):
-        check(json.loads(content), _name(answers[media]))
+        check(json.loads(content), _name(answers[media]["schema"]))
     else:
         assert media in answers or "*/*" in answers, f"{method} {path} answered {media}"
 
@@ -94,8 +94,8 @@ def check_events(text: str, schema: str) -> None:
             check(event, "ErrorAnswer" if "error" in event else schema)
 
 
-def _name(content: Mapping[str, Any]) -> str:
-    name: str = content["schema"]["$ref"].rpartition("/")[2]
+def _name(schema: Mapping[str, Any]) -> str:
+    name: str = schema["$ref"].rpartition("/")[2]
     return name
 
 

@@ -126,9 +126,19 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if operation.alternative is not None:
         content[operation.alternative] = {}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": _reference(operation.event)}
-    streamed = " Of a stream, this is the data of each event; `[DONE]` is the last one." if operation.event else ""
-    return {"description": f"The answer.{streamed}"} | ({"content": content} if content else {})
+        content["text/event-stream"] = {"schema": _event(operation.event)}
+    return {"description": "The answer."} | ({"content": content} if content else {})
+
+
+def _event(data: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schema of an event of a stream. OpenAPI 3.2 describes streams so, and tools for 3.1 read it, too."""
+    text = {
+        "description": "JSON, or the ErrorAnswer of a stream that fails. `[DONE]` is the last one.",
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _reference(data),
+    }
+    return {"description": "An event.", "type": "object", "properties": {"data": text}, "required": ["data"]}
 
 
 def _errors(errors: Iterable[type[APIError]]) -> dict[str, Any]:

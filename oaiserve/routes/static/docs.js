@@ -108,10 +108,12 @@ function section(path, method, operation, responses) {
   made.append(element("h3", {}, "Answer"));
   for (const [media, { schema }] of Object.entries(answers)) {
     made.append(element("p", { class: "type" }, media === "*/*" ? "the file" : media));
-    if (schema) made.append(folded(resolved(schema), [nameOf(schema.$ref)]));
+    const event = schema?.properties?.data; // of a stream
+    if (event) made.append(element("p", {}, `The data of each event: ${event.description.replaceAll("`", "")}`));
+    const reference = (event?.contentSchema ?? schema)?.$ref;
+    if (reference) made.append(folded(resolved({ $ref: reference }), [nameOf(reference)]));
   }
   if (!Object.keys(answers).length) made.append(element("p", { class: "type" }, "no content"));
-  if (answers["text/event-stream"]?.schema) made.append(element("p", {}, operation.responses["200"].description));
   const errors = element("details", {}, element("summary", {}, "Errors"));
   const list = element("dl", { class: "fields" });
   for (const status of Object.keys(operation.responses).filter((status) => status !== "200")) {
