@@ -61,7 +61,7 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
         page.screenshot(path=folder / f"dashboard-{scheme}.png")
     page = open_page(browser, url, DESK, "light")
     page.click("#by-duration")
-    page.locator("#requests button").first.click()
+    page.locator("#requests button", has_text="assistant").first.click()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector("dialog[open] tr[data-phase]")
