@@ -7,7 +7,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-RESPONSES = "It asks `/v1/responses`, as it does by default."
+RESPONSES = "All its examples ask `/v1/responses`, as it does by default."
 
 
 @dataclass(frozen=True)
