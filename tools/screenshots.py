@@ -62,10 +62,8 @@ def take_all(browser: Browser, url: str, folder: Path) -> None:
     page = open_page(browser, url, DESK, "light")
     page.click("#by-duration")
     page.locator("#requests button", has_text="assistant").first.click()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.wait_for_selector("dialog[open] tr[data-phase]")
-        page.locator("dialog[open]").screenshot(path=folder / f"request-{scheme}.png")
+    page.wait_for_selector("dialog[open] tr[data-phase]")
+    page.locator("dialog[open]").screenshot(path=folder / "request.png")
     page = open_page(browser, url, PHONE, "light")
     page.screenshot(path=folder / "dashboard-phone.png")
     page.locator("#recent-title").evaluate("title => title.closest('section').scrollIntoView()")
