@@ -132,11 +132,11 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 def _event(data: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the schema of an event of a stream. OpenAPI 3.2 describes streams so, and tools for 3.1 read it, too."""
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(data)}
+    error = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(ErrorAnswer)}
     text = {
         "description": "JSON, or the ErrorAnswer of a stream that fails. `[DONE]` is the last one.",
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": _reference(data),
+        "anyOf": [chunk, error, {"const": "[DONE]"}],
     }
     return {"description": "An event.", "type": "object", "properties": {"data": text}, "required": ["data"]}
 

@@ -40,7 +40,7 @@ class LiveServer(ServerProcess):
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {API_KEY}"}, timeout=60)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # not longer: other tests run in the same process
 def answers_are_as_published() -> Iterator[None]:
     """Hold every answer that these tests read with httpx against the published schema."""
     with pytest.MonkeyPatch.context() as patch:

@@ -110,7 +110,7 @@ function section(path, method, operation, responses) {
     made.append(element("p", { class: "type" }, media === "*/*" ? "the file" : media));
     const event = schema?.properties?.data; // of a stream
     if (event) made.append(element("p", {}, `The data of each event: ${event.description.replaceAll("`", "")}`));
-    const reference = (event?.contentSchema ?? schema)?.$ref;
+    const reference = (event?.anyOf[0].contentSchema ?? schema)?.$ref;
     if (reference) made.append(folded(resolved({ $ref: reference }), [nameOf(reference)]));
   }
   if (!Object.keys(answers).length) made.append(element("p", { class: "type" }, "no content"));
