@@ -12,6 +12,7 @@ import pytest
 
 from oaiserve.times import PHASES
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.e2e.harness import wait_until
 from tests.engine.model.pooling.reference import logits, vectors
 from tools.random_poolers import FAMILIES, random_pooler, save, word_tokenizer
 
@@ -54,9 +55,13 @@ def test_many_requests_at_once_get_the_vectors_of_each_alone(embedder: LiveServe
 
 
 def test_its_requests_are_accounted_for_as_all_others(embedder: LiveServer) -> None:
+    labels = 'model="small",operation="embeddings",outcome="finished"'
     with embedder.http() as http:
         response = http.post("/v1/embeddings", json={"input": TEXTS}, headers={"x-request-id": "accounted"})
+        # The client has its answer before the record is where it is read.
+        wait_until(lambda: http.get("/debug/requests/accounted").status_code == 200)
         account = http.get("/debug/requests/accounted").json()
+        wait_until(lambda: f"oaiserve_request_duration_seconds_count{{{labels}}}" in http.get("/metrics").text)
         metrics = http.get("/metrics").text
     assert [part.split(";")[0] for part in response.headers["server-timing"].split(", ")] == list(PHASES[:-1])
     assert (account["operation"], account["completion_tokens"], account["time_to_first_token_ns"]) == (
@@ -69,8 +74,6 @@ def test_its_requests_are_accounted_for_as_all_others(embedder: LiveServer) -> N
     assert durations["decode"] == 0
     assert sum(durations.values()) == account["duration_ns"]
     assert [event["name"] for event in account["events"]] == ["prefill_chunk"] * 4
-    labels = 'model="small",operation="embeddings",outcome="finished"'
-    assert f"oaiserve_request_duration_seconds_count{{{labels}}}" in metrics
     assert 'oaiserve_prompt_tokens_total{model="small",operation="embeddings"}' in metrics
     generated = ("time_to_first_token", "generation_tokens", "finished_choices", "inter_token", "output_token")
     lines = [line for line in metrics.splitlines() if "embeddings" in line and any(name in line for name in generated)]
