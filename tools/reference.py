@@ -14,7 +14,8 @@ import msgspec
 
 from oaiserve.cli import command_line
 from oaiserve.routes.embeddings import EmbeddingBody
-from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, Message, ResponsesBody, TokenizeBody
+from oaiserve.routes.objects import AssistantMessage, FunctionMessage, ToolMessage, UserMessage
+from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from oaiserve.routes.scores import RerankBody, ScoreBody
 from oaiserve.telemetry import names
 from tools.markdown import as_markdown, write_between
@@ -23,7 +24,12 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 # The structs that check what clients send, by the markers of their table and the heads of its columns.
 BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
     "generation-parameters": {"chat": ChatBody, "completions": CompletionBody},
-    "message-fields": {"type": Message},
+    "message-fields": {
+        "system, developer, user": UserMessage,
+        "assistant": AssistantMessage,
+        "tool": ToolMessage,
+        "function": FunctionMessage,
+    },
     "response-parameters": {"responses": ResponsesBody},
     "pooling-parameters": {"embeddings": EmbeddingBody, "score": ScoreBody, "rerank": RerankBody},
     "tokenizer-parameters": {"`/tokenize`": TokenizeBody, "`/detokenize`": DetokenizeBody},
@@ -91,12 +97,12 @@ def _types(schema: dict[str, Any]) -> Iterator[str]:
 
 def _type(option: dict[str, Any]) -> Iterator[str]:
     if "$ref" in option:
-        yield option["$ref"].rpartition("/")[2].lower()
+        yield "object"
     elif option.get("type") == "array":
         items = list(_types(option["items"])) if option.get("items") else []
         yield f"list of {' or '.join(items)}s" if items else "list"
     else:
-        yield option["type"]
+        yield option.get("type", "string")  # an enum has no type, and all of ours are of strings
 
 
 def metrics(second: str, rows: Iterable[tuple[names.Metric, str]]) -> str:

@@ -9,16 +9,24 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.errors import InvalidRequest
 from oaiserve.record import ToolCallOutcome
 from oaiserve.routes import protocol
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.constraints import is_constrained
+from oaiserve.routes.objects import (
+    AssistantMessage,
+    CalledFunction,
+    Content,
+    FunctionMessage,
+    Message,
+    TextPart,
+    ToolMessage,
+)
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
 from oaiserve.routes.parsed_shape import ParsedChatShape
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import ChatBody, Message, TokenizeBody, Wanted, integer, invalid
+from oaiserve.routes.protocol import ChatBody, TokenizeBody, Wanted, integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import Head
@@ -63,7 +71,7 @@ class _Chat:
             {**effort, **(body.chat_template_kwargs or {})},
             is_constrained=bool(body.stop) or is_constrained(body),
             asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
-            shows_marks=_reasoning_format(body) == "none",
+            shows_marks=body.reasoning_format == "none",
         )
         return self._talk.own_params(protocol.max_tokens(body), _num_logprobs(body))
 
@@ -78,14 +86,6 @@ class _Chat:
             return ChatShape(kind, head, wanted)
         shows_reasoning = body.include_reasoning is not False
         return ParsedChatShape(kind, head, wanted, talk, self._counted_calls, shows_reasoning=shows_reasoning)
-
-
-def _reasoning_format(body: ChatBody) -> str:
-    name = "auto" if body.reasoning_format is None else body.reasoning_format
-    if name not in protocol.REASONING_FORMATS:
-        allowed = ", ".join(map(repr, protocol.REASONING_FORMATS))
-        raise invalid("reasoning_format", f"must be one of {allowed}, got {protocol.show(name)}")
-    return name
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
@@ -118,78 +118,61 @@ def build_prompt(
     )
 
 
-_PASSED_ON = ("name", "tool_call_id")
-
-
 def _message(where: str, message: Message) -> dict[str, Any]:
-    if message.role not in protocol.ROLES:
-        roles = ", ".join(protocol.ROLES)
-        raise _invalid_message(f"{where}.role", f"must be one of {roles}, got {protocol.show(message.role)}")
-    if message.role == "tool" and message.tool_call_id is None:
-        raise _invalid_message(f"{where}.tool_call_id", "is required for the role 'tool'")
-    if message.role == "function" and message.name is None:
-        raise _invalid_message(f"{where}.name", "is required for the role 'function'")
-    passed_on: dict[str, Any] = {name: value for name in _PASSED_ON if (value := getattr(message, name)) is not None}
+    """Return a message as templates take it."""
+    name = {} if message.name is None else {"name": message.name}
+    match message:
+        case AssistantMessage():
+            return {"role": "assistant", "content": _answered(where, message), **name, **_thought(message)} | _calls(
+                message
+            )
+        case ToolMessage():
+            return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}
+        case FunctionMessage():  # the older form of a tool's result
+            content = "" if message.content is None else _content(message.content)
+            return {"role": "tool", "content": content, **name, "tool_call_id": _id_of_function(message.name)}
+    return {"role": message.__struct_config__.tag, "content": _content(message.content), **name}
+
+
+def _thought(message: AssistantMessage) -> dict[str, str]:
     reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-    if reasoning is not None:  # templates know it by one name or the other
-        passed_on |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    # Templates know it by one name or the other.
+    return {} if reasoning is None else {"reasoning": reasoning, "reasoning_content": reasoning}
+
+
+def _calls(message: AssistantMessage) -> dict[str, Any]:
     if message.tool_calls:
-        calls = enumerate(message.tool_calls)
-        passed_on["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in calls]
-    elif message.function_call is not None:
-        call = {"id": _id_of_function(message.function_call.get("name")), "function": message.function_call}
-        passed_on["tool_calls"] = [_call(where, call, "function_call")]
-    role = message.role
-    if role == "function":  # the older form of a tool's result
-        role, passed_on["tool_call_id"] = "tool", _id_of_function(message.name)
-    return {"role": role, "content": _content(where, message), **passed_on}
+        return {"tool_calls": [_call(call.id, call.function) for call in message.tool_calls]}
+    if message.function_call is not None:
+        return {"tool_calls": [_call(_id_of_function(message.function_call.name), message.function_call)]}
+    return {}
 
 
-def _call(where: str, call: Mapping[str, Any], key: str = "function") -> dict[str, Any]:
+def _call(call_id: str | None, function: CalledFunction) -> dict[str, Any]:
     """Return a call of the history, with its arguments as a string."""
-    if (kind := call.get("type") or "function") != "function":
-        raise _invalid_message(f"{where}.type", f"must be 'function', got {protocol.show(kind)}")
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _invalid_message(f"{where}.{key}", "must be an object with a name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):
+    arguments = function.arguments
+    if isinstance(arguments, dict):
         arguments = msgspec.json.encode(arguments).decode()
-    if not isinstance(arguments, str | None):
-        raise _invalid_message(f"{where}.{key}.arguments", f"must be a string, got {protocol.show(arguments)}")
-    identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments or ""}}
+    identity = {} if call_id is None else {"id": call_id}
+    return {**identity, "type": "function", "function": {"name": function.name, "arguments": arguments or ""}}
 
 
-def _id_of_function(name: str | None) -> str:
+def _id_of_function(name: str) -> str:
     """Return the id of a call in the older form, in which calls and results are joined by the function's name."""
     return f"call_{name}"
 
 
-def _content(where: str, message: Message) -> str | list[dict[str, str]]:
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        if message.role == "assistant" and message.refusal is not None:
-            return message.refusal
-        is_optional = message.role == "function" or (
-            message.role == "assistant" and (message.tool_calls or message.function_call)
-        )
-        if not is_optional:
-            raise _invalid_message(f"{where}.content", f"is required for the role '{message.role}'")
-        return ""
-    return [_text_part(f"{where}.content[{i}]", part) for i, part in enumerate(message.content)]
+def _answered(where: str, message: AssistantMessage) -> str | list[dict[str, str]]:
+    if message.content is not None:
+        return _content(message.content)
+    if message.refusal is not None:
+        return message.refusal
+    if not message.tool_calls and message.function_call is None:
+        raise invalid("messages", "is required for the role 'assistant' if it calls no tools", f"{where}.content")
+    return ""
 
 
-def _text_part(where: str, part: Mapping[str, Any]) -> dict[str, str]:
-    kind = part.get("type")
-    if kind not in ("text", "refusal"):
-        raise _invalid_message(f"{where}.type", f"this server takes text only, got {protocol.show(kind)}")
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise _invalid_message(f"{where}.{kind}", "must be a string")
-    return {"type": "text", "text": text}
-
-
-def _invalid_message(where: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{where}': {reason}.", param="messages")
+def _content(content: Content) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal} for part in content]

@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Prompt, PromptDone, TextPrompt, TokenChunk, TokenPrompt, Usage
-from oaiserve.errors import ContextLengthExceeded, InvalidRequest
+from oaiserve.errors import ContextLengthExceeded
 from oaiserve.routes import protocol
 from oaiserve.routes.logprobs import (
     CompletionLogprobs,
@@ -114,30 +114,19 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
     """Return the prompts of the body: a string, a list of strings, one list of token ids, or a list of such lists."""
     prompt = body.prompt
     special = body.add_special_tokens is not False
-    if prompt is None:
-        raise InvalidRequest("Missing required parameter: 'prompt'.", param="prompt")
     if isinstance(prompt, str):
         return (TextPrompt(prompt, special),)
     if not prompt:
         raise invalid("prompt", "must not be an empty list")
-    kinds = protocol.types_of(prompt)
+    entries: list[Any] = prompt
+    kinds = protocol.types_of(entries)
     if kinds == {str}:
-        return tuple(TextPrompt(text, special) for text in prompt)
-    if kinds == {int}:
-        return (_token_prompt(prompt),)
+        return tuple(TextPrompt(text, special) for text in entries)
+    if kinds <= {int, float}:
+        return (TokenPrompt(protocol.prompt_ids("prompt", entries)),)
     if kinds == {list}:
-        return tuple(map(_token_prompt, prompt))
+        return tuple(TokenPrompt(protocol.prompt_ids("prompt", ids)) for ids in entries)
     raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
-
-
-def _token_prompt(ids: list[Any]) -> TokenPrompt:
-    if not ids:
-        raise invalid("prompt", "a list of token ids must not be empty")
-    if protocol.types_of(ids) != {int}:
-        raise invalid("prompt", "a list of token ids must hold integers only")
-    if (least := min(map(min, protocol.slices(ids)))) < 0:
-        raise invalid("prompt", f"a token id must be >= 0, got {protocol.show(least)}")
-    return TokenPrompt(ids)
 
 
 class CompletionShape(ChoicesShape):

@@ -11,8 +11,8 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
-from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.objects import Integer, Prompts, described
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.pooling import (
     Head,
@@ -28,7 +28,7 @@ from oaiserve.routes.pooling import (
     unit,
     values_of,
 )
-from oaiserve.routes.protocol import Integer, described, integer, invalid, show
+from oaiserve.routes.protocol import integer, invalid, show
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import Serving
 
@@ -36,13 +36,9 @@ from oaiserve.routes.serving import Serving
 class EmbeddingBody(PoolingBody, kw_only=True):
     """The texts to embed, and how."""
 
-    # None is there to be refused in the same words as no input at all.
-    input: Annotated[
-        str | list[Any] | None,
-        described("A text, a list of texts, a list of token ids, or a list of such lists. It must be given."),
-    ] = None
+    input: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
     encoding_format: Annotated[
-        str | None, described("base64 is that of float32, little-endian.", enum=["float", "base64", None])
+        Literal["float", "base64"] | None, described("base64 is that of float32, little-endian.")
     ] = None
     dimensions: Annotated[
         Integer | None, described("Cut vectors to this many numbers, if the model can.", 1, protocol.MAX_INT32)
@@ -87,7 +83,7 @@ async def embeddings(http: HTTPRequest) -> Answer:
 
 
 def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
-    as_base64 = _encoding(body.encoding_format) == "base64"
+    as_base64 = body.encoding_format == "base64"
     size = _size(body, pooling)
     shape = EmbeddingShape(head, size, as_base64=as_base64, normalize=body.normalize is not False)
     params: dict[str, str | int | float | bool] = {"encoding_format": "base64" if as_base64 else "float"}
@@ -96,12 +92,6 @@ def _prepared(body: EmbeddingBody, serving: Serving, pooling: Pooling, head: Hea
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
     return Prepared(build_prompts(body, pooling, most_tokens(body, serving)), shape, params)
-
-
-def _encoding(given: str | None) -> str:
-    if given not in (None, "float", "base64"):
-        raise invalid("encoding_format", f"must be 'float' or 'base64', got {show(given)}")
-    return given or "float"
 
 
 def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
@@ -125,15 +115,13 @@ def _size(body: EmbeddingBody, pooling: Pooling) -> int | None:
 def build_prompts(body: EmbeddingBody, pooling: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
     given, before = body.input, _text_before(body.prompt_name, pooling)
-    if given is None:
-        raise InvalidRequest("Missing required parameter: 'input'.", param="input")
     inputs: list[Any] = [given] if isinstance(given, str) else given
-    if isinstance(given, list) and given and protocol.types_of(given) == {int}:
+    if isinstance(given, list) and given and protocol.types_of(given) <= {int, float}:
         inputs = [given]
     check_number(inputs, "input")
     kinds = protocol.types_of(inputs)
     if kinds == {list}:
-        return tuple(_token_prompt(ids, limit) for ids in inputs)
+        return tuple(TokenPrompt(protocol.prompt_ids("input", ids)[:limit], "input") for ids in inputs)
     if kinds != {str}:
         raise invalid(
             "input", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -151,16 +139,6 @@ def _text_before(name: str | None, pooling: Pooling) -> str:
         known = ", ".join(map(repr, pooling.prompts)) or "none"
         raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
     return pooling.prompts[name]
-
-
-def _token_prompt(ids: list[Any], limit: int | None) -> TokenPrompt:
-    if not ids:
-        raise invalid("input", "a list of token ids must not be empty")
-    if protocol.types_of(ids) != {int}:
-        raise invalid("input", "a list of token ids must hold integers only")
-    if (least := min(map(min, protocol.slices(ids)))) < 0:
-        raise invalid("input", f"a token id must be >= 0, got {show(least)}")
-    return TokenPrompt(ids[:limit], "input")
 
 
 class EmbeddingShape:

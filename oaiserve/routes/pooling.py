@@ -17,8 +17,9 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.off_loop import in_turns_if_large
-from oaiserve.routes.protocol import Integer, described, integer, invalid
+from oaiserve.routes.protocol import integer, invalid
 from oaiserve.routes.respond import Answer, WholeShape
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -118,14 +119,12 @@ def text_prompts(
     return tuple(TextPrompt(before + text, special, param, limit) for text in texts)
 
 
-def strings(value: str | list[Any] | None, param: str) -> list[str]:
+def strings(value: str | list[str] | None, param: str) -> list[str]:
     """Return the texts of a field that is a string or a list of strings. Raises InvalidRequest."""
     if value is None:
         raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
     texts = [value] if isinstance(value, str) else value
     check_number(texts, param)
-    if protocol.types_of(texts) != {str}:
-        raise invalid(param, "must be a string or a list of strings")
     return texts
 
 

@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
+from msgspec import inspect
 
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.objects import (
+    NAME,
+    Function,
+    FunctionName,
+    InputItem,
+    Integer,
+    Message,
+    NonEmpty,
+    Prompts,
+    ReasoningOptions,
+    ResponseFormat,
+    ResponseTool,
+    ResponseToolChoice,
+    StructuredOutputs,
+    TextOptions,
+    TokenId,
+    Tool,
+    ToolChoice,
+    described,
+)
 from oaiserve.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
@@ -32,21 +53,24 @@ MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 SLICE_VALUES = 2**15  # looked at within about a millisecond
 MAX_INT64 = 2**63 - 1
-MAX_TOOLS = 128  # OpenAI's limit
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")  # those of llama.cpp; all but "none" mean the same
-
-Integer = int | float  # JSON libraries of some languages write every number as a float
-NonEmpty = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
-TokenId = Annotated[Integer, msgspec.Meta(extra_json_schema={"minimum": 0})]
-
-
-def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
-    """Return what a field says of itself in the published schema: its meaning, its range, and other keywords of JSON
-    Schema. The range is checked where the field is read, by `integer` and `_within`: msgspec's own messages do not show
-    the value."""
-    limits = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
-    return msgspec.Meta(description=text, extra_json_schema={**limits, **keywords})
+MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
+MAX_METADATA = 16
+MAX_KEY_CHARACTERS = 64
+MAX_VALUE_CHARACTERS = 512
+# What else a client may ask /v1/responses to include. Reasoning is never encrypted here: its items have its text. The
+# others are of tools that run on OpenAI's servers, so no answer has them.
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+]
+ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llama.cpp's; all but "none" mean the same
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -114,15 +138,11 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         Integer | None,
         described("Log-probabilities of the prompt, with this many alternatives for each token.", 0, MAX_LOGPROBS),
     ] = None
-    response_format: Annotated[
-        dict[str, Any] | None, described("OpenAI's constraint: of type text, json_object or json_schema.")
-    ] = None
-    structured_outputs: Annotated[
-        dict[str, Any] | None, described("vLLM's constraint: one of json, regex, choice, grammar, json_object.")
-    ] = None
+    response_format: Annotated[ResponseFormat | None, described("OpenAI's constraint.")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, described("vLLM's constraint.")] = None
     guided_json: Annotated[dict[str, Any] | str | None, described("Older name of structured_outputs.json.")] = None
     guided_regex: Annotated[str | None, described("Older name of structured_outputs.regex.")] = None
-    guided_choice: Annotated[list[str] | None, described("Older name of structured_outputs.choice.")] = None
+    guided_choice: Annotated[list[str] | None, described("Older name of structured_outputs.choice.", minItems=1)] = None
     guided_grammar: Annotated[str | None, described("Older name of structured_outputs.grammar.")] = None
     grammar: Annotated[str | None, described("llama.cpp's constraint: a grammar in GBNF, or in Lark's form.")] = None
     json_schema: Annotated[dict[str, Any] | None, described("llama.cpp's constraint: a JSON Schema.")] = None
@@ -150,13 +170,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 class CompletionBody(SamplingBody, kw_only=True):
     """What to continue, and how."""
 
-    # None is there to be refused in the same words as no prompt at all.
-    prompt: Annotated[
-        str | list[Any] | None,
-        described(
-            "A text, a list of texts, a list of token ids, or a list of such lists. It must be given.", minItems=1
-        ),
-    ] = None
+    prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
     max_completion_tokens: Annotated[
         Integer | None, described("Newer name of max_tokens, over which it wins.", 0, MAX_INT32)
@@ -169,22 +183,6 @@ class CompletionBody(SamplingBody, kw_only=True):
     best_of: Annotated[
         Integer | None, described("Candidates for each prompt, of which the n likeliest are sent.", 1, MAX_BEST_OF)
     ] = None
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """A message of a conversation."""
-
-    role: Annotated[str, described("Who says it.", enum=list(ROLES))]
-    content: Annotated[
-        str | list[dict[str, Any]] | None, described("A text, or parts of the type text. A call of tools needs none.")
-    ] = None
-    name: str | None = None
-    refusal: str | None = None
-    reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
-    reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, described("The calls that an earlier answer made.")] = None
-    function_call: Annotated[dict[str, Any] | None, described("The older form of one call.")] = None
-    tool_call_id: Annotated[str | None, described("Of a result: the call that it belongs to.")] = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -200,26 +198,22 @@ class ChatBody(SamplingBody, kw_only=True):
     ] = None
     continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)
-    ] = None
-    tool_choice: Annotated[
-        str | dict[str, Any] | None, described("auto, none, required, a named function, or allowed_tools.")
-    ] = None
+    tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
+    tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
     parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
-    functions: Annotated[list[dict[str, Any]] | None, described("The older form of tools.", maxItems=MAX_TOOLS)] = None
-    function_call: Annotated[str | dict[str, Any] | None, described("The older form of tool_choice.")] = None
-    reasoning_effort: Annotated[str | None, described("Passed on to the chat template.")] = None
-    reasoning_format: Annotated[
-        str | None, described("none leaves reasoning in the content.", enum=[*REASONING_FORMATS, None])
+    functions: Annotated[list[Function] | None, described("The older form of tools.", maxItems=MAX_TOOLS)] = None
+    function_call: Annotated[
+        Literal["none", "auto"] | FunctionName | None, described("The older form of tool_choice.")
     ] = None
+    reasoning_effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+    reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 
 class ResponsesBody(SamplingBody, kw_only=True):
     """What to respond to, and how."""
 
-    input: Annotated[str | list[dict[str, Any]], described("A text, or the items of a talk.", minItems=1)]
+    input: Annotated[str | list[InputItem], described("A text, or the items of a talk.", minItems=1)]
     instructions: Annotated[str | None, described("The system's message, before all others.")] = None
     max_output_tokens: Annotated[
         Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
@@ -227,29 +221,36 @@ class ResponsesBody(SamplingBody, kw_only=True):
     top_logprobs: Annotated[
         Integer | None, described("Alternatives for each token, if log-probabilities are included.", 0, MAX_LOGPROBS)
     ] = None
-    include: Annotated[list[str] | None, described("What else to send, such as message.output_text.logprobs.")] = None
-    text: Annotated[dict[str, Any] | None, described("In format: of type text, json_object or json_schema.")] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)
-    ] = None
-    tool_choice: Annotated[
-        str | dict[str, Any] | None, described("auto, none, required, a named function, or allowed_tools.")
-    ] = None
+    include: Annotated[list[Includable] | None, described("What else to send.")] = None
+    text: Annotated[TextOptions | None, described("The form of the text.")] = None
+    tools: Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = (
+        None
+    )
+    tool_choice: Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = (
+        None
+    )
     parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
     max_tool_calls: Annotated[
         Integer | None,
         described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
     ] = None
-    reasoning: Annotated[dict[str, Any] | None, described("Its effort is passed on to the chat template.")] = None
+    reasoning: Annotated[ReasoningOptions | None, described("How the model reasons.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
-    truncation: Annotated[str | None, described("Nothing is ever cut off a talk.", enum=["auto", "disabled", None])] = (
-        None
-    )
-    metadata: Annotated[dict[str, str] | None, described("Is sent back with the response.")] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a talk.")] = None
+    metadata: Annotated[
+        dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
+        described(
+            "Is sent back with the response.",
+            maxProperties=MAX_METADATA,
+            propertyNames={"maxLength": MAX_KEY_CHARACTERS},
+        ),
+    ] = None
     user: Annotated[str | None, described("Is sent back with the response.")] = None
-    background: Annotated[bool | None, described("Must be false: the server answers while the client waits.")] = None
+    background: Annotated[
+        bool | None, described("Must be false: the server answers while the client waits.", enum=[False, None])
+    ] = None
     conversation: Annotated[str | dict[str, Any] | None, described("Is refused: there are no conversations.")] = None
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
 
@@ -269,7 +270,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None
-    tools: Annotated[list[dict[str, Any]] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None
+    tools: Annotated[list[Tool] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -363,6 +364,7 @@ class UnknownNames:
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+_name = re.compile(NAME.removeprefix("^").removesuffix("$"))
 
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -392,7 +394,7 @@ def parse(
         names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
         unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}
     except msgspec.ValidationError as error:
-        raise _invalid_type(str(error)) from None
+        raise _invalid_type(decoder.type, str(error)) from None
     except UnicodeDecodeError:
         raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
     except msgspec.DecodeError as error:
@@ -429,27 +431,35 @@ _JSON_TYPES = {
     "object": "an object",
     "str": "a string",
 }
-_EXPECTED = re.compile(r"Expected `(.+?)`, got `(.+?)`")
+_EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
+_NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
-def _invalid_type(text: str) -> InvalidRequest:
+def _invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
     """Turn msgspec's message, such as ``Expected `float | null`, got `str` - at `$.temperature` ``, into an error."""
     path = match[1] if (match := _PATH.search(text)) else ""
+    text = _PATH.sub("", text)
     if missing := _MISSING.search(text):
-        where = f" in '{path}'" if path else ""
-        return InvalidRequest(f"Missing required parameter: '{missing[1]}'{where}.", param=_top(path) or missing[1])
-    if expected := _EXPECTED.search(text):
+        place = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"Missing required parameter: '{place}'.", param=_top(place))
+    if unknown := _UNKNOWN.search(text):
+        path, reason = f"{path}.{unknown[1][:60]}", "is not supported"
+    elif not_allowed := _NOT_ALLOWED.search(text):
+        reason = f"must be {_listed(_allowed(body, path))}, got {_cut(not_allowed[1])}"
+    elif text.startswith("Expected `null`"):
+        reason = "is not supported"
+    elif expected := _EXPECTED.search(text):
         wanted = [name for name in expected[1].split(" | ") if name != "null"]
         if "int" in wanted:
             wanted = [name for name in wanted if name != "float"]  # see Integer
         kinds = " or ".join(_JSON_TYPES.get(name, name) for name in wanted)
-        got = "a boolean" if expected[2] == "bool" else _JSON_TYPES.get(expected[2], expected[2])
+        got = "a boolean" if expected[2] == "bool" else _JSON_TYPES.get(expected[2], "another type")
         reason = f"must be {kinds}, got {got}"
     else:
-        reason = _PATH.sub("", text)
-        reason = reason[:1].lower() + reason[1:]
+        reason = text[:1].lower() + text[1:]
     if not path:
         return InvalidRequest(f"Invalid body: {reason}.")
     return InvalidRequest(f"Invalid '{path}': {reason}.", param=_top(path))
@@ -459,14 +469,55 @@ def _top(path: str) -> str | None:
     return re.split(r"[.\[]", path)[0] or None
 
 
+def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
+    """Return the words that may stand at a place such as messages[0].role, where a body has only certain words."""
+    nodes = _members(inspect.type_info(body))
+    for step in re.findall(r"[^.\[]+", path):
+        is_entry = step.endswith("]")
+        inner: list[inspect.Type] = []
+        for node in nodes:
+            if isinstance(node, inspect.StructType) and not is_entry:
+                inner += [field.type for field in node.fields if field.encode_name == step]
+                inner += [inspect.LiteralType((node.tag,))] if node.tag_field == step else []
+            elif isinstance(node, inspect.ListType) and is_entry:
+                inner.append(node.item_type)
+        nodes = [member for each in inner for member in _members(each)]
+    words = [value for node in nodes if isinstance(node, inspect.LiteralType) for value in node.values]
+    return [word for word in dict.fromkeys(words) if isinstance(word, str)]
+
+
+def _members(node: inspect.Type) -> list[inspect.Type]:
+    """Return the types of which a value may be one."""
+    if isinstance(node, inspect.Metadata):
+        return _members(node.type)
+    if isinstance(node, inspect.UnionType):
+        return [member for each in node.types for member in _members(each)]
+    return [node]
+
+
+def _listed(words: list[str]) -> str:
+    *most, last = map(repr, words)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def show(value: object) -> str:
     """Return a client's value as an error message quotes it, cut to 60 characters."""
-    text = repr(value) if isinstance(value, str) else str(value)
+    return _cut(repr(value) if isinstance(value, str) else str(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-def invalid(param: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)
+def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
+    """Return the error of a parameter. `where` is the place in it that is wrong, such as tools[0].function.name."""
+    return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
+
+
+def check_name(param: str, where: str, name: str) -> None:
+    """Raise InvalidRequest unless it is the name that a tool or a schema may have."""
+    if not _name.fullmatch(name):
+        raise invalid(param, f"must have 1 to 64 letters, digits, '_' or '-', got {show(name)}", where)
 
 
 def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
@@ -592,6 +643,17 @@ def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
             raise invalid(param, f"a token id must be an integer >= 0, got {show(token_id)}")
         converted.append(int(token_id))
     return tuple(converted)
+
+
+def prompt_ids(param: str, ids: list[Integer]) -> Sequence[int]:
+    """Return the ids of a prompt. A long list that needs no change is not copied, which would take long."""
+    if not ids:
+        raise invalid(param, "a list of token ids must not be empty")
+    if types_of(ids) != {int}:
+        return token_ids(param, ids)
+    if (least := min(map(min, slices(ids)))) < 0:
+        raise invalid(param, f"a token id must be >= 0, got {show(least)}")
+    return cast("list[int]", ids)
 
 
 def prompt_logprobs(body: SamplingBody) -> int | None:

@@ -8,105 +8,89 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from oaiserve.errors import InvalidRequest
+from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
 from oaiserve.routes.protocol import invalid, show
 
 Item = dict[str, Any]
-ROLES = ("user", "assistant", "system", "developer")
-TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-_TEXTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # parts, and where each has its text
 
 
-def references(given: str | Sequence[Mapping[str, Any]]) -> list[str]:
+def references(given: str | Sequence[InputItem]) -> list[str]:
     """Return the ids of the items that the client refers to instead of sending them."""
     if isinstance(given, str):
         return []
-    ids = []
-    for number, item in enumerate(given):
-        if item.get("type") == "item_reference":
-            ids.append(_string(f"input[{number}]", item, "id"))
-    return ids
+    numbered = enumerate(given)
+    return [_needed(f"input[{i}]", item, "id") for i, item in numbered if item.type == "item_reference"]
 
 
 def input_items(
-    given: str | Sequence[Mapping[str, Any]], new_id: Callable[[str], str], referred: Mapping[str, Item]
+    given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item]
 ) -> list[Item]:
     """Return the items that a client has sent. `new_id` makes the id of one that has none, out of its prefix, and
     `referred` has the items that it only refers to. Raises InvalidRequest."""
     if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+        given = [InputItem(role="user", content=given)]
     if not given:
         raise invalid("input", "must hold at least one item")
     return [_item(f"input[{number}]", item, new_id, referred) for number, item in enumerate(given)]
 
 
-def _item(where: str, item: Mapping[str, Any], new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
+def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
     def identity(prefix: str) -> Item:
-        given = item.get("id")
-        is_given = isinstance(given, str) and given
-        return {"id": given if is_given else new_id(prefix), "type": kind, "status": "completed"}
+        return {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
 
-    kind = item.get("type") or "message"
-    match kind:
-        case "message":
-            if (role := item.get("role")) not in ROLES:
-                raise _invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}, got {show(role)}")
-            return {**identity("msg"), "role": role, "content": _content(where, item, role)}
+    match item.type:
         case "function_call":
-            called = {name: _string(where, item, name) for name in ("call_id", "name", "arguments")}
+            called = {name: _needed(where, item, name) for name in ("call_id", "name", "arguments")}
             return {**identity("fc"), **called}
         case "function_call_output":
-            call_id, output = _string(where, item, "call_id"), item.get("output")
-            if isinstance(output, list):
-                output = [_part(f"{where}.output[{i}]", part) for i, part in enumerate(output)]
-            elif not isinstance(output, str):
-                raise _invalid(f"{where}.output", f"must be a string or a list of parts, got {show(output)}")
-            return {**identity("fco"), "call_id": call_id, "output": output}
+            call_id, output = _needed(where, item, "call_id"), _needed(where, item, "output")
+            return {
+                **identity("fco"),
+                "call_id": call_id,
+                "output": output if isinstance(output, str) else _parts(output),
+            }
         case "reasoning":
-            parts = {name: _reasoning_parts(where, item, name) for name in ("summary", "content")}
-            return {**identity("rs"), **parts}
+            summary = [{"type": "summary_text", "text": part.text} for part in item.summary or []]
+            return {**identity("rs"), "summary": summary, "content": _thoughts(f"{where}.content", item.content or [])}
         case "item_reference":
-            item_id = _string(where, item, "id")
+            item_id: str = _needed(where, item, "id")
             if item_id not in referred:
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
-                raise _invalid(f"{where}.id", reason)
+                raise invalid("input", reason, f"{where}.id")
             return referred[item_id]
-    raise _invalid(f"{where}.type", f"must be one of {', '.join(TYPES)}, got {show(kind)}")
-
-
-def _content(where: str, item: Mapping[str, Any], role: str) -> list[Item]:
-    content = item.get("content")
+    role, content = _needed(where, item, "role"), _needed(where, item, "content")
     if isinstance(content, str):
-        kind = "output_text" if role == "assistant" else "input_text"
-        content = [{"type": kind, "text": content}]
-    if not isinstance(content, list):
-        raise _invalid(f"{where}.content", f"must be a string or a list of parts, got {show(content)}")
-    return [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+        content = [EarlierText(content) if role == "assistant" else InputText(content)]
+    for number, part in enumerate(content):
+        if isinstance(part, EarlierReasoning):
+            raise invalid("input", "reasoning is an item of its own", f"{where}.content[{number}].type")
+    return {**identity("msg"), "role": role, "content": _parts(content)}
 
 
-def _part(where: str, part: object) -> Item:
-    if not isinstance(part, Mapping):
-        raise _invalid(where, f"must be an object, got {show(part)}")
-    kind = part.get("type")
-    if kind not in _TEXTS:
-        raise _invalid(f"{where}.type", f"this server takes text only ({', '.join(_TEXTS)}), got {show(kind)}")
-    text = {_TEXTS[kind]: _string(where, part, _TEXTS[kind])}
-    return {"type": kind, **text, **({"annotations": [], "logprobs": []} if kind == "output_text" else {})}
+def _parts(parts: Iterable[InputText | EarlierText | RefusalPart]) -> list[Item]:
+    shown: list[Item] = []
+    for part in parts:
+        match part:
+            case EarlierText(text):
+                shown.append({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+            case InputText(text):
+                shown.append({"type": "input_text", "text": text})
+            case RefusalPart(refusal):
+                shown.append({"type": "refusal", "refusal": refusal})
+    return shown
 
 
-def _reasoning_parts(where: str, item: Mapping[str, Any], name: str) -> list[Item]:
-    parts = item.get(name) or []
-    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        raise _invalid(f"{where}.{name}", f"must be a list of objects, got {show(parts)}")
-    kind = "summary_text" if name == "summary" else "reasoning_text"
-    return [{"type": kind, "text": _string(f"{where}.{name}[{i}]", part, "text")} for i, part in enumerate(parts)]
+def _thoughts(where: str, content: str | Sequence[object]) -> list[Item]:
+    if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
+        raise invalid("input", "must be a list of parts of the type 'reasoning_text'", where)
+    return [{"type": "reasoning_text", "text": part.text} for part in content if isinstance(part, EarlierReasoning)]
 
 
-def _string(where: str, value: Mapping[str, Any], name: str) -> str:
-    text = value.get(name)
-    if not isinstance(text, str):
-        raise _invalid(f"{where}.{name}", f"must be a string, got {show(text)}")
-    return text
+def _needed(where: str, item: InputItem, name: str) -> Any:
+    """Return a field that an item of this type must have."""
+    if (value := getattr(item, name)) is None:
+        raise invalid("input", f"is required for the type '{item.type or 'message'}'", f"{where}.{name}")
+    return value
 
 
 def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str, Any]]:
@@ -134,7 +118,7 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
                 call_id, output = item["call_id"], item["output"]
                 if call_id not in call_ids:
                     reason = f"there is no call {show(call_id)} before this output of it"
-                    raise _invalid(f"input[{number}].call_id", reason)
+                    raise invalid("input", reason, f"input[{number}].call_id")
                 content = output if isinstance(output, str) else _chat_content(output)
                 messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
     return messages
@@ -148,13 +132,9 @@ def _message(item: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
 
 def _chat_content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
     """Return the content of a message: a string if that can hold it, as most clients of chat send."""
-    texts = [part[_TEXTS[part["type"]]] for part in parts]
+    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
 def _text(parts: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(part["text"] for part in parts)
-
-
-def _invalid(where: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{where}': {reason}.", param="input")

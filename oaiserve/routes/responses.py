@@ -13,9 +13,20 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.response_store import StoredResponse, TalkTooLarge
 from oaiserve.routes.constraints import is_constrained, text_format
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.prepare import OwnParams, prepare
-from oaiserve.routes.protocol import ResponsesBody, Wanted, integer, invalid, show
+from oaiserve.routes.protocol import (
+    LOGPROBS,
+    MAX_KEY_CHARACTERS,
+    MAX_METADATA,
+    MAX_VALUE_CHARACTERS,
+    ResponsesBody,
+    Wanted,
+    integer,
+    invalid,
+    show,
+)
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.response_items import Item, chat_messages, input_items, references
 from oaiserve.routes.response_object import ResponseEvent, ResponseObject
@@ -29,18 +40,7 @@ from oaiserve.routes.tool_prompt import prompt_with_tools
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
-MAX_METADATA = 16  # these three are OpenAI's limits
-MAX_KEY_CHARACTERS = 64
-MAX_VALUE_CHARACTERS = 512
 MAX_REFERENCES = 128  # to items of other responses
-LOGPROBS = "message.output_text.logprobs"
-# What else a client may ask to be included. Reasoning is never encrypted here: its items have its text. The others are
-# of tools that run on OpenAI's servers, so no answer has them.
-INCLUDABLE = {
-    *(LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
-    *("web_search_call.action.sources", "code_interpreter_call.outputs", "message.input_image.image_url"),
-    "computer_call_output.output.image_url",
-}
 # Parameters of the other routes, and what this one has for them.
 _ELSEWHERE = {
     "max_tokens": "use 'max_output_tokens'",
@@ -191,27 +191,30 @@ class _Asked:
     def _told(self, body: ResponsesBody) -> dict[str, Any]:
         """Return the parameters as they took effect."""
         defaults = self._serving.engine.default_params
-        form = (body.text or {}).get("format") or {"type": "text"}
-        if form["type"] == "json_schema":
-            form = {"description": None, "strict": None, **form}
+        text = body.text or TextOptions()
+        form = msgspec.to_builtins(text.format or PlainText())
         return {
             "instructions": body.instructions,
             "max_output_tokens": integer(body, "max_output_tokens"),
             "max_tool_calls": integer(body, "max_tool_calls"),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             "store": self._stores,
             "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
-            "text": {**(body.text or {}), "format": form},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or []],
+            "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
+            "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
+            "tools": [_told_tool(tool) for tool in body.tools or []],
             "top_logprobs": integer(body, "top_logprobs") or 0,
             "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "metadata": body.metadata or {},
             "user": body.user,
         }
+
+
+def _told_tool(tool: ResponseTool) -> dict[str, Any]:
+    return {"description": None, "parameters": None, "strict": None, **msgspec.to_builtins(tool)}
 
 
 def _items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
@@ -227,11 +230,6 @@ def _refuse_what_is_not_here(body: ResponsesBody) -> None:
             raise invalid(name, f"is not available on /v1/responses: {hint}")
     if body.n is not None and body.n != 1:
         raise invalid("n", f"must be 1, because a response is one answer, got {show(body.n)}")
-    if body.truncation not in (None, "auto", "disabled"):
-        raise invalid("truncation", f"must be 'auto' or 'disabled', got {show(body.truncation)}")
-    for name in body.include or []:
-        if name not in INCLUDABLE:
-            raise invalid("include", f"must be among {', '.join(sorted(INCLUDABLE))}, got {show(name)}")
     metadata = body.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise invalid("metadata", f"at most {MAX_METADATA} pairs are allowed, got {len(metadata)}")
@@ -243,17 +241,12 @@ def _refuse_what_is_not_here(body: ResponsesBody) -> None:
 
 
 def _asked_format(body: ResponsesBody) -> Grammar | None:
-    text = body.text or {}
-    for name in text.keys() - {"format", "verbosity"}:
-        raise InvalidRequest(f"Invalid 'text.{name[:60]}': is not supported.", param="text")
-    return None if text.get("format") is None else text_format(text["format"])
+    return None if body.text is None or body.text.format is None else text_format(body.text.format)
 
 
 def _effort(body: ResponsesBody) -> dict[str, str]:
     """Return the effort of the reasoning as a variable of the template. A summary is never made."""
-    effort = (body.reasoning or {}).get("effort")
-    if not isinstance(effort, str | None):
-        raise InvalidRequest(f"Invalid 'reasoning.effort': must be a string, got {show(effort)}.", param="reasoning")
+    effort = None if body.reasoning is None else body.reasoning.effort
     return {} if effort is None else {"reasoning_effort": effort}
 
 

@@ -6,7 +6,7 @@ The answers are those of vLLM, Jina and Cohere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.pooling import (
     MAX_TEXTS,
@@ -34,25 +35,35 @@ from oaiserve.routes.pooling import (
     unit,
     values_of,
 )
-from oaiserve.routes.protocol import Integer, described, integer, invalid
+from oaiserve.routes.protocol import integer, invalid
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import Serving
+
+Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TEXTS})]
 
 
 class ScoreBody(PoolingBody, kw_only=True):
     """The pairs of texts to score: text_1 and text_2, or queries and documents."""
 
-    text_1: Annotated[str | list[Any] | None, described("A text, or a list of texts.")] = None
-    text_2: Annotated[str | list[Any] | None, described("The text, or texts, that it goes with.")] = None
-    queries: Annotated[str | list[Any] | None, described("A query, or a list of queries.")] = None
-    documents: Annotated[str | list[Any] | None, described("The document, or documents, that it goes with.")] = None
+    text_1: Annotated[Texts | None, described("A text, or a list of texts.")] = None
+    text_2: Annotated[Texts | None, described("The text, or texts, that it goes with.")] = None
+    queries: Annotated[Texts | None, described("A query, or a list of queries.")] = None
+    documents: Annotated[Texts | None, described("The document, or documents, that it goes with.")] = None
+
+
+class Document(msgspec.Struct):
+    """A document to order, as an object."""
+
+    text: str
 
 
 class RerankBody(PoolingBody, kw_only=True):
     """The documents to order, and by what."""
 
     query: Annotated[str, described("What is searched for.")]
-    documents: Annotated[list[Any], described("Texts, or objects with a `text`.", minItems=1, maxItems=MAX_TEXTS)]
+    documents: Annotated[
+        list[str | Document], described("Texts, or objects with a `text`.", minItems=1, maxItems=MAX_TEXTS)
+    ]
     top_n: Annotated[
         Integer | None, described("Send this many of the best. Default, and 0: all.", 0, protocol.MAX_INT32)
     ] = None
@@ -148,20 +159,13 @@ def _prepared_score(body: ScoreBody, serving: Serving, pooling: Pooling, head: H
 
 def _prepared_rerank(body: RerankBody, serving: Serving, pooling: Pooling, head: Head) -> Prepared:
     check_number(body.documents, "documents")
-    documents = [_document(document) for document in body.documents]
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
     pairing = Pairing([body.query], documents, names, pooling, most_tokens(body, serving), is_search=True)
     shown = documents if body.return_documents is not False else None
     params: dict[str, str | int | float | bool] = {} if top_n is None else {"top_n": top_n}
     return Prepared(pairing.prompts(), RerankShape(head, pairing, shown, top_n or len(documents)), params)
-
-
-def _document(document: object) -> str:
-    text = document.get("text") if isinstance(document, dict) else document
-    if not isinstance(text, str):
-        raise invalid("documents", "must be a list of strings, or of objects with a string 'text'")
-    return text
 
 
 class Pairing:

@@ -18,10 +18,11 @@ from oaiserve.routes import protocol
 from oaiserve.routes.body import read_body
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.objects import Integer
 from oaiserve.routes.off_loop import in_turns, in_turns_if_large
 from oaiserve.routes.operation import Operation, documented
 from oaiserve.routes.parse.forms import AnswerForms
-from oaiserve.routes.protocol import DetokenizeBody, Integer, TokenizeBody
+from oaiserve.routes.protocol import DetokenizeBody, TokenizeBody
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
 
@@ -168,7 +169,9 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
 
 def _prompt(body: TokenizeBody, forms: AnswerForms) -> Prompt:
     if body.messages is not None and body.prompt is None:
-        return build_prompt(body, body.messages, forms, shown_tools("tools", body.tools or []))
+        functions = [tool.function for tool in body.tools or []]
+        shown = shown_tools("tools", functions, "tools[{}].function")
+        return build_prompt(body, body.messages, forms, shown)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

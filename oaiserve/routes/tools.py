@@ -7,15 +7,16 @@ This file knows nothing of prompts and answers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oaiserve.errors import InvalidRequest
-from oaiserve.routes.protocol import MAX_TOOLS, ChatBody, invalid, show
+import msgspec
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+from oaiserve.routes.objects import AllowedChoice, Function, FunctionName, NamedChoice, ToolChoice
+from oaiserve.routes.protocol import MAX_TOOLS, ChatBody, check_name, invalid, show
+
+Kind = Literal["auto", "required", "named"]
 # With one of these, a schema says itself which properties there are beside those in `properties`.
 _KEYS_OF_PROPERTIES = {
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
@@ -29,7 +30,7 @@ class Tools:
 
     shown: Sequence[Mapping[str, Any]]  # to the model, in the form of the API
     schemas: Mapping[str, Mapping[str, Any]]  # of the arguments of those that may be called, by name
-    choice: Literal["auto", "required", "named"]
+    choice: Kind
     only_one: bool  # at most one call
     is_legacy: bool  # the request has `functions`
 
@@ -40,119 +41,99 @@ class Tools:
 
 def requested_tools(body: ChatBody) -> Tools | None:
     """Return the tools that the model may call; None if there are none, or if `tool_choice` is "none"."""
+    choice: ToolChoice | FunctionName | None
     is_legacy = body.functions is not None or body.function_call is not None
     if is_legacy:
         if body.tools is not None or body.tool_choice is not None:
             raise invalid("functions", "must not be given together with 'tools' or 'tool_choice'")
-        param, entries = "functions", [{"type": "function", "function": each} for each in body.functions or []]
+        param, functions, where = "functions", body.functions or [], "functions[{}]"
         choice_param, choice = "function_call", body.function_call
     else:
-        param, entries = "tools", body.tools or []
+        param, functions, where = "tools", [tool.function for tool in body.tools or []], "tools[{}].function"
         choice_param, choice = "tool_choice", body.tool_choice
-    if not entries:
+    if not functions:
         if choice not in (None, "none"):
-            raise invalid(choice_param, f"is only allowed with '{param}', got {show(choice)}")
+            raise invalid(choice_param, f"is only allowed with '{param}', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools(param, entries, is_flat=is_legacy)
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
+    shown = shown_tools(param, functions, where)
     if choice == "none":
         return None
-    kind, names = _choice(choice_param, choice, schemas, is_legacy=is_legacy)
+    schemas = schemas_of(shown)
+    kind, names = _choice(choice)
     return Tools(
         shown,
-        {name: schemas[name] for name in names},
+        chosen_schemas(choice_param, names, schemas),
         kind,
         only_one=is_legacy or kind == "named" or body.parallel_tool_calls is False,
         is_legacy=is_legacy,
     )
 
 
-def shown_tools(param: str, entries: Sequence[Mapping[str, Any]], *, is_flat: bool = False) -> list[dict[str, Any]]:
-    """Return the checked tools as they are shown to the model. If the client's entries were flat, errors name their
-    fields without the level of `function`."""
-    if len(entries) > MAX_TOOLS:
-        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(entries)}")
-    shown = [_tool(f"{param}[{i}]", param, entry, is_flat=is_flat) for i, entry in enumerate(entries)]
+def shown_tools(param: str, functions: Sequence[Function], where: str) -> list[dict[str, Any]]:
+    """Return the tools as they are shown to the model, with parameters in any case. `where` is the place of the
+    function with a number, for errors."""
+    if len(functions) > MAX_TOOLS:
+        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     names: set[str] = set()
-    for tool in shown:
-        if (name := tool["function"]["name"]) in names:
-            raise invalid(param, f"two have the name {show(name)}")
-        names.add(name)
-    return shown
+    for number, function in enumerate(functions):
+        place = where.format(number)
+        check_name(param, f"{place}.name", function.name)
+        _check_parameters(param, f"{place}.parameters", function.parameters or {})
+        if function.name in names:
+            raise invalid(param, f"two have the name {show(function.name)}")
+        names.add(function.name)
+    return [{"type": "function", "function": _shown(function)} for function in functions]
 
 
-def _tool(where: str, param: str, entry: Mapping[str, Any], *, is_flat: bool) -> dict[str, Any]:
-    """Return an entry of `tools` as it is shown to the model, with parameters in any case."""
-    where_function = where if is_flat else f"{where}.function"
-    if (kind := entry.get("type")) != "function":
-        raise _invalid(param, f"{where}.type", f"must be 'function', got {show(kind)}")
-    function = entry.get("function")
-    if not isinstance(function, Mapping):
-        raise _invalid(param, where_function, f"must be an object, got {show(function)}")
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        reason = f"must have 1 to 64 letters, digits, '_' or '-', got {show(name)}"
-        raise _invalid(param, f"{where_function}.name", reason)
-    given = {key: value for key, value in function.items() if value is not None}
-    _check_types(param, where_function, given, description=str, strict=bool, parameters=dict)
-    parameters = given.get("parameters") or {"properties": {}}
-    where_parameters = f"{where_function}.parameters"
-    _check_types(param, where_parameters, parameters, properties=dict, required=list)
-    if (kind := parameters.get("type", "object")) != "object":
-        raise _invalid(param, f"{where_parameters}.type", f"must be 'object', got {show(kind)}")
-    return {"type": "function", "function": {**given, "parameters": {"type": "object", **parameters}}}
+def _shown(function: Function) -> dict[str, Any]:
+    fields = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": {"type": "object", **(function.parameters or {"properties": {}})},
+        "return": function.returns,
+        "strict": function.strict,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-_TYPES = {str: "a string", bool: "true or false", dict: "an object", list: "a list"}
+def _check_parameters(param: str, where: str, schema: Mapping[str, Any]) -> None:
+    for key, wanted, words in (("properties", dict, "an object"), ("required", list, "a list")):
+        if key in schema and not isinstance(schema[key], wanted):
+            raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{where}.{key}")
+    if (kind := schema.get("type", "object")) != "object":
+        raise invalid(param, f"must be 'object', got {show(kind)}", f"{where}.type")
 
 
-def _check_types(param: str, where: str, value: Mapping[str, Any], **types: type) -> None:
-    for key, wanted in types.items():
-        if key in value and not isinstance(value[key], wanted):
-            raise _invalid(param, f"{where}.{key}", f"must be {_TYPES[wanted]}, got {show(value[key])}")
+def schemas_of(shown: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the arguments of these tools, by name."""
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
 
 
-def _choice(
-    param: str, choice: str | Mapping[str, Any] | None, names: Iterable[str], *, is_legacy: bool
-) -> tuple[Literal["auto", "required", "named"], Iterable[str]]:
-    """Return the kind of a choice, and the names of the tools that it leaves."""
-    if choice is None or choice == "auto":
-        return "auto", names
-    if choice == "required" and not is_legacy:
-        return "required", names
-    if isinstance(choice, str):
-        words = "'none' or 'auto'" if is_legacy else "'none', 'auto' or 'required'"
-        raise invalid(param, f"must be {words}, or an object, got {show(choice)}")
-    if is_legacy:
-        return "named", [chosen_name(param, choice, names)]
-    if (kind := choice.get("type")) == "function":
-        return "named", [chosen_name(param, choice.get("function"), names)]
-    if kind != "allowed_tools":
-        raise _invalid(param, f"{param}.type", f"must be 'function' or 'allowed_tools', got {show(kind)}")
-    allowed = choice.get("allowed_tools")
-    if not isinstance(allowed, Mapping):
-        raise _invalid(param, f"{param}.allowed_tools", f"must be an object, got {show(allowed)}")
-    mode, tools = allowed.get("mode"), allowed.get("tools")
-    if mode not in ("auto", "required"):
-        raise _invalid(param, f"{param}.allowed_tools.mode", f"must be 'auto' or 'required', got {show(mode)}")
-    if not isinstance(tools, list) or not tools:
-        raise _invalid(param, f"{param}.allowed_tools.tools", f"must be a list that is not empty, got {show(tools)}")
-    chosen = [chosen_name(param, tool.get("function") if isinstance(tool, Mapping) else None, names) for tool in tools]
-    return mode, dict.fromkeys(chosen)
+def _choice(choice: ToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
+    """Return the kind of a choice, and the names of the tools that it leaves; None: all."""
+    match choice:
+        case FunctionName(name) | NamedChoice(FunctionName(name)):
+            return "named", [name]
+        case AllowedChoice(allowed):
+            return allowed.mode, [tool.function.name for tool in allowed.tools]
+    return ("required" if choice == "required" else "auto"), None
 
 
-def chosen_name(param: str, function: object, names: Iterable[str]) -> str:
-    """Return the name of the function that an object of a choice has. Raises InvalidRequest if no tool has it."""
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise invalid(param, "an object must name a function: it has no function with a name")
-    if name not in names:
-        raise invalid(param, f"there is no tool with the name {show(name)}")
-    return name
-
-
-def _invalid(param: str, where: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Invalid '{where}': {reason}.", param=param)
+def chosen_schemas(
+    param: str, names: Iterable[str] | None, schemas: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the schemas of the tools with these names, or all. Raises InvalidRequest if a choice leaves none, or one
+    that is not there."""
+    if names is None:
+        return schemas
+    chosen = {}
+    for name in names:
+        if name not in schemas:
+            raise invalid(param, f"there is no tool with the name {show(name)}")
+        chosen[name] = schemas[name]
+    if not chosen:
+        raise invalid(param, "must allow at least one tool, got an empty list")
+    return chosen
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

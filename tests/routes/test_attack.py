@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from oaiserve.routes.protocol import UNSUPPORTED, ChatBody, CompletionBody, DetokenizeBody, Message, TokenizeBody
+from oaiserve.routes.objects import AssistantMessage
+from oaiserve.routes.protocol import UNSUPPORTED, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.routes.conftest import Served
 
 PATHS = sorted({route.path.replace("{model_id:path}", "org/demo") for route in routes(Config("demo"))})
@@ -50,7 +51,7 @@ RAW_VALUES = st.one_of(
 @st.composite
 def messages(draw: st.DrawFn) -> str:
     fields = {"role": '"user"', "content": '"Hi"'}
-    fields |= draw(st.dictionaries(st.sampled_from(Message.__struct_fields__), RAW_VALUES, max_size=2))
+    fields |= draw(st.dictionaries(st.sampled_from(AssistantMessage.__struct_fields__), RAW_VALUES, max_size=2))
     return f"[{_object(fields)}]"
 
 

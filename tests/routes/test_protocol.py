@@ -52,7 +52,7 @@ def test_any_bytes_are_a_body_or_a_refusal(body: bytes) -> None:
 
 @given(st.dictionaries(st.sampled_from(CompletionBody.__struct_fields__), json_values, max_size=4))
 def test_any_values_are_sampling_params_or_a_refusal_that_names_one(fields: dict[str, object]) -> None:
-    error = refusal(msgspec.json.encode(fields))
+    error = refusal(msgspec.json.encode({"prompt": "Hi", **fields}))
     assert error is None or (error.param in fields and len(error.message) < 400)
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_list_has_no_ids(value: msgspec.Raw | None) -> None:
 def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     unknown = UnknownNames()
     for _ in range(3):
-        at_once(parse(decoder, b'{"temprature": 1, "user": "me"}', unknown))
+        at_once(parse(decoder, b'{"prompt": "Hi", "temprature": 1, "user": "me"}', unknown))
     assert [record.getMessage() for record in caplog.records] == [
         "Clients sent unknown parameters, which are ignored: 'temprature'"
     ]

@@ -1,0 +1,316 @@
+"""Parameters that are objects: messages, calls and tools, choices among tools, constraints, and the items of a talk.
+
+These types check what clients send and are published as they are. What they cannot say, such as that two tools have
+different names, is checked where they are used. This file knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+NAME = "^[A-Za-z0-9_-]{1,64}$"  # of tools and schemas
+
+
+def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
+    """Return what a field says of itself in the published schema: its meaning, its range, and other keywords of JSON
+    Schema. These are checked where the field is read, because msgspec's own messages do not show the value."""
+    limits = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
+    return msgspec.Meta(description=text, extra_json_schema={**limits, **keywords})
+
+
+Integer = int | float  # JSON libraries of some languages write every number as a float
+NonEmpty = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+TokenId = Annotated[Integer, msgspec.Meta(extra_json_schema={"minimum": 0})]
+Name = Annotated[str, described("1 to 64 letters, digits, '_' or '-'.", pattern=NAME)]
+# A text, several of them, one as token ids, or several as token ids. Lists are not mixed.
+Prompts = (
+    str
+    | Annotated[
+        list[str | TokenId | Annotated[list[TokenId], msgspec.Meta(extra_json_schema={"minItems": 1})]],
+        msgspec.Meta(extra_json_schema={"minItems": 1}),
+    ]
+)
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A text in a message."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """A refusal of the model, in a message of an earlier answer."""
+
+    refusal: str
+
+
+Content = str | list[TextPart | RefusalPart]
+
+
+class CalledFunction(msgspec.Struct):
+    """What an earlier answer called, and with which arguments."""
+
+    name: str
+    arguments: Annotated[str | dict[str, Any] | None, described("JSON, in a string or as it is.")] = None
+
+
+class MadeCall(msgspec.Struct):
+    """A call that an earlier answer made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class _Said(msgspec.Struct, tag_field="role", kw_only=True):
+    content: Annotated[Content, described("A text, or parts of the type text.")]
+    name: str | None = None
+
+
+class SystemMessage(_Said, tag="system"):
+    """What the model is told to be."""
+
+
+class DeveloperMessage(_Said, tag="developer"):
+    """The newer name of a system message."""
+
+
+class UserMessage(_Said, tag="user"):
+    """What the user says."""
+
+
+class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
+    """An earlier answer. It needs a content, a refusal or calls."""
+
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
+    reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
+    tool_calls: Annotated[list[MadeCall] | None, described("The calls that it made.")] = None
+    function_call: Annotated[CalledFunction | None, described("The older form of one call.")] = None
+
+
+class ToolMessage(_Said, tag="tool"):
+    """The result of a call."""
+
+    tool_call_id: Annotated[str, described("The call that it belongs to.")]
+
+
+class FunctionMessage(msgspec.Struct, tag_field="role", tag="function", kw_only=True):
+    """The older form of the result of a call."""
+
+    name: Annotated[str, described("The function that was called.")]
+    content: Content | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
+    returns: Annotated[dict[str, Any] | None, described("The JSON Schema of its result, for templates.")] = (
+        msgspec.field(name="return", default=None)
+    )
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A function that the model may call, as an entry of a list of tools."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseTool(Function):
+    """A function that the model may call, with its fields beside its type."""
+
+    type: Literal["function"]
+
+
+class FunctionName(msgspec.Struct):
+    """The function of a tool, by its name."""
+
+    name: str
+
+
+class NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
+    """This tool must be called."""
+
+    function: FunctionName
+
+
+class AllowedTool(msgspec.Struct):
+    """One of the tools that may be called."""
+
+    function: FunctionName
+
+
+class Allowed(msgspec.Struct):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], described("Those that are left.", minItems=1)]
+
+
+class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    """Only some of the tools may be called."""
+
+    allowed_tools: Allowed
+
+
+class ResponseNamedChoice(msgspec.Struct, tag_field="type", tag="function"):
+    """This tool must be called."""
+
+    name: str
+
+
+class ResponseAllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    """Only some of the tools may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionName], described("Those that are left.", minItems=1)]
+
+
+ChoiceWord = Literal["none", "auto", "required"]
+ToolChoice = ChoiceWord | NamedChoice | AllowedChoice
+ResponseToolChoice = ChoiceWord | ResponseNamedChoice | ResponseAllowedChoice
+
+# -- constraints on the answer. A parameter that is not here could change the answer, so it is refused. ---------------
+
+Schema = Annotated[dict[str, Any], described("A JSON Schema.")]
+# Clients with one type for all formats send null for the fields of the others.
+Nothing = Annotated[None, described("Must be null, or left out.")]
+
+
+class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON Schema, and what it is called."""
+
+    name: Name
+    schema: Schema
+    description: str | None = None
+    strict: Annotated[bool | None, described("Changes nothing: schemas are always obeyed.")] = None
+
+
+class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """No constraint."""
+
+    schema: Nothing = None
+    json_schema: Nothing = None
+
+
+class AnyObject(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object, with llama.cpp's way to give it a schema."""
+
+    schema: Annotated[dict[str, Any] | str | None, described("A JSON Schema, as an object or a string.")] = None
+    json_schema: Nothing = None
+
+
+class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema."""
+
+    json_schema: NamedSchema
+    schema: Nothing = None
+
+
+ResponseFormat = AnyText | AnyObject | BySchema
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of json, regex, choice, grammar and json_object."""
+
+    json: Annotated[dict[str, Any] | str | None, described("A JSON Schema, as an object or a string.")] = None
+    regex: str | None = None
+    choice: Annotated[list[str] | None, described("The only answers.", minItems=1)] = None
+    grammar: Annotated[str | None, described("A grammar in GBNF, or in Lark's form.")] = None
+    json_object: bool | None = None
+    disable_any_whitespace: Annotated[bool | None, described("Changes nothing: there is none.")] = None
+    disable_additional_properties: Annotated[bool | None, described("Must be false.", enum=[False, None])] = None
+    structural_tag: Nothing = None
+    whitespace_pattern: Nothing = None
+
+
+class PlainText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """No constraint."""
+
+
+class PlainObject(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+
+class PlainSchema(NamedSchema, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema."""
+
+
+TextFormat = PlainText | PlainObject | PlainSchema
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text of a response is like."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[str | None, described("Changes nothing.")] = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """How the model reasons."""
+
+    effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+
+
+# -- items of a talk --------------------------------------------------------------------------------------------------
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
+    """A text of the user."""
+
+    text: str
+
+
+class EarlierText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """A text of the model."""
+
+    text: str
+
+
+class EarlierReasoning(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class SummaryText(msgspec.Struct):
+    """What the model thought, in short."""
+
+    text: str
+    type: Literal["summary_text"] | None = None
+
+
+TalkPart = InputText | EarlierText | RefusalPart
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """An item of a talk. Its type says which of the other fields it needs; without a type it is a message."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference", None] = None
+    id: str | None = None
+    role: Annotated[Literal["user", "assistant", "system", "developer", None], described("Of a message.")] = None
+    content: Annotated[
+        str | list[InputText | EarlierText | RefusalPart | EarlierReasoning] | None,
+        described("Of a message, or of reasoning. Images and files are refused."),
+    ] = None
+    call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
+    name: Annotated[str | None, described("Of a call: the function.")] = None
+    arguments: Annotated[str | None, described("Of a call, as JSON.")] = None
+    output: Annotated[str | list[TalkPart] | None, described("Of a call.")] = None
+    summary: Annotated[list[SummaryText] | None, described("Of reasoning.")] = None
