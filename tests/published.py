@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+import httpx
 from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
@@ -28,18 +29,18 @@ def published() -> dict[str, Any]:
 
 
 @cache
-def _strict() -> Registry:
+def _registry(*, is_strict: bool) -> Registry:
     whole = json.loads(json.dumps(published()))
     for schema in whole["components"]["schemas"].values():
-        if "properties" in schema:
+        if is_strict and "properties" in schema:
             schema["additionalProperties"] = False
     return Registry().with_resource("urn:published", DRAFT202012.create_resource(whole))
 
 
 @cache
-def validator(reference: str) -> Draft202012Validator:
-    """Return the validator of a schema, such as #/components/schemas/Model."""
-    return Draft202012Validator({"$ref": f"urn:published{reference}"}, registry=_strict())
+def validator(reference: str, *, is_strict: bool = True) -> Draft202012Validator:
+    """Return the validator of a schema, such as #/components/schemas/Model. One that is not strict is as published."""
+    return Draft202012Validator({"$ref": f"urn:published{reference}"}, registry=_registry(is_strict=is_strict))
 
 
 def check(value: object, schema: str) -> None:
@@ -77,13 +78,39 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
     answers = found["responses"][str(status)].get("content", {})
     if not answers:
         assert content == b""
-    elif media == "text/event-stream" and "schema" in answers.get(media, {}):
-        chunk, *_ = answers[media]["schema"]["properties"]["data"]["anyOf"]
-        check_events(content.decode(), _name(chunk["contentSchema"]))
+    elif media == "text/event-stream" and (name := event_schema(method, path)) is not None:
+        check_events(content.decode(), name)
     elif "schema" in answers.get(media, {}):
         check(json.loads(content), _name(answers[media]["schema"]))
     else:
         assert media in answers or "*/*" in answers, f"{method} {path} answered {media}"
+
+
+def event_schema(method: str, path: str) -> str | None:
+    """Return the name of the schema of the data of a route's events, or None if it has none."""
+    found = operation(method, path)
+    answer = {} if found is None else found["responses"]["200"].get("content", {}).get("text/event-stream", {})
+    return _name(answer["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]) if "schema" in answer else None
+
+
+class CheckedStream(httpx.SyncByteStream):
+    """The bytes of a stream. When they have come, or the client has left, the events among them are checked."""
+
+    def __init__(self, stream: httpx.SyncByteStream, schema: str) -> None:
+        self._stream = stream
+        self._schema = schema
+        self._text = b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            if len(self._text) < MOST_BYTES:
+                self._text += part
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+        text, self._text = self._text, b""
+        check_events(text.decode(errors="ignore"), self._schema)
 
 
 def check_events(text: str, schema: str) -> None:
@@ -101,14 +128,18 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 
 def checking(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method `send` of an HTTP client as one that checks each answer of our server that is read as a whole.
-    Streams are left to their readers."""
+    """Return the method `send` of an HTTP client as one that checks each answer of our server: a whole one when it is
+    there, and each event of a stream when the client has read it, as far as it does."""
 
     def checking_send(*request: Any, stream: bool = False, **options: Any) -> Any:
         response = send(*request, stream=stream, **options)
-        if not stream and "openai-processing-ms" in response.headers:
-            sent, content_type = response.request, response.headers.get("content-type", "")
+        if "openai-processing-ms" not in response.headers:
+            return response
+        sent, content_type = response.request, response.headers.get("content-type", "")
+        if not stream:
             check_answer(sent.method, sent.url.path, response.status_code, content_type, response.content)
+        elif (name := event_schema(sent.method, sent.url.path)) and content_type.startswith("text/event-stream"):
+            response.stream = CheckedStream(response.stream, name)
         return response
 
     return checking_send

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from oaiserve.routes.protocol import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from tests.published import published
 from tools.attack import schema
 from tools.attack.__main__ import as_json, report
 from tools.attack.attack import Attack, Strike, outcomes
@@ -348,10 +349,9 @@ def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: ty
     decoder = msgspec.json.Decoder(kind)
 
     @settings(max_examples=50)
-    @given(schema.fitting(kind, {}))
+    @given(schema.fitting(published(), kind.__name__))
     def check(value: object) -> None:
-        if "1000000000" not in (text := json.dumps(value)):  # a number of 400 digits is beyond a float
-            decoder.decode(text.encode())
+        decoder.decode(json.dumps(value).encode())
 
     check()
     assert len(BODIES) == 5

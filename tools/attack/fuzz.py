@@ -1,6 +1,6 @@
 """Sends thousands of generated requests to a running server: python -m tools.attack.fuzz --seed 1
 
-They go to all routes that the server has. Bodies fit the types that the server decodes into, or nearly fit them, or are
+They go to all routes that the server has. Bodies fit the schema that the server publishes, or nearly fit it, or are
 anything. What is sent is a function of the seed. No answer may be a server error, none may fail to come, and each
 refusal has OpenAI's error object. Prints the number of answers by route and status. The exit code is 1 if one is wrong.
 """
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from oaiserve.routes.protocol import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from oaiserve.routes.openapi import document
 from tools.attack import schema
 from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, HI
 from tools.attack.server import KEYS, Server, oaiserve
@@ -39,18 +39,20 @@ FEED = "/dashboard/feed"
 UNKNOWN_METHOD = "BREW"
 RESPONSES = "/v1/responses"
 
+PUBLISHED = document(routes(Config("demo")), version="", needs_key=True)
 FEW_TOKENS = st.integers(1, 4)
 BODIES: dict[str, st.SearchStrategy[Any]] = {
     COMPLETIONS: schema.fitting(
-        CompletionBody,
+        PUBLISHED,
+        "CompletionBody",
         {"prompt": schema.TEXT | st.sampled_from(["Hi", ["Hi", "Ho"], [7, 8], [[7]]]), "max_tokens": FEW_TOKENS},
     ),
-    CHAT: schema.fitting(ChatBody, {"max_tokens": FEW_TOKENS})
-    | schema.fitting(ChatBody, {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
-    RESPONSES: schema.fitting(ResponsesBody, {"max_output_tokens": FEW_TOKENS})
-    | schema.fitting(ResponsesBody, {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
-    "/tokenize": schema.fitting(TokenizeBody, {}),
-    "/detokenize": schema.fitting(DetokenizeBody, {}),
+    CHAT: schema.fitting(PUBLISHED, "ChatBody", {"max_tokens": FEW_TOKENS})
+    | schema.fitting(PUBLISHED, "ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
+    RESPONSES: schema.fitting(PUBLISHED, "ResponsesBody", {"max_output_tokens": FEW_TOKENS})
+    | schema.fitting(PUBLISHED, "ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
+    "/tokenize": schema.fitting(PUBLISHED, "TokenizeBody"),
+    "/detokenize": schema.fitting(PUBLISHED, "DetokenizeBody"),
 }
 QUERY_NAMES = ("slowest", "outcome", "id", "limit", "format", "steps", "seconds", "name[]", "")
 SAFE = st.text("abcXYZ019-._~%/", max_size=12) | st.sampled_from(["%00", "%ff", "..", "%2e%2e", "%0d%0a", "index.html"])

@@ -1,6 +1,6 @@
 """Values that fit a JSON schema, nearly fit it, or do not fit at all, as strategies of hypothesis.
 
-The schemas come from the types that the server itself decodes into, so they follow the code.
+The schemas are those that the server publishes, so they follow the code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from hypothesis import strategies as st
 
 MOST_ITEMS = 4
@@ -27,11 +26,13 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 Schema = Mapping[str, Any]
 
 
-def fitting(kind: type[msgspec.Struct], fixed: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """Return objects that the type accepts. `fixed` has strategies for fields for which any value is too many."""
-    schema = msgspec.json.schema(kind)
-    fields = schema["$defs"][kind.__name__]
-    return _object(fields, schema["$defs"], fixed)
+def fitting(
+    document: Schema, name: str, fixed: Mapping[str, st.SearchStrategy[Any]] | None = None
+) -> st.SearchStrategy[Any]:
+    """Return objects that have the schema of this name in a published document. `fixed` has strategies for fields for
+    which any value is too many."""
+    schemas = document["components"]["schemas"]
+    return _object(schemas[name], schemas, fixed or {})
 
 
 def mutated(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -50,25 +51,40 @@ def _value(schema: Schema, definitions: Schema) -> st.SearchStrategy[Any]:
         return _value(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:
         return st.one_of(*(_value(each, definitions) for each in schema["anyOf"]))
-    match schema.get("type"):
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return st.one_of(*(_value({**schema, "type": each}, definitions) for each in kind))
+    match kind:
+        case "string" if "pattern" in schema:
+            return st.from_regex(schema["pattern"], fullmatch=True)
         case "string":
-            return TEXT
+            return TEXT.filter(lambda text: _is_within(len(text), schema, "minLength", "maxLength"))
         case "integer":
-            return EDGES.filter(lambda number: isinstance(number, int)) | st.integers(-3, 200)
+            low, high = schema.get("minimum", -(2**70)), schema.get("maximum", 2**70)
+            edges = st.sampled_from([low, high, max(low, min(high, 1))])
+            return edges | st.integers(low, min(high, max(low, 0) + 200))
         case "number":
-            return EDGES | st.floats(-2, 2)
+            return st.floats(schema.get("minimum"), schema.get("maximum"), allow_nan=False, allow_infinity=False)
         case "boolean":
             return st.booleans()
         case "null":
             return st.none()
         case "array":
-            return st.lists(_value(schema.get("items", {}), definitions), max_size=MOST_ITEMS)
+            least = schema.get("minItems", 0)
+            return st.lists(_value(schema.get("items", {}), definitions), min_size=least, max_size=MOST_ITEMS)
         case "object" if "properties" in schema:
             return _object(schema, definitions, {})
         case "object":
             inner = schema.get("additionalProperties", {})
-            return st.dictionaries(TEXT, _value(inner if isinstance(inner, dict) else {}, definitions), max_size=3)
+            names = TEXT.filter(lambda name: _is_within(len(name), schema.get("propertyNames", {}), "", "maxLength"))
+            return st.dictionaries(names, _value(inner if isinstance(inner, dict) else {}, definitions), max_size=3)
     return ANYTHING
+
+
+def _is_within(length: int, schema: Schema, least: str, most: str) -> bool:
+    return schema.get(least, 0) <= length <= schema.get(most, length)
 
 
 def _object(

@@ -1,0 +1,101 @@
+"""Asks a server with a small random model what its published schema allows, and what it forbids.
+
+The requests are a function of the seed; `python -m tools.attack.fuzz` sends many more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.tokenizer import Tokenizer
+from tests.engine.model.runners import eager_runner
+from tests.engine.tokenizers_for_tests import CHATML
+from tests.published import published, validator
+from tests.routes.conftest import run_server
+from tests.routes.doubles import FakeTelemetry
+from tools.attack import schema
+from tools.random_models import FAMILIES, byte_tokenizer, random_model
+
+NUM_REQUESTS = 60  # of each route and each kind
+SEED = 20
+FEW = st.integers(1, 4)
+# Any number of tokens is allowed, and takes as long.
+SHORT: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "ChatBody": {"max_completion_tokens": FEW},
+    "CompletionBody": {"max_tokens": FEW, "max_completion_tokens": FEW, "n": st.integers(1, 2)},
+    "ResponsesBody": {"max_output_tokens": FEW},
+}
+ROUTES = {
+    path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    for path, methods in published()["paths"].items()
+    if "requestBody" in methods.get("post", {})
+}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    loaded = prepare(random_model(FAMILIES["llama"]))
+    engine = Engine(
+        tokenizer=Tokenizer(tokenizer),
+        runner=eager_runner(loaded, num_blocks=256, block_size=4),
+        num_blocks=256,
+        max_model_len=512,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=4),
+    )
+    app = create_app(Config("random", ServerOptions()), engine, FakeTelemetry())
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def drawn(values: st.SearchStrategy[Any]) -> list[Any]:
+    """Return so many values, as a function of the seed."""
+    found: list[Any] = []
+
+    @seed(SEED)
+    @settings(
+        max_examples=NUM_REQUESTS,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(values)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_what_the_schema_allows_is_understood_and_what_it_forbids_is_refused(http: httpx.Client, path: str) -> None:
+    """The client holds each answer against the schema of the route."""
+    reference = ROUTES[path]
+    name = reference.rpartition("/")[2]
+    fitting = schema.fitting(published(), name, SHORT.get(name, {}))
+    allowed = validator(reference, is_strict=False)
+    statuses: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+    for body in (*drawn(fitting), *drawn(schema.mutated(fitting)), *drawn(schema.ANYTHING)):
+        content = json.dumps(body).encode()
+        is_allowed = allowed.is_valid(json.loads(content))
+        response = http.post(path, content=content, headers={"content-type": "application/json"})
+        statuses[is_allowed][response.status_code] += 1
+        assert response.status_code < 500, (content, response.text)
+        assert is_allowed or response.status_code >= 400, (content, [e.message for e in allowed.iter_errors(body)])
+    assert statuses[True].total() >= NUM_REQUESTS / 2
+    assert statuses[False].total() >= NUM_REQUESTS / 2
