@@ -90,17 +90,21 @@ def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
 
 def _types(schema: dict[str, Any]) -> Iterator[str]:
     """Yield the types that a schema allows, except null, which means the same as to leave the parameter out."""
-    kinds = [kind for option in schema.get("anyOf", [schema]) for kind in _type(option) if kind != "null"]
+    kinds = [kind for kind in _type(schema) if kind != "null"]
     # Where an integer is meant, 2.0 is accepted as well.
     yield from (kind for kind in dict.fromkeys(kinds) if not (kind == "number" and "integer" in kinds))
 
 
 def _type(option: dict[str, Any]) -> Iterator[str]:
-    if "$ref" in option:
+    if "anyOf" in option:
+        for each in option["anyOf"]:
+            yield from _type(each)
+    elif "$ref" in option:
         yield "object"
     elif option.get("type") == "array":
         items = list(_types(option["items"])) if option.get("items") else []
-        yield f"list of {' or '.join(items)}s" if items else "list"
+        plurals = [f"lists{item[4:]}" if item.startswith("list") else f"{item}s" for item in items]
+        yield f"list of {' or '.join(plurals)}" if items else "list"
     else:
         yield option.get("type", "string")  # an enum has no type, and all of ours are of strings
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -18,7 +20,7 @@ from oaiserve.errors import APIError
 from oaiserve.routes.openapi import STATUSES, Published, document
 from oaiserve.routes.operation import operation_of
 from oaiserve.routes.protocol import ChatBody, CompletionBody, ranges
-from tests.published import check, check_events, operation, published
+from tests.published import CheckedStream, check, check_events, operation, published
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import pools
 
@@ -173,6 +175,14 @@ def test_an_answer_that_is_not_published_would_fail() -> None:
         check({"version": "1", "surprise": 1}, "Version")
     with pytest.raises(AssertionError, match="required"):
         check({}, "Version")
+
+
+def test_an_event_of_a_stream_that_is_not_published_would_fail() -> None:
+    for event, is_published in ((b"data: [DONE]\n\n", True), (b'data: {"surprise": 1}\n\n', False)):
+        stream = CheckedStream(httpx.ByteStream(event), "ChatCompletionChunk")
+        assert b"".join(stream) == event
+        with nullcontext() if is_published else pytest.raises(AssertionError, match="surprise"):
+            stream.close()
 
 
 def test_documents_of_servers_differ_only_by_what_they_have() -> None:
