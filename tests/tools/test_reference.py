@@ -30,7 +30,7 @@ def test_parameters_have_the_types_of_each_route() -> None:
     table = reference.parameters({"chat": ChatBody, "completions": CompletionBody})
     assert "| `logprobs` | boolean | boolean or integer |" in table
     assert "| `stop` | string or list of strings | string or list of strings |" in table
-    assert "| `messages` | list of messages |  |" in table
+    assert "| `messages` | list of objects |  |" in table
     assert "| `echo` |  | boolean |" in table
 
 
