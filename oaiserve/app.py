@@ -67,11 +67,13 @@ def create_app(
     Raises StartupError for wrong OTEL_* variables and for files of keys that cannot be used.
     """
     model_name = config.server.served_model_name or config.model
+    stored = response_store(config.server)
     if telemetry is None:
         telemetry = Telemetry(
             snapshot=engine.snapshot,
             take_steps=engine.take_steps,
             connections=connections,
+            stored_responses=stored.counts,
             model=model_name,
             version=__version__,
             recent_requests=config.telemetry.recent_requests,
@@ -81,8 +83,6 @@ def create_app(
             log_limit=log_limit,
         )
     keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
-
-    stored = response_store(config.server)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

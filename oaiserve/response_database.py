@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.private import FILE_MODE
-from oaiserve.response_store import StoredResponse, StoreLimits, TalkTooLarge
+from oaiserve.response_store import DropReason, StoreCounts, StoredResponse, StoreLimits, TalkTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class ResponseDatabase:
         self._connection = _opened(path)
         self._thread = ThreadPoolExecutor(1, "response-store")
         self._waiting: deque[tuple[str, StoredResponse, Future[None]]] = deque()
+        self._dropped: dict[DropReason, int] = dict(StoreCounts().dropped)
+        self._counts = self._count()  # replaced whole by the thread, and read by any
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
         done: Future[None] = Future()
@@ -86,6 +88,9 @@ class ResponseDatabase:
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
         return await self._in_thread(partial(self._delete, owner, response_id))
+
+    def counts(self) -> StoreCounts:
+        return self._counts
 
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
@@ -105,10 +110,12 @@ class ResponseDatabase:
         try:
             if batch:
                 with _reported(), self._transaction():
-                    self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
-                    for owner, stored, _ in batch:
-                        self._insert(owner, stored)
-                    self._make_room()
+                    too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
+                    too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
+                    in_the_way = self._make_room()
+                for reason, number in zip(self._dropped, (too_old.rowcount, in_the_way, too_large), strict=True):
+                    self._dropped[reason] += number
+                self._counts = self._count()
         except Exception as error:  # each of them gets it
             for _, _, done in batch:
                 done.set_exception(error)
@@ -116,9 +123,10 @@ class ResponseDatabase:
             for _, _, done in batch:
                 done.set_result(None)
 
-    def _insert(self, owner: str, stored: StoredResponse) -> None:
+    def _insert(self, owner: str, stored: StoredResponse) -> bool:
+        """Store a response, and return whether it fits at all: a larger one would only push others out."""
         if stored.num_bytes > self._limits.num_bytes:
-            return  # it would only push others out
+            return False
         now, execute = self._clock(), self._connection.execute
         (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
         execute(
@@ -134,13 +142,22 @@ class ResponseDatabase:
             f"INSERT INTO responses (owner, used, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (owner, used, now, stored.num_bytes, *stored),
         )
+        return True
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> int:
+        """Drop responses until the rest is within the limits, and return how many they were."""
+        dropped = 0
         for column, limit in (("number", self._limits.number), ("num_bytes", self._limits.num_bytes)):
             while (self._one(f"SELECT sum({column}) FROM owners")[0] or 0) > limit:
                 (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC, owner DESC LIMIT 1")
                 (number,) = self._one("SELECT number FROM responses WHERE owner = ? ORDER BY used, number", owner)
                 self._connection.execute("DELETE FROM responses WHERE number = ?", (number,))
+                dropped += 1
+        return dropped
+
+    def _count(self) -> StoreCounts:
+        number, num_bytes = self._one("SELECT coalesce(sum(number), 0), coalesce(sum(num_bytes), 0) FROM owners")
+        return StoreCounts(number, num_bytes, self._dropped.copy())
 
     def _get(self, owner: str, response_id: str) -> StoredResponse | None:
         row = self._connection.execute(
@@ -173,6 +190,7 @@ class ResponseDatabase:
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?",
                 (owner, response_id, self._oldest()),
             )
+        self._counts = self._count()
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
         return deleted.rowcount > 0
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, get_args
+
+# Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
+DropReason = Literal["age", "room", "size"]
 
 
 class StoredResponse(NamedTuple):
@@ -33,6 +37,18 @@ class StoreLimits(NamedTuple):
     number: int
     num_bytes: int
     seconds: float  # since a response was stored, or since a talk through it went on
+
+
+class StoreCounts(NamedTuple):
+    """How much a store keeps, and how many responses it has dropped since it was opened.
+
+    If processes share a file, what it keeps counts for all of them, as of the last time this one stored or deleted;
+    what was dropped counts for this one.
+    """
+
+    number: int = 0
+    num_bytes: int = 0
+    dropped: Mapping[DropReason, int] = MappingProxyType(dict.fromkeys(get_args(DropReason), 0))
 
 
 class TalkTooLarge(Exception):
@@ -60,6 +76,9 @@ class ResponseStore(Protocol):
     async def delete(self, owner: str, response_id: str, /) -> bool:
         """Forget a response, and return whether it was there."""
 
+    def counts(self) -> StoreCounts:
+        """Return what the store keeps and has dropped. Any thread may call it; it waits for nothing."""
+
     async def close(self) -> None: ...
 
 
@@ -86,11 +105,16 @@ class MemoryStore:
         self._owners: dict[str, _Owned] = {}
         self._number = 0
         self._num_bytes = 0
+        self._dropped: dict[DropReason, int] = dict(StoreCounts().dropped)
+
+    def counts(self) -> StoreCounts:
+        return StoreCounts(self._number, self._num_bytes, self._dropped.copy())
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
         now = self._expire()
         if stored.num_bytes > self._limits.num_bytes:
-            return  # it would only push others out
+            self._dropped["size"] += 1  # it would only push others out
+            return
         owned = self._owners.setdefault(owner, _Owned())
         for kept in reversed(self._chain(owned, stored.previous_id)):
             kept.used_at = now
@@ -143,10 +167,12 @@ class MemoryStore:
         for owner, owned in list(self._owners.items()):
             while owned.kept and next(iter(owned.kept.values())).used_at <= now - self._limits.seconds:
                 self._drop(owner, next(iter(owned.kept)))
+                self._dropped["age"] += 1
         return now
 
     def _drop_oldest(self, owner: str) -> None:
         self._drop(owner, next(iter(self._owners[owner].kept)))
+        self._dropped["room"] += 1
 
     def _drop(self, owner: str, response_id: str) -> None:
         owned = self._owners[owner]

@@ -100,6 +100,9 @@ class ListStore:
         self._rows = [row for row in self._rows if row[:2] != (owner, found)]
         return found is not None
 
+    def counts(self) -> tuple[int, int]:
+        return len(self._rows), sum(turn.num_bytes for _, turn, _ in self._rows)
+
     def _before(self, owner: str, response_id: str | None) -> list[StoredResponse]:
         turns = []
         while response_id is not None and (turn := self.get(owner, response_id)) is not None:
@@ -128,7 +131,7 @@ LIMITS = st.builds(StoreLimits, st.integers(0, 12), st.integers(50, 900), st.int
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
     async def compare(store: ResponseStore, clock: Clock) -> None:
-        plain, ids = ListStore(limits, clock), list[str]()
+        plain, ids, num_deleted = ListStore(limits, clock), list[str](), 0
         for number, (action, *values) in enumerate(actions):
             if action == "wait":
                 clock.now += values[0]
@@ -142,11 +145,16 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
                 stored = turn(ids[-1], previous_id, size)
                 plain.put(owner, stored)
                 await store.put(owner, stored)
+                counts = store.counts()
+                assert counts[:2] == plain.counts()
+                assert counts.number + sum(counts.dropped.values()) + num_deleted == len(ids)
             else:
                 owner, position = values
                 response_id = ids[position] if position < len(ids) else "unknown"
                 arguments = (owner, response_id, 10_000) if action == "talk" else (owner, response_id)
-                assert await getattr(store, action)(*arguments) == getattr(plain, action)(owner, response_id), action
+                expected = getattr(plain, action)(owner, response_id)
+                assert await getattr(store, action)(*arguments) == expected, action
+                num_deleted += action == "delete" and expected
             for owner in "abc":
                 for response_id in ids:
                     assert await store.get(owner, response_id) == plain.get(owner, response_id)
@@ -159,6 +167,29 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
             run(compare(store, clock))
         finally:
             run(store.close())
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(WIDE._replace(number=1), "room"), (WIDE._replace(num_bytes=15), "room"), (WIDE._replace(num_bytes=9), "size")],
+)
+def test_a_store_counts_why_it_drops(make_store: MakeStore, limits: StoreLimits, reason: str) -> None:
+    store = make_store(limits)
+    for number in range(3):
+        run(store.put("me", turn(f"r{number}")))
+    kept = 0 if reason == "size" else 1
+    assert store.counts() == (kept, 10 * kept, {"age": 0, "room": 0, "size": 0} | {reason: 3 - kept})
+
+
+def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
+    clock = Clock()
+    store = make_store(WIDE, clock)
+    run(store.put("me", turn("old")))
+    clock.now += WIDE.seconds
+    run(store.put("me", turn("new")))
+    assert store.counts() == (1, 10, {"age": 1, "room": 0, "size": 0})
+    run(store.delete("me", "new"))
+    assert store.counts()[:2] == (0, 0)
 
 
 def test_one_owner_cannot_push_out_what_others_have(make_store: MakeStore) -> None:

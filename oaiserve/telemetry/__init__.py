@@ -19,7 +19,7 @@ from oaiserve.telemetry.otel_environment import export_interval_seconds, resourc
 from oaiserve.telemetry.otlp_metrics import MetricsExport
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
-from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot
+from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot, StoreCounts
 from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
@@ -43,6 +43,7 @@ class Telemetry:
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]] = list,
         connections: ConnectionCounts | None = None,
+        stored_responses: Callable[[], StoreCounts] | None = None,
         model: str,
         version: str,
         recent_requests: int,
@@ -61,6 +62,7 @@ class Telemetry:
             snapshot=snapshot,
             take_steps=self._take_steps,
             connections=connections,
+            stored_responses=stored_responses,
             model=model,
             version=version,
             model_info=model_info or {},

@@ -31,7 +31,14 @@ from oaiserve.telemetry.series import (
     LabelValues,
     Points,
 )
-from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot, connection_families, engine_families
+from oaiserve.telemetry.snapshot import (
+    ConnectionCounts,
+    Snapshot,
+    StoreCounts,
+    connection_families,
+    engine_families,
+    store_families,
+)
 from oaiserve.telemetry.vllm import vllm_families
 from oaiserve.times import monotonic_ns
 
@@ -52,6 +59,7 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]],
         connections: ConnectionCounts | None = None,
+        stored_responses: Callable[[], StoreCounts] | None = None,
         model: str,
         version: str,
         model_info: Mapping[str, str],
@@ -78,6 +86,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
             *connection_families(connections),
+            *store_families(stored_responses),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
             CounterFamily(names.REFUSED_ACCESS, self._refused_access),
             _info(names.BUILD_INFO, {"version": version, "python": platform.python_version(), "model": model}),

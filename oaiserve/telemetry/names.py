@@ -309,6 +309,21 @@ CONNECTIONS_REFUSED = Metric(
     "headers that are too large).",
     labels=("reason",),
 )
+STORED_RESPONSES = Metric(
+    "oaiserve_stored_responses",
+    "gauge",
+    "Answers of /v1/responses in the store. If processes share a file, those of all, as of this one's last use of it.",
+)
+STORED_RESPONSE_BYTES = Metric(
+    "oaiserve_stored_response_bytes", "gauge", "Bytes of the answers in the store and of their inputs.", "bytes"
+)
+STORED_RESPONSES_DROPPED = Metric(
+    "oaiserve_stored_responses_dropped_total",
+    "counter",
+    "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed it: "
+    "--response-store-number, --response-store-bytes) or size (larger than the whole store).",
+    labels=("reason",),
+)
 EVENT_LOOP_LAG_SECONDS = Metric(
     "oaiserve_event_loop_lag_seconds",
     "histogram",
@@ -371,6 +386,7 @@ METRICS = (
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
+    *(STORED_RESPONSES, STORED_RESPONSE_BYTES, STORED_RESPONSES_DROPPED),
     *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS, LOG_MESSAGES),
 )  # fmt: skip
 

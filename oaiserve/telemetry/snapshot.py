@@ -1,6 +1,6 @@
-"""The metric families of the engine's snapshot and of the server's connections, read when a page is rendered.
+"""The metric families of the engine's snapshot, of the server's connections and of its store of responses.
 
-Neither of them pushes a number to telemetry.
+They are read when a page is rendered. None of these parts pushes a number to telemetry.
 """
 
 from __future__ import annotations
@@ -70,6 +70,35 @@ def connection_families(counts: ConnectionCounts | None) -> list[CallbackFamily]
         CallbackFamily(
             names.CONNECTIONS_REFUSED,
             lambda: {} if counts is None else {(reason,): number for reason, number in counts.refused.items()},
+        ),
+    ]
+
+
+class StoreCounts(Protocol):
+    """The numbers of the store of responses; `StoreCounts` of response_store.py has these attributes."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+
+
+def store_families(now: Callable[[], StoreCounts] | None) -> list[CallbackFamily]:
+    """Return the families of the store of responses. They are empty if there is none."""
+
+    def from_counts(
+        metric: names.Metric, read: Callable[[StoreCounts], dict[tuple[str, ...], Number]]
+    ) -> CallbackFamily:
+        return CallbackFamily(metric, lambda: {} if now is None else read(now()))
+
+    return [
+        from_counts(names.STORED_RESPONSES, lambda counts: {(): counts.number}),
+        from_counts(names.STORED_RESPONSE_BYTES, lambda counts: {(): counts.num_bytes}),
+        from_counts(
+            names.STORED_RESPONSES_DROPPED,
+            lambda counts: {(reason,): number for reason, number in counts.dropped.items()},
         ),
     ]
 

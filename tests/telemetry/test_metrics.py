@@ -40,6 +40,7 @@ def metrics_of(**changes: Any) -> Metrics:
         "snapshot": lambda: SNAPSHOT,
         "take_steps": list,
         "connections": SimpleNamespace(num_open=2, refused={"all": 3}),
+        "stored_responses": lambda: SimpleNamespace(number=4, num_bytes=500, dropped={"age": 6}),
         "model": "demo",
         "version": "1.2.3",
         "model_info": {"dtype": "bfloat16", "block_size": "16"},
@@ -57,7 +58,7 @@ def metrics(snapshot: SimpleNamespace) -> Metrics:
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
     others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
-    others += ("oaiserve_connections",)
+    others += ("oaiserve_connections", "oaiserve_stored_responses")
     gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
         *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
         *(names.VLLM_PREEMPTIONS.name, names.VLLM_PREFIX_CACHE_HITS.name, names.VLLM_PREFIX_CACHE_QUERIES.name),
@@ -228,6 +229,13 @@ def test_connections_are_on_the_page_as_they_are_counted() -> None:
     page = metrics_of().render(None)[0].decode()
     assert "\noaiserve_connections 2" in page
     assert '\noaiserve_connections_refused_total{reason="all"} 3' in page
+
+
+def test_the_store_of_responses_is_on_the_page_as_it_counts() -> None:
+    page = metrics_of().render(None)[0].decode()
+    assert "\noaiserve_stored_responses 4" in page
+    assert "\noaiserve_stored_response_bytes 500" in page
+    assert '\noaiserve_stored_responses_dropped_total{reason="age"} 6' in page
 
 
 @pytest.mark.parametrize("form", FORMS)
