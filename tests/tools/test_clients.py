@@ -20,6 +20,13 @@ from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
 from tools.clients.table import page
 
 ROOT = Path(__file__).parents[2]
+WRITTEN = {  # by a user, and in a script
+    '"http://127.0.0.1:8000/v1"': "BASE_URL",
+    '"http://127.0.0.1:8001/v1"': "EMBEDDINGS_URL",
+    '"none"': "API_KEY",
+    '"demo"': "MODEL",
+    '"embedder"': "EMBEDDER",
+}
 HELPERS = {"features.py", "features.mjs", "ai_sdk.mjs"}
 
 
@@ -86,7 +93,8 @@ def stream(): assert False, "no\\nparts"
 features.run(text, stream)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, "http://x/v1", "demo"], capture_output=True, text=True, cwd=SCRIPTS, check=True
+        [sys.executable, "-c", program, "http://x/v1", "demo", "http://y/v1", "embedder", "/"],
+        capture_output=True, text=True, cwd=SCRIPTS, check=True
     )
     assert parse(done.stdout, "ended") == {"text": OK, "stream": "AssertionError: no parts"}
     assert done.stderr == "noise\n"
@@ -104,14 +112,14 @@ def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
     for line in CLIENTS[name].setup.splitlines():
         if line.startswith("from "):
             module, _, names = line.partition(" import ")
-            (imported,) = re.findall(rf"^{module} import (.+)$", script, re.MULTILINE)
-            assert set(names.split(", ")) <= set(imported.split(", "))
+            (imported,) = re.findall(rf"^{module} import (\([^)]+\)|.+)$", script, re.MULTILINE)
+            assert set(names.split(", ")) <= set(re.findall(r"\w+", imported))
         elif line.startswith("import "):
             assert f"\n{line}\n" in script
         else:
             statements.append(line)
     text = "\n".join(statements)
-    for literal, used in (('"http://127.0.0.1:8000/v1"', "BASE_URL"), ('"none"', "API_KEY"), ('"demo"', "MODEL")):
+    for literal, used in WRITTEN.items():
         text = text.replace(literal, used)
     assert _bare(text) in _bare(script)
 

@@ -22,10 +22,9 @@ from tools.clients.clients import CLIENTS, Client
 from tools.clients.environments import NotInstalled
 from tools.clients.outcomes import InvalidReport, parse, problems
 from tools.markdown import publish, write_json
-from tools.server_process import exit_on_sigterm, running_oaiserve
+from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
-MODEL = "demo"
 LIMIT_SECONDS = 180
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
@@ -60,11 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unpinned := [name for name in names if not environments.pins_file(name, CLIENTS[name]).exists()]:
         parser.error(f"no versions are pinned for {', '.join(unpinned)}: --renew does that")
     results: dict[str, Any] = {}
-    with running_oaiserve() as server:
+    from tools.clients.servers import running_servers  # with torch, which --help does not need
+
+    with running_servers() as servers:
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
-            outcomes, failed = run(name, client, f"{server.url}/v1")
+            outcomes, failed = run(name, client, servers)
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,
@@ -78,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result["problems"] for result in results.values()) else 0
 
 
-def run(name: str, client: Client, base_url: str) -> tuple[dict[str, str], dict[str, str]]:
+def run(name: str, client: Client, servers: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Run the script of a client. Return the outcomes of its features, and its problems."""
     with tempfile.TemporaryDirectory() as home:  # no client reads or writes the user's own settings
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "LLM_"))}
         env |= QUIET | {"HOME": home, "LLM_USER_PATH": home}
         try:
             command = environments.command(name, client)
-            report, end = call([*command, base_url, MODEL], env, home)
+            report, end = call([*command, *servers], env, home)
             outcomes = parse(report, end)
         except (NotInstalled, InvalidReport) as error:
             return {}, {"script": str(error)}

@@ -48,19 +48,28 @@ const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" 
         ("langchain-openai", "langchain"),
         "use_langchain.py",
         """\
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")""",
+model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")
+embedder = OpenAIEmbeddings(
+    model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
+)""",
+        note="It asks `/v1/responses` with `use_responses_api=True`. Without `check_embedding_ctx_length=False` it sends "
+        "token ids of OpenAI's own models, which mean other texts to any other model.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]",),
         "use_pydantic_ai.py",
         """\
+from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
+model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))
+embedder = OpenAIEmbeddingModel(
+    "embedder", provider=OpenAIProvider(base_url="http://127.0.0.1:8001/v1", api_key="none")
+)""",
         note=RESPONSES,
     ),
     "openai-agents": Client(
@@ -83,7 +92,9 @@ set_tracing_disabled(True)""",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
 const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
-const model = openai("demo");""",
+const model = openai("demo");
+const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
+const embedder = embeddings.embeddingModel("embedder");""",
         note=RESPONSES,
     ),
     "ai-sdk-openai-compatible": Client(
@@ -95,7 +106,11 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 const local = createOpenAICompatible({
   name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
 });
-const model = local("demo");""",
+const model = local("demo");
+const embeddings = createOpenAICompatible({
+  name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none",
+});
+const embedder = embeddings.embeddingModel("embedder");""",
     ),
     "instructor": Client(
         "instructor",
@@ -111,25 +126,33 @@ client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_
     ),
     "llama-index": Client(
         "LlamaIndex",
-        ("llama-index-llms-openai-like",),
+        ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
         "use_llama_index.py",
         """\
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
-llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)""",
+llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)
+embedder = OpenAILikeEmbedding(model_name="embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
+        note="`OpenAIResponses` asks `/v1/responses`. It needs `context_window`, as it knows only OpenAI's models.",
     ),
     "haystack": Client(
         "haystack",
         ("haystack-ai",),
         "use_haystack.py",
         """\
+from haystack.components.embedders import OpenAIDocumentEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.utils import Secret
 
 generator = OpenAIChatGenerator(
     model="demo", api_base_url="http://127.0.0.1:8000/v1", api_key=Secret.from_token("none")
+)
+embedder = OpenAIDocumentEmbedder(
+    model="embedder", api_base_url="http://127.0.0.1:8001/v1", api_key=Secret.from_token("none")
 )""",
+        note="`OpenAIResponsesChatGenerator`, which takes the same, asks `/v1/responses`.",
     ),
     "smolagents": Client(
         "smolagents",
@@ -159,10 +182,12 @@ client = OpenAIChatCompletionClient(
         "use_semantic_kernel.py",
         """\
 from openai import AsyncOpenAI
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAITextEmbedding
 
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
+service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)
+embedding_client = AsyncOpenAI(base_url="http://127.0.0.1:8001/v1", api_key="none")
+embedder = OpenAITextEmbedding(ai_model_id="embedder", async_client=embedding_client)""",
         note="It sends parameters of type Literal as objects, so that a call has objects for them; Enum works.",
     ),
     "llm": Client(
@@ -184,7 +209,8 @@ service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
         """\
 import litellm
 
-server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}""",
+server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
+embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", "api_key": "none"}""",
         note="With tools it needs the package mcp, which it does not install by itself.",
     ),
 }
