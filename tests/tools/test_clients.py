@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tools.clients.__main__ import call
 from tools.clients.clients import CLIENTS, SCRIPTS, Client
-from tools.clients.environments import pins_file, version
+from tools.clients.environments import is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
 from tools.clients.table import page
 
@@ -94,7 +94,10 @@ features.run(text, stream)
 """
     done = subprocess.run(
         [sys.executable, "-c", program, "http://x/v1", "demo", "http://y/v1", "embedder", "/"],
-        capture_output=True, text=True, cwd=SCRIPTS, check=True
+        capture_output=True,
+        text=True,
+        cwd=SCRIPTS,
+        check=True,
     )
     assert parse(done.stdout, "ended") == {"text": OK, "stream": "AssertionError: no parts"}
     assert done.stderr == "noise\n"
@@ -108,6 +111,8 @@ def test_every_script_belongs_to_a_client() -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
     script = (SCRIPTS / CLIENTS[name].script).read_text()
+    if CLIENTS[name].setup.replace("\\", "\\\\") in script:  # as the content of a file, or as a command
+        return
     statements = []
     for line in CLIENTS[name].setup.splitlines():
         if line.startswith("from "):
@@ -132,7 +137,7 @@ def _bare(code: str) -> str:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_versions_are_pinned(name: str) -> None:
-    assert pins_file(name, CLIENTS[name]).exists()
+    assert is_pinned(name, CLIENTS[name])
     assert re.fullmatch(r"\d+(\.\d+)+", version(name, CLIENTS[name]))
 
 

@@ -32,6 +32,8 @@ QUIET = {
     "ANONYMIZED_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "NODE_ENV": "production",
 }
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 environments.renew(name, CLIENTS[name])
             except NotInstalled as error:
                 sys.exit(f"{name} could not be pinned: {error}")
-    if unpinned := [name for name in names if not environments.pins_file(name, CLIENTS[name]).exists()]:
+    if unpinned := [name for name in names if not environments.is_pinned(name, CLIENTS[name])]:
         parser.error(f"no versions are pinned for {', '.join(unpinned)}: --renew does that")
     results: dict[str, Any] = {}
     from tools.clients.servers import running_servers  # with torch, which --help does not need

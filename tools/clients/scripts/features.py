@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import shlex
+import subprocess
 import sys
 import urllib.request
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER = sys.argv[1:6]
 API_KEY = "none"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the model in that folder
 QUESTION = "What is the capital of France?"
 WEATHER_QUESTION = "What is the weather in Paris, in celsius?"
 UNITS = ("celsius", "fahrenheit")
@@ -64,6 +68,18 @@ def check_vectors(vectors: Sequence[Sequence[float]]) -> None:
     assert [len(vector) for vector in vectors] == [len(vector) for vector in expected]
     differences = [abs(x - y) for pair in zip(vectors, expected, strict=True) for x, y in zip(*pair, strict=True)]
     assert max(differences) < 1e-6, f"the vectors differ by {max(differences)}"
+
+
+def run_program(line: str, *arguments: str | Path) -> None:
+    """Run a program of the client as a user writes it, but on this server, and with the tokenizer in this folder. It
+    fails with the end of what the program has said."""
+    for written, used in (("http://127.0.0.1:8000", BASE_URL.removesuffix("/v1")), (HUB_ID, MODEL_FOLDER)):
+        line = line.replace(written, used)
+    name, *words = shlex.split(line)
+    command = [Path(sys.executable).with_name(name), *words, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = " ".join(done.stdout.split())[-MOST_CHARACTERS // 2 :]
+    assert done.returncode == 0, f"{name} ended with exit code {done.returncode}: {said}"
 
 
 class Weather:

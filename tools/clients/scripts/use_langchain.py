@@ -24,9 +24,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
-embedder = OpenAIEmbeddings(
-    model=EMBEDDER, base_url=EMBEDDINGS_URL, api_key=API_KEY, check_embedding_ctx_length=False
-)
+embedder = OpenAIEmbeddings(model=EMBEDDER, base_url=EMBEDDINGS_URL, api_key=API_KEY, check_embedding_ctx_length=False)
 
 weather = Weather()
 
