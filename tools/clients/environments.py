@@ -81,7 +81,8 @@ def version(name: str, client: Client) -> str:
     if client.is_javascript:
         found: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
         return found
-    return dict(line.split("==") for line in pins.splitlines() if "==" in line)[package]
+    pinned = (line.split("==") for line in pins.splitlines() if "==" in line)
+    return {name.replace("_", "-"): number for name, number in pinned}[package]
 
 
 def pins_file(name: str, client: Client) -> Path:
@@ -109,7 +110,7 @@ def _install_python(folder: Path, client: Client, *requirements: str) -> None:
     if uv := shutil.which("uv"):
         _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     else:
-        _run(sys.executable, "-m", "venv", folder)
+        _run(sys.executable, "-m", "venv", "--without-pip", folder)  # this one's pip serves all
     _run(*_pip(folder, "install"), "--quiet", *requirements)
 
 
@@ -117,7 +118,7 @@ def _pip(folder: Path, verb: str) -> list[str | Path]:
     python = folder / "bin/python"
     if uv := shutil.which("uv"):
         return [uv, "pip", verb, "--python", python]
-    return [python, "-m", "pip", verb]
+    return [sys.executable, "-m", "pip", "--python", python, verb]
 
 
 def _run(*words: str | Path) -> str:
