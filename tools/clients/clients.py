@@ -225,16 +225,20 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
     ),
     "dspy": Client(
         "dspy",
-        ("dspy",),
+        ("dspy[numpy]",),
         "use_dspy.py",
         """\
 import dspy
+from dspy.lm15 import AccessPolicy, ModelSupport, OpenAIChatCompat, ProviderDefinition, register_provider
 
-server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
-dspy.configure(lm=dspy.LM(**server))
+access = AccessPolicy(provider="local-server", base_url="http://127.0.0.1:8000/v1")
+support = ModelSupport(function_calling=True, response_schema=True)
+register_provider(ProviderDefinition.chat(access, compat=OpenAIChatCompat()), supports=support)
+lm = dspy.LM("local-server/demo", api_key="none")
+dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
 embedder = dspy.Embedder("openai/embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
-        note="Its default adapter only describes the types in the prompt; `JSONAdapter` sends a schema, to which the "
-        "answer is held. It forces no calls: its agents choose tools by such answers.",
+        note="Without the registration, `openai/demo` works, too, but types are only described in the prompt. Its "
+        "agents are not tried: they ask for arguments of any form, for which the demo model is too small.",
     ),
     "lm-eval": Client(
         "lm-eval",

@@ -73,6 +73,7 @@ def check_vectors(vectors: Sequence[Sequence[float]]) -> None:
 def run_program(line: str, *arguments: str | Path) -> None:
     """Run a program of the client as a user writes it, but on this server, and with the tokenizer in this folder. It
     fails with the end of what the program has said."""
+    line = line.replace("\\\n", "")
     for written, used in (("http://127.0.0.1:8000", BASE_URL.removesuffix("/v1")), (HUB_ID, MODEL_FOLDER)):
         line = line.replace(written, used)
     name, *words = shlex.split(line)
