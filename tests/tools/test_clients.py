@@ -7,15 +7,16 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.clients.__main__ import call
+from tools.clients.__main__ import call, run
 from tools.clients.clients import CLIENTS, SCRIPTS, Client
-from tools.clients.environments import is_pinned, version
+from tools.clients.environments import NotInstalled, is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
 from tools.clients.table import page
 
@@ -83,6 +84,17 @@ def test_a_script_that_fails_says_how_it_ended() -> None:
     lines, end = call([sys.executable, "-c", program], {}, "/")
     assert lines == "{}\n"
     assert end == "the script ended with exit code 1: out of order"
+
+
+def test_a_client_that_cannot_be_installed_is_a_problem_and_not_the_end() -> None:
+    command: Future[list[str | Path]] = Future()
+    command.set_exception(NotInstalled("this needs the program npm"))
+    assert run(CLIENTS["openai-js"], command, []) == ({}, {"script": "this needs the program npm"})
+
+
+def test_the_clients_that_are_tried_for_each_change_are_there() -> None:
+    (names,) = re.findall(r"^clients=\((.+)\)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert set(names.split()) <= CLIENTS.keys()
 
 
 def test_python_scripts_report_each_example_and_nothing_that_clients_print() -> None:
