@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unpinned := [name for name in names if not environments.is_pinned(name, CLIENTS[name])]:
         parser.error(f"no versions are pinned for {', '.join(unpinned)}: --renew does that")
     results: dict[str, Any] = {}
-    from tools.clients.servers import running_servers  # with torch, which --help does not need
+    from tools.clients.servers import running_servers, with_flags  # with torch, which --help does not need
 
     installer = ThreadPoolExecutor(INSTALLS_AT_ONCE)
     commands = {name: installer.submit(environments.command, name, CLIENTS[name]) for name in names}
@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
-            outcomes, failed = run(client, commands[name], servers)
+            with with_flags(servers, client.flags) as its_servers:
+                outcomes, failed = run(client, commands[name], its_servers)
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,

@@ -22,6 +22,7 @@ class Client:
     script: str
     setup: str  # what a user writes to reach this server; it is in the script, too
     language: str = "python"  # of that
+    flags: tuple[str, ...] = ()  # for a server of its own
     needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
     made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins
     note: str = ""  # a sentence below the table
@@ -248,6 +249,7 @@ embedder = dspy.Embedder("openai/embedder", api_base="http://127.0.0.1:8001/v1",
 lm-eval run --model local-completions --tasks capitals --include_path . \\
   --model_args model=demo,base_url=http://127.0.0.1:8000/v1/completions""",
         language="sh",
+        flags=("--tokenizer-info", "--dtype", "float32"),
         needs_torch=True,
         note="It takes the tokenizer from the server if that was started with `--tokenizer-info`, else from the hub or "
         "from a folder (`tokenizer_backend=huggingface,tokenizer=FOLDER`); both are tried. The task `capitals` is one "

@@ -21,8 +21,17 @@ def running_servers() -> Iterator[list[str]]:
     with TemporaryDirectory() as folder:
         save(Path(folder), FAMILY, random_pooler(copy.deepcopy(FAMILIES[FAMILY])), pooling="mean")
         with (
-            # lm-eval can take the tokenizer from the server, which shows it only if it is told to.
-            running_oaiserve("--tokenizer-info") as generating,
+            running_oaiserve() as generating,
             running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,
         ):
             yield [f"{generating.url}/v1", "demo", f"{embedding.url}/v1", "embedder", str(demo.resolve())]
+
+
+@contextmanager
+def with_flags(servers: list[str], flags: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the same, with a demo server of these flags in place of the first one, if there are flags."""
+    if not flags:
+        yield servers
+        return
+    with running_oaiserve(*flags) as generating:
+        yield [f"{generating.url}/v1", *servers[1:]]
