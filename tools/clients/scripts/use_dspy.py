@@ -12,7 +12,6 @@ from features import (
     QUESTION,
     TEXTS,
     check_capital,
-    check_streamed,
     check_vectors,
     run,
 )
@@ -42,7 +41,8 @@ async def stream() -> None:
     program = dspy.streamify(dspy.Predict("question -> answer"), stream_listeners=[listener])
     values = [value async for value in program(question=QUESTION)]
     parts = [value.chunk for value in values if isinstance(value, dspy.streaming.StreamResponse)]
-    check_streamed(parts, values[-1].answer)
+    assert len(parts) > 1, f"the text came in one part: {parts}"
+    assert values[-1].answer in "".join(parts), f"streamed {parts}, whole {values[-1]}"  # with the quotes of JSON
 
 
 def structured() -> None:
