@@ -1,6 +1,7 @@
 """NVIDIA's load generator aiperf."""
 
 import json
+import os
 from pathlib import Path
 
 from features import run, run_program
@@ -13,6 +14,7 @@ aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --s
 
 
 def load() -> None:
+    os.environ.pop("HF_HUB_OFFLINE", None)  # with it, aiperf takes a folder for the name of a repository
     run_program(LINE, "--artifact-dir", "artifacts", "--ui", "none")
     (path,) = Path("artifacts").rglob("profile_export_aiperf.json")
     result = json.loads(path.read_text())
