@@ -91,6 +91,7 @@ def pins_file(name: str, client: Client) -> Path:
 
 @contextmanager
 def _as_benchmarks_do() -> Iterator[None]:
+    """Say what fails in the block, which makes an environment as the benchmarks do, in this module's exception."""
     try:
         yield
     except subprocess.CalledProcessError as error:
