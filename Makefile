@@ -3,7 +3,7 @@
 # make check   format, lint and types; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
-# make clients runs other people's clients, half of an hour the first time, into docs/ (ARGS= for some, which are printed)
+# make clients runs other people's clients, half an hour the first time, into docs/ (ARGS= for some, which are printed)
 # make docs    builds the documentation as a site into build/site, strictly, in an environment of its own
 # make setup   only prepares: the environment that all of these make when it is not there
 
