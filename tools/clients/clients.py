@@ -287,6 +287,7 @@ aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --s
   --request-count 6 --synthetic-input-tokens-mean 32 --output-tokens-mean 8 \\
   --extra-inputs ignore_eos:true --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct""",
         language="sh",
+        note="It tokenizes the answers itself, and counts one token less where two of an answer become one.",
     ),
     "locust": Client(
         "locust",
