@@ -3,6 +3,7 @@
 # make check   format, lint and types; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
+# make clients runs other people's clients, half an hour the first time, into docs/ (ARGS= for some, which are printed)
 # make docs    builds the documentation as a site into build/site, strictly, in an environment of its own
 # make setup   only prepares: the environment that all of these make when it is not there
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 
-.PHONY: serve test check format bench bench-peers docs setup
+.PHONY: serve test check format bench bench-peers clients docs setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
@@ -41,6 +42,9 @@ PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json 
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
 	$(if $(ARGS),,$(BIN)/python -m tools.charts)
+
+clients: setup
+	$(BIN)/python -m tools.clients $(if $(ARGS),$(ARGS),--markdown docs/clients.md)
 
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build

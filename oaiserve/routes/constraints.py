@@ -32,6 +32,8 @@ _PARAMS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("grammar", "json_schema"),
 )
+# They are about the text of an answer, the others about all that is generated.
+TEXT_FORMATS = ("response_format", "text.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_outputs
 
 

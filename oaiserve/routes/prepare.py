@@ -47,6 +47,8 @@ def _grammar(body: SamplingBody, own: OwnParams) -> Grammar | None:
     """Return the constraint on the answer, which the client asks for or the route needs."""
     grammar = constraints.grammar(body, own.asked)
     if grammar is not None and own.grammar is not None:
+        if grammar.param in constraints.TEXT_FORMATS:  # of which a forced call has no text; clients send both
+            return replace(own.grammar, after=own.answer_begins_after)
         raise invalid(grammar.param, f"is not allowed together with '{own.grammar.param}' of which one must be called")
     if grammar is not None and own.or_calls is not None:
         grammar = own.or_calls(grammar)

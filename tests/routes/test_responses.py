@@ -487,6 +487,15 @@ def chosen(choice: Any) -> dict[str, Any]:
     return {"tools": TOOLS, "tool_choice": choice}
 
 
+def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve) -> None:
+    served = serve(**WITH_CALLS)
+    forced = {"tools": TOOLS, "tool_choice": {"type": "function", "name": "stop"}}
+    alone, _ = submitted(served, **forced)
+    beside, _ = submitted(served, **forced, text={"format": {"type": "json_object"}})
+    assert alone.params.grammar is not None
+    assert beside.params.grammar == alone.params.grammar
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [

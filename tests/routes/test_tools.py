@@ -449,20 +449,22 @@ def test_a_call_cannot_be_forced_if_none_is_read(serve: Serve) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ],
-)
-def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve, body: dict[str, Any], param: str) -> None:
+def test_another_constraint_beside_a_forced_call_is_refused(serve: Serve) -> None:
     served = serve(template=CHATML)
+    body = {"structured_outputs": {"regex": "a"}}
     response = served.chat(tools=TOOLS, tool_choice="required", **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
     assert "together with" in response.json()["error"]["message"]
     assert served.chat(tools=TOOLS, **body).status_code == 200
-    assert served.chat(tools=TOOLS, tool_choice="required", response_format={"type": "text"}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve, kind: str) -> None:
+    served = serve(template=CHATML)
+    alone = request_of(served, tools=TOOLS, tool_choice="required").params.grammar
+    beside = request_of(served, tools=TOOLS, tool_choice="required", response_format={"type": kind}).params.grammar
+    assert alone is not None
+    assert beside == alone
 
 
 def test_functions_are_answered_with_a_function_call(serve: Serve) -> None:

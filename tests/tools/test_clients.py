@@ -7,19 +7,27 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.clients.__main__ import call
+from tools.clients.__main__ import call, run
 from tools.clients.clients import CLIENTS, SCRIPTS, Client
-from tools.clients.environments import pins_file, version
+from tools.clients.environments import NotInstalled, is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse, problems
 from tools.clients.table import page
 
 ROOT = Path(__file__).parents[2]
+WRITTEN = {  # by a user, and in a script
+    '"http://127.0.0.1:8000/v1"': "BASE_URL",
+    '"http://127.0.0.1:8001/v1"': "EMBEDDINGS_URL",
+    '"none"': "API_KEY",
+    '"demo"': "MODEL",
+    '"embedder"': "EMBEDDER",
+}
 HELPERS = {"features.py", "features.mjs", "ai_sdk.mjs"}
 
 
@@ -78,6 +86,17 @@ def test_a_script_that_fails_says_how_it_ended() -> None:
     assert end == "the script ended with exit code 1: out of order"
 
 
+def test_a_client_that_cannot_be_installed_is_a_problem_and_not_the_end() -> None:
+    command: Future[list[str | Path]] = Future()
+    command.set_exception(NotInstalled("this needs the program npm"))
+    assert run(CLIENTS["openai-js"], command, []) == ({}, {"script": "this needs the program npm"})
+
+
+def test_the_clients_that_are_tried_for_each_change_are_there() -> None:
+    (names,) = re.findall(r"^clients=\((.+)\)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert set(names.split()) <= CLIENTS.keys()
+
+
 def test_python_scripts_report_each_example_and_nothing_that_clients_print() -> None:
     program = """
 import features
@@ -86,7 +105,11 @@ def stream(): assert False, "no\\nparts"
 features.run(text, stream)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, "http://x/v1", "demo"], capture_output=True, text=True, cwd=SCRIPTS, check=True
+        [sys.executable, "-c", program, "http://x/v1", "demo", "http://y/v1", "embedder", "/"],
+        capture_output=True,
+        text=True,
+        cwd=SCRIPTS,
+        check=True,
     )
     assert parse(done.stdout, "ended") == {"text": OK, "stream": "AssertionError: no parts"}
     assert done.stderr == "noise\n"
@@ -100,31 +123,33 @@ def test_every_script_belongs_to_a_client() -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_a_user_writes_is_what_the_script_does(name: str) -> None:
     script = (SCRIPTS / CLIENTS[name].script).read_text()
+    if CLIENTS[name].setup.replace("\\", "\\\\") in script:  # as the content of a file, or as a command
+        return
     statements = []
     for line in CLIENTS[name].setup.splitlines():
         if line.startswith("from "):
             module, _, names = line.partition(" import ")
-            (imported,) = re.findall(rf"^{module} import (.+)$", script, re.MULTILINE)
-            assert set(names.split(", ")) <= set(imported.split(", "))
+            (imported,) = re.findall(rf"^{module} import (\([^)]+\)|.+)$", script, re.MULTILINE)
+            assert set(names.split(", ")) <= set(re.findall(r"\w+", imported))
         elif line.startswith("import "):
             assert f"\n{line}\n" in script
         else:
             statements.append(line)
     text = "\n".join(statements)
-    for literal, used in (('"http://127.0.0.1:8000/v1"', "BASE_URL"), ('"none"', "API_KEY"), ('"demo"', "MODEL")):
+    for literal, used in WRITTEN.items():
         text = text.replace(literal, used)
     assert _bare(text) in _bare(script)
 
 
 def _bare(code: str) -> str:
     """Return code without white space, and without the arguments that only the examples need."""
-    code = re.sub(r",(temperature|max_tokens|generation_kwargs)=\w+", "", "".join(code.split()))
+    code = re.sub(r",(temperature|max_tokens|generation_kwargs|cache)=\w+", "", "".join(code.split()))
     return code.replace(",)", ")")
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_versions_are_pinned(name: str) -> None:
-    assert pins_file(name, CLIENTS[name]).exists()
+    assert is_pinned(name, CLIENTS[name])
     assert re.fullmatch(r"\d+(\.\d+)+", version(name, CLIENTS[name]))
 
 

@@ -41,7 +41,7 @@ def vllm() -> Path:
     venv = FOLDER / "vv"
     if (venv / ".ready").exists():
         return venv
-    _make_venv(venv, TORCH, VLLM)
+    make_venv(venv, TORCH, VLLM)
     # These are built for another torch and break `import transformers`; text models need none of them.
     unfit = ("torchvision", "torchaudio", "torchcodec")
     _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", *unfit)
@@ -59,7 +59,7 @@ def transformers() -> Path:
     """Return transformers' environment."""
     venv = FOLDER / "vt"
     if not (venv / ".ready").exists():
-        _make_venv(venv, TORCH, TRANSFORMERS)
+        make_venv(venv, TORCH, TRANSFORMERS)
         (venv / ".ready").touch()
     return venv
 
@@ -68,7 +68,7 @@ def sentence_transformers() -> Path:
     """Return the environment of sentence-transformers, with the same torch and transformers as this server's."""
     venv = FOLDER / "vs"
     if not (venv / ".ready").exists():
-        _make_venv(venv, TORCH, TRANSFORMERS.replace("[serving]", ""), SENTENCE_TRANSFORMERS)
+        make_venv(venv, TORCH, TRANSFORMERS.replace("[serving]", ""), SENTENCE_TRANSFORMERS)
         (venv / ".ready").touch()
     return venv
 
@@ -107,7 +107,7 @@ def gguf() -> Path:
     return path
 
 
-def _make_venv(venv: Path, *requirements: str) -> None:
+def make_venv(venv: Path, *requirements: str) -> None:
     """Make an environment. It gets a torch without CUDA where there is one."""
     print(f"Installing {requirements[-1]} into {venv} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     _run(sys.executable, "-m", "venv", "--clear", venv)

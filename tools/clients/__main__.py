@@ -3,7 +3,11 @@
 Each client is installed in an environment of its own, with pinned versions, and its script in scripts/ does what its
 documentation shows first: a text, a stream, a tool that is called, an answer of a type. The demo model is small and
 calls no tool by itself, so calls are forced; where the model decides, nothing may break. Prints the table of
-docs/clients.md and, at the end, what failed; then the exit code is 1.
+docs/clients.md and, at the end, what failed; then the exit code is 1. `make clients` runs all, into docs/clients.md.
+
+To add a client, write its script and its entry in clients.py, and pin its versions: --renew --only NAME. To renew the
+pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Where the
+client is wrong, its entry says so in `faults`. Commit the pins with the new table.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +28,10 @@ from tools.clients.clients import CLIENTS, Client
 from tools.clients.environments import NotInstalled
 from tools.clients.outcomes import InvalidReport, parse, problems
 from tools.markdown import publish, write_json
-from tools.server_process import exit_on_sigterm, running_oaiserve
+from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
-MODEL = "demo"
+INSTALLS_AT_ONCE = 2
 LIMIT_SECONDS = 180
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
@@ -33,6 +39,8 @@ QUIET = {
     "ANONYMIZED_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "NODE_ENV": "production",
 }
@@ -57,14 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 environments.renew(name, CLIENTS[name])
             except NotInstalled as error:
                 sys.exit(f"{name} could not be pinned: {error}")
-    if unpinned := [name for name in names if not environments.pins_file(name, CLIENTS[name]).exists()]:
+    if unpinned := [name for name in names if not environments.is_pinned(name, CLIENTS[name])]:
         parser.error(f"no versions are pinned for {', '.join(unpinned)}: --renew does that")
     results: dict[str, Any] = {}
-    with running_oaiserve() as server:
+    from tools.clients.servers import running_servers, with_flags  # with torch, which --help does not need
+
+    installer = ThreadPoolExecutor(INSTALLS_AT_ONCE)
+    commands = {name: installer.submit(environments.command, name, CLIENTS[name]) for name in names}
+    with closing_without_the_rest(installer), running_servers() as servers:
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
-            outcomes, failed = run(name, client, f"{server.url}/v1")
+            with with_flags(servers, client.flags) as its_servers:
+                outcomes, failed = run(client, commands[name], its_servers)
             results[name] = {
                 "version": environments.version(name, client),
                 "outcomes": outcomes,
@@ -78,14 +91,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result["problems"] for result in results.values()) else 0
 
 
-def run(name: str, client: Client, base_url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Run the script of a client. Return the outcomes of its features, and its problems."""
+@contextmanager
+def closing_without_the_rest(installer: ThreadPoolExecutor) -> Iterator[None]:
+    """End the installer with the block: what has not begun is left out, so that Ctrl-C does not wait for all of it."""
+    try:
+        yield
+    finally:
+        installer.shutdown(cancel_futures=True)
+
+
+def run(
+    client: Client, command: Future[list[str | Path]], servers: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Run the script of a client when it is installed. Return the outcomes of its features, and its problems."""
     with tempfile.TemporaryDirectory() as home:  # no client reads or writes the user's own settings
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "LLM_"))}
         env |= QUIET | {"HOME": home, "LLM_USER_PATH": home}
         try:
-            command = environments.command(name, client)
-            report, end = call([*command, base_url, MODEL], env, home)
+            report, end = call([*command.result(), *servers], env, home)
             outcomes = parse(report, end)
         except (NotInstalled, InvalidReport) as error:
             return {}, {"script": str(error)}

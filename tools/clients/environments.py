@@ -12,8 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tools.bench import prepare
 from tools.clients.clients import SCRIPTS, Client
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
@@ -27,12 +30,15 @@ class NotInstalled(Exception):
 def command(name: str, client: Client) -> list[str | Path]:
     """Return what runs the client's script, in its environment, which is made if it is not there. Raises
     NotInstalled."""
+    if client.made_by is not None:
+        with _as_benchmarks_do():
+            return [client.made_by() / "bin/python", SCRIPTS / client.script]
     folder = FOLDER / name
     done = folder / ".installed"
     pins = pins_file(name, client)
     if not (done.exists() and done.read_text() == pins.read_text()):
         shutil.rmtree(folder, ignore_errors=True)
-        _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, "-r", str(pins))
+        _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, client, "-r", str(pins))
         done.write_text(pins.read_text())
     if not client.is_javascript:
         return [folder / "bin/python", SCRIPTS / client.script]
@@ -42,7 +48,10 @@ def command(name: str, client: Client) -> list[str | Path]:
 
 
 def renew(name: str, client: Client) -> None:
-    """Install the newest versions that the client's packages allow, and pin them. Raises NotInstalled."""
+    """Install the newest versions that the client's packages allow, and pin them. The benchmarks' environments have
+    their pins in tools/bench/prepare.py. Raises NotInstalled."""
+    if client.made_by is not None:
+        return
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     pins = pins_file(name, client)
@@ -54,23 +63,39 @@ def renew(name: str, client: Client) -> None:
         for file in (folder / "package.json", folder / "package-lock.json"):
             shutil.copy(file, pins.parent)
     else:
-        _install_python(folder, *client.packages)
-        pins.write_text(_run(*_pip(folder, "freeze")))
+        _install_python(folder, client, *client.packages)
+        pins.write_text(_run(*_pip(folder, "freeze")).replace("+cpu", ""))
     (folder / ".installed").write_text(pins.read_text())
+
+
+def is_pinned(name: str, client: Client) -> bool:
+    return client.made_by is not None or pins_file(name, client).exists()
 
 
 def version(name: str, client: Client) -> str:
     """Return the pinned version of the client's first package."""
+    if client.made_by is not None:
+        return client.packages[0].partition("==")[2]
     package = re.split(r"[<\[]", client.packages[0])[0]
     pins = pins_file(name, client).read_text()
     if client.is_javascript:
         found: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
         return found
-    return dict(line.split("==") for line in pins.splitlines() if "==" in line)[package]
+    pinned = (line.split("==") for line in pins.splitlines() if "==" in line)
+    return {name.replace("_", "-"): number for name, number in pinned}[package]
 
 
 def pins_file(name: str, client: Client) -> Path:
     return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
+
+
+@contextmanager
+def _as_benchmarks_do() -> Iterator[None]:
+    """Say what fails in the block, which makes an environment as the benchmarks do, in this module's exception."""
+    try:
+        yield
+    except subprocess.CalledProcessError as error:
+        raise NotInstalled(str(error)) from None
 
 
 def _install_javascript(folder: Path, lock: Path) -> None:
@@ -78,11 +103,15 @@ def _install_javascript(folder: Path, lock: Path) -> None:
     _run("npm", "ci", "--silent", "--prefix", folder)
 
 
-def _install_python(folder: Path, *requirements: str) -> None:
+def _install_python(folder: Path, client: Client, *requirements: str) -> None:
+    if client.needs_torch:
+        with _as_benchmarks_do():
+            prepare.make_venv(folder, prepare.TORCH, *requirements)
+        return
     if uv := shutil.which("uv"):
         _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     else:
-        _run(sys.executable, "-m", "venv", folder)
+        _run(sys.executable, "-m", "venv", "--without-pip", folder)  # this one's pip serves all
     _run(*_pip(folder, "install"), "--quiet", *requirements)
 
 
@@ -90,7 +119,7 @@ def _pip(folder: Path, verb: str) -> list[str | Path]:
     python = folder / "bin/python"
     if uv := shutil.which("uv"):
         return [uv, "pip", verb, "--python", python]
-    return [python, "-m", "pip", verb]
+    return [sys.executable, "-m", "pip", "--python", python, verb]
 
 
 def _run(*words: str | Path) -> str:

@@ -27,8 +27,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _section(client: Client) -> str:
-    language = "js" if client.is_javascript else "yaml" if client.setup.startswith("- ") else "python"
-    return f"### {client.title}\n\n```{language}\n{client.setup}\n```"
+    return f"### {client.title}\n\n```{client.language}\n{client.setup}\n```"
 
 
 def _cell(outcome: str | None) -> str:

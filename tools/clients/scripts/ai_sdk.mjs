@@ -1,11 +1,13 @@
-// The examples for Vercel's ai package, with the model of either of its providers.
+// The examples for Vercel's ai package, with the models of either of its providers. One asks responses.
 
 import assert from "node:assert/strict";
-import { Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { Output, embedMany, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { QUESTION, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, run } from "./features.mjs";
+import {
+  QUESTION, TEXTS, UNITS, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, checkVectors, run,
+} from "./features.mjs";
 
-export async function tryModel(model) {
+export async function tryModels(model, embedder, asksResponses) {
   const base = { model, temperature: 0, maxOutputTokens: 200, maxRetries: 0 };
   const calls = [];
   const weather = tool({
@@ -62,5 +64,19 @@ export async function tryModel(model) {
     schema.parse(result.output);
   }
 
-  await run(text, stream, tools, tools_streamed, auto, structured);
+  async function responses() {
+    const first = await generateText({ ...base, prompt: QUESTION });
+    const { responseId } = first.providerMetadata.openai;
+    const providerOptions = { openai: { previousResponseId: responseId } };
+    const second = await generateText({ ...base, prompt: "And of Italy?", providerOptions });
+    assert(second.text);
+    assert(second.usage.inputTokens > first.usage.totalTokens);
+  }
+
+  async function embeddings() {
+    await checkVectors((await embedMany({ model: embedder, values: TEXTS, maxRetries: 0 })).embeddings);
+  }
+
+  const examples = [text, stream, tools, tools_streamed, auto, structured, embeddings];
+  await run(...examples, ...(asksResponses ? [responses] : []));
 }

@@ -1,15 +1,16 @@
-// What the JavaScript scripts share: the server's address, and the JSON lines in which they report.
+// What the JavaScript scripts share: the servers' addresses, and the JSON lines in which they report.
 //
-// A script is started with the address and the name of the model. Its examples are functions that are named after the
-// features that they try; an example fails by throwing.
+// A script is started with the address of a server and the name of its model, and with those of a server of embeddings.
+// Its examples are functions that are named after the features that they try; an example fails by throwing.
 
 import assert from "node:assert/strict";
 
-export const [BASE_URL, MODEL] = process.argv.slice(2);
+export const [BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER] = process.argv.slice(2);
 export const API_KEY = "none";
 export const QUESTION = "What is the capital of France?";
 export const WEATHER_QUESTION = "What is the weather in Paris, in celsius?";
 export const UNITS = ["celsius", "fahrenheit"];
+export const TEXTS = ["a cat sleeps", "a dog barks", "a cat sleeps"];
 const MOST_CHARACTERS = 400; // of an error
 
 export async function run(...examples) {
@@ -36,6 +37,16 @@ export function checkStreamed(parts, whole) {
   assert(parts.filter(Boolean).length > 1, `the text came in one part: '${parts}'`);
   assert.equal(parts.join(""), whole);
   checkCapital(whole);
+}
+
+// The vectors of TEXTS: they are those that the server gives to who asks for plain numbers.
+export async function checkVectors(vectors) {
+  const body = JSON.stringify({ model: EMBEDDER, input: TEXTS, encoding_format: "float" });
+  const headers = { "content-type": "application/json" };
+  const { data } = await (await fetch(`${EMBEDDINGS_URL}/embeddings`, { method: "POST", headers, body })).json();
+  assert.deepEqual(vectors.map((vector) => vector.length), data.map((item) => item.embedding.length));
+  const far = data.some(({ embedding }, i) => embedding.some((value, j) => !(Math.abs(value - vectors[i][j]) < 1e-6)));
+  assert(!far, "the vectors differ");
 }
 
 export function checkObeyed({ city, unit }) {

@@ -1,6 +1,7 @@
-"""What the Python scripts share: the server's address, and the JSON lines in which they report.
+"""What the Python scripts share: the servers' addresses, and the JSON lines in which they report.
 
-A script is started with the address and the name of the model. Its examples are functions that are named after the
+A script is started with the address of a server and the name of its model, with those of a server of embeddings, and
+with the folder of the first model, which has its tokenizer. Its examples are functions that are named after the
 features that they try; an example fails by raising.
 """
 
@@ -9,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import shlex
+import subprocess
 import sys
+import urllib.request
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
-BASE_URL, MODEL = sys.argv[1:3]
+BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER = sys.argv[1:6]
 API_KEY = "none"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the model in that folder
 QUESTION = "What is the capital of France?"
 WEATHER_QUESTION = "What is the weather in Paris, in celsius?"
 UNITS = ("celsius", "fahrenheit")
+TEXTS = ["a cat sleeps", "a dog barks", "a cat sleeps"]
 MOST_CHARACTERS = 400  # of an error
 
 
@@ -50,6 +57,30 @@ def check_streamed(parts: list[str], whole: str | None = None) -> None:
     assert len([part for part in parts if part]) > 1, f"the text came in one part: {parts}"
     assert whole is None or text == whole, f"streamed {text!r}, whole {whole!r}"
     check_capital(text)
+
+
+def check_vectors(vectors: Sequence[Sequence[float]]) -> None:
+    """Check the vectors of TEXTS: they are those that the server gives to who asks for plain numbers."""
+    body = json.dumps({"model": EMBEDDER, "input": TEXTS, "encoding_format": "float"}).encode()
+    request = urllib.request.Request(f"{EMBEDDINGS_URL}/embeddings", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        expected = [item["embedding"] for item in json.load(response)["data"]]
+    assert [len(vector) for vector in vectors] == [len(vector) for vector in expected]
+    differences = [abs(x - y) for pair in zip(vectors, expected, strict=True) for x, y in zip(*pair, strict=True)]
+    assert max(differences) < 1e-6, f"the vectors differ by {max(differences)}"
+
+
+def run_program(line: str, *arguments: str | Path) -> None:
+    """Run a program of the client as a user writes it, but on this server, and with the tokenizer in this folder. It
+    fails with the end of what the program has said."""
+    line = line.replace("\\\n", "")
+    for written, used in (("http://127.0.0.1:8000", BASE_URL.removesuffix("/v1")), (HUB_ID, MODEL_FOLDER)):
+        line = line.replace(written, used)
+    name, *words = shlex.split(line)
+    command = [Path(sys.executable).with_name(name), *words, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = " ".join(done.stdout.split())[-MOST_CHARACTERS // 2 :]
+    assert done.returncode == 0, f"{name} ended with exit code {done.returncode}: {said}"
 
 
 class Weather:

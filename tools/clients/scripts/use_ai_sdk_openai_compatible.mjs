@@ -1,12 +1,14 @@
 // Vercel's ai package with @ai-sdk/openai-compatible.
 
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { tryModel } from "./ai_sdk.mjs";
-import { API_KEY, BASE_URL, MODEL } from "./features.mjs";
+import { tryModels } from "./ai_sdk.mjs";
+import { API_KEY, BASE_URL, EMBEDDER, EMBEDDINGS_URL, MODEL } from "./features.mjs";
 
 const local = createOpenAICompatible({
   name: "local", baseURL: BASE_URL, apiKey: API_KEY, supportsStructuredOutputs: true,
 });
 const model = local(MODEL);
+const embeddings = createOpenAICompatible({ name: "embeddings", baseURL: EMBEDDINGS_URL, apiKey: API_KEY });
+const embedder = embeddings.embeddingModel(EMBEDDER);
 
-await tryModel(model);
+await tryModels(model, embedder, false);

@@ -4,12 +4,14 @@ import json
 from typing import Literal
 
 from autogen_agentchat.agents import AssistantAgent
-from autogen_agentchat.messages import ModelClientStreamingChunkEvent
+from autogen_agentchat.messages import ModelClientStreamingChunkEvent, TextMessage
 from autogen_core import CancellationToken
 from autogen_core.models import AssistantMessage, FunctionExecutionResult, FunctionExecutionResultMessage, UserMessage
 from autogen_core.tools import FunctionTool
+from autogen_ext.agents.openai import OpenAIAgent
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
@@ -89,4 +91,12 @@ async def structured() -> None:
     assert isinstance(city, City), repr(city)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+async def responses() -> None:
+    openai = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
+    agent = OpenAIAgent("assistant", "An assistant.", openai, MODEL, "You are helpful.", temperature=0)
+    for question, check in ((QUESTION, check_capital), ("And of Italy?", bool)):  # a talk that goes on
+        asked = [TextMessage(content=question, source="user")]
+        check((await agent.on_messages(asked, CancellationToken())).chat_message.content)
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses)

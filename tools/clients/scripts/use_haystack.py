@@ -1,11 +1,26 @@
-"""The examples for haystack's OpenAIChatGenerator."""
+"""The examples for haystack's OpenAIChatGenerator, OpenAIResponsesChatGenerator and OpenAIDocumentEmbedder."""
 
 from typing import Annotated, Literal
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from haystack.components.agents import Agent
-from haystack.components.generators.chat import OpenAIChatGenerator
-from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.components.embedders import OpenAIDocumentEmbedder
+from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
+from haystack.dataclasses import ChatMessage, Document, StreamingChunk
 from haystack.tools import tool
 from haystack.utils import Secret
 from pydantic import BaseModel
@@ -14,6 +29,7 @@ settings = {"temperature": 0, "max_tokens": 200}
 generator = OpenAIChatGenerator(
     model=MODEL, api_base_url=BASE_URL, api_key=Secret.from_token(API_KEY), generation_kwargs=settings
 )
+embedder = OpenAIDocumentEmbedder(model=EMBEDDER, api_base_url=EMBEDDINGS_URL, api_key=Secret.from_token(API_KEY))
 
 question = [ChatMessage.from_user(QUESTION)]
 weather_question = ChatMessage.from_user(WEATHER_QUESTION)
@@ -81,4 +97,24 @@ def structured() -> None:
     City.model_validate_json(reply.text)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+def responses() -> None:
+    asker = OpenAIResponsesChatGenerator(
+        model=MODEL,
+        api_base_url=BASE_URL,
+        api_key=Secret.from_token(API_KEY),
+        generation_kwargs={"temperature": 0, "max_output_tokens": 200},
+    )
+    chunks: list[StreamingChunk] = []
+    (first,) = asker.run(question)["replies"]
+    asker.run(question, streaming_callback=chunks.append)
+    check_streamed([chunk.content for chunk in chunks], first.text)
+    further = {"previous_response_id": first.meta["id"]}
+    assert asker.run([ChatMessage.from_user("And of Italy?")], generation_kwargs=further)["replies"][0].text
+
+
+def embeddings() -> None:
+    documents = embedder.run([Document(content=text) for text in TEXTS])["documents"]
+    check_vectors([document.embedding for document in documents])
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

@@ -1,15 +1,30 @@
-"""The examples for LangChain's ChatOpenAI."""
+"""The examples for LangChain's ChatOpenAI and OpenAIEmbeddings."""
 
 from typing import Literal
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200)
+embedder = OpenAIEmbeddings(model=EMBEDDER, base_url=EMBEDDINGS_URL, api_key=API_KEY, check_embedding_ctx_length=False)
 
 weather = Weather()
 
@@ -69,4 +84,25 @@ def structured() -> None:
         assert isinstance(city, City), f"with the method {method} it is {city!r}"
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+def responses() -> None:
+    asker = ChatOpenAI(
+        model=MODEL,
+        base_url=BASE_URL,
+        api_key=API_KEY,
+        temperature=0,
+        max_tokens=200,
+        use_responses_api=True,
+        use_previous_response_id=True,
+    )
+    first = asker.invoke(QUESTION)
+    check_streamed([chunk.text for chunk in asker.stream(QUESTION)], first.text)
+    second = asker.invoke([HumanMessage(QUESTION), first, HumanMessage("And of Italy?")])
+    assert second.text
+    assert second.usage_metadata["input_tokens"] > first.usage_metadata["total_tokens"]
+
+
+def embeddings() -> None:
+    check_vectors(embedder.embed_documents(TEXTS))
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

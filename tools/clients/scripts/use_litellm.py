@@ -4,10 +4,23 @@ import json
 from typing import Literal
 
 import litellm
-from features import API_KEY, BASE_URL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDINGS_URL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from pydantic import BaseModel
 
 server = {"model": "openai/demo", "api_base": BASE_URL, "api_key": API_KEY}
+embedder = {"model": "openai/embedder", "api_base": EMBEDDINGS_URL, "api_key": API_KEY}
 
 question = [{"role": "user", "content": QUESTION}]
 weather_question = [{"role": "user", "content": WEATHER_QUESTION}]
@@ -73,4 +86,19 @@ def structured() -> None:
     City.model_validate_json(complete(question, response_format=City).choices[0].message.content)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+def responses() -> None:
+    asked = {**server, "temperature": 0, "max_output_tokens": 200}
+    first = litellm.responses(**asked, input=QUESTION)
+    events = litellm.responses(**asked, input=QUESTION, stream=True)
+    parts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    check_streamed(parts, first.output_text)
+    second = litellm.responses(**asked, input="And of Italy?", previous_response_id=first.id)
+    assert second.output_text
+    assert second.usage.input_tokens > first.usage.total_tokens
+
+
+def embeddings() -> None:
+    check_vectors([item["embedding"] for item in litellm.embedding(**embedder, input=TEXTS).data])
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

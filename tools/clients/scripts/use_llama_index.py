@@ -1,16 +1,33 @@
-"""The examples for LlamaIndex's OpenAILike."""
+"""The examples for LlamaIndex's OpenAILike, OpenAIResponses and OpenAILikeEmbedding."""
 
 from typing import Literal
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.llms.openai import OpenAIResponses
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
 llm = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=API_KEY, temperature=0, max_tokens=200, **capabilities)
+embedder = OpenAILikeEmbedding(model_name=EMBEDDER, api_base=EMBEDDINGS_URL, api_key=API_KEY)
 
 question = [ChatMessage(role="user", content=QUESTION)]
 weather = Weather()
@@ -72,4 +89,24 @@ def structured() -> None:
     assert isinstance(city, City), repr(city)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+def responses() -> None:
+    asker = OpenAIResponses(
+        model=MODEL,
+        api_base=BASE_URL,
+        api_key=API_KEY,
+        temperature=0,
+        max_output_tokens=200,
+        context_window=8192,
+        track_previous_responses=True,
+    )
+    parts = [chunk.delta or "" for chunk in asker.stream_chat(question)]
+    first = OpenAIResponses(**asker.to_dict() | {"api_key": API_KEY}).chat(question)
+    check_streamed(parts, first.message.content)
+    assert asker.chat([ChatMessage(role="user", content="And of Italy?")]).message.content
+
+
+def embeddings() -> None:
+    check_vectors(embedder.get_text_embedding_batch(TEXTS))
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

@@ -14,6 +14,7 @@ models = """\
   supports_schema: true
   supports_tools: true
 """
+models += models.replace("model_id: demo", "model_id: demo-responses") + "  responses: true\n"
 models = models.replace("http://127.0.0.1:8000/v1", BASE_URL)
 Path(os.environ["LLM_USER_PATH"], "extra-openai-models.yaml").write_text(models)
 
@@ -55,4 +56,13 @@ def structured() -> None:
         City.model_validate_json(model.prompt(QUESTION, schema=City, stream=streamed, **options).text())
 
 
-run(text, stream, auto, structured)
+def responses() -> None:
+    asker = llm.get_model("demo-responses")
+    asked = {"temperature": 0, "max_tokens": 200, "key": "none"}
+    check_streamed(list(asker.prompt(QUESTION, **asked)), asker.prompt(QUESTION, stream=False, **asked).text())
+    talk = asker.conversation()
+    check_capital(talk.prompt(QUESTION, **asked).text())
+    assert talk.prompt("And of Italy?", **asked).text()
+
+
+run(text, stream, auto, structured, responses)

@@ -5,7 +5,8 @@ import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
-  API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, checkCapital, checkObeyed, checkStreamed, run,
+  API_KEY, BASE_URL, EMBEDDER, EMBEDDINGS_URL, MODEL, QUESTION, TEXTS, WEATHER_QUESTION,
+  checkCapital, checkObeyed, checkStreamed, checkVectors, run,
 } from "./features.mjs";
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
@@ -84,4 +85,10 @@ async function responses() {
   assert(second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens);
 }
 
-await run(text, stream, tools, tools_streamed, auto, structured, responses);
+async function embeddings() {
+  const embedder = new OpenAI({ baseURL: EMBEDDINGS_URL, apiKey: API_KEY });
+  const { data } = await embedder.embeddings.create({ model: EMBEDDER, input: TEXTS }); // asks for base64 by itself
+  await checkVectors(data.map((item) => item.embedding));
+}
+
+await run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings);

@@ -4,7 +4,21 @@ import json
 from typing import Literal
 
 import openai
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY)
@@ -91,4 +105,13 @@ def responses() -> None:
     assert client.responses.retrieve(second.id).output_text == second.output_text
 
 
-run(text, stream, tools, tools_streamed, auto, structured, responses)
+def embeddings() -> None:
+    embedder = openai.OpenAI(base_url=EMBEDDINGS_URL, api_key=API_KEY)
+    answer = embedder.embeddings.create(model=EMBEDDER, input=TEXTS)  # asks for base64 by itself
+    check_vectors([item.embedding for item in answer.data])
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens
+    ids = embedder.embeddings.create(model=EMBEDDER, input=[[2, 5, 6, 3], [2, 5, 6, 3]]).data
+    assert ids[0].embedding == ids[1].embedding
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

@@ -72,4 +72,12 @@ async def structured() -> None:
     assert isinstance(city, City), repr(city)
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+async def responses() -> None:
+    first = await Runner.run(agent(), QUESTION)
+    second = await Runner.run(agent(), "And of Italy?", previous_response_id=first.last_response_id)
+    assert second.final_output
+    before, after = (result.context_wrapper.usage for result in (first, second))
+    assert after.input_tokens > before.total_tokens
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses)

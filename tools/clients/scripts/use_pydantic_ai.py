@@ -2,13 +2,29 @@
 
 from typing import Literal
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai import Agent, Embedder, NativeOutput, ToolOutput
+from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=API_KEY))
+embedder = OpenAIEmbeddingModel(EMBEDDER, provider=OpenAIProvider(base_url=EMBEDDINGS_URL, api_key=API_KEY))
 
 settings = {"temperature": 0, "max_tokens": 200}
 agent = Agent(model, model_settings=settings)
@@ -56,4 +72,16 @@ def structured() -> None:
         assert isinstance(city, City), f"with {output_type} it is {city!r}"
 
 
-run(text, stream, tools, auto, structured)
+def responses() -> None:
+    first = agent.run_sync(QUESTION)
+    further = {**settings, "openai_previous_response_id": "auto"}
+    second = agent.run_sync("And of Italy?", message_history=first.all_messages(), model_settings=further)
+    assert second.output
+    assert second.usage.input_tokens > first.usage.total_tokens
+
+
+def embeddings() -> None:
+    check_vectors(Embedder(embedder).embed_documents_sync(TEXTS).embeddings)
+
+
+run(text, stream, tools, auto, structured, responses, embeddings)

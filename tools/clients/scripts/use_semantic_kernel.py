@@ -2,17 +2,38 @@
 
 from enum import StrEnum
 
-from features import API_KEY, BASE_URL, MODEL, QUESTION, WEATHER_QUESTION, Weather, check_capital, check_streamed, run
+from features import (
+    API_KEY,
+    BASE_URL,
+    EMBEDDER,
+    EMBEDDINGS_URL,
+    MODEL,
+    QUESTION,
+    TEXTS,
+    WEATHER_QUESTION,
+    Weather,
+    check_capital,
+    check_streamed,
+    check_vectors,
+    run,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from semantic_kernel import Kernel
+from semantic_kernel.agents import OpenAIResponsesAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.open_ai import (
+    OpenAIChatCompletion,
+    OpenAIChatPromptExecutionSettings,
+    OpenAITextEmbedding,
+)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
 client = AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY)
 service = OpenAIChatCompletion(ai_model_id=MODEL, async_client=client)
+embedding_client = AsyncOpenAI(base_url=EMBEDDINGS_URL, api_key=API_KEY)
+embedder = OpenAITextEmbedding(ai_model_id=EMBEDDER, async_client=embedding_client)
 
 
 class Unit(StrEnum):  # to this client Literal is an object
@@ -85,4 +106,16 @@ async def structured() -> None:
     City.model_validate_json(str(answer))
 
 
-run(text, stream, tools, tools_streamed, auto, structured)
+async def responses() -> None:
+    agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, temperature=0)
+    first = await agent.get_response(messages=QUESTION)
+    parts = [str(part) async for part in agent.invoke_stream(messages=QUESTION)]
+    check_streamed(parts, str(first))
+    assert str(await agent.get_response(messages="And of Italy?", thread=first.thread))
+
+
+async def embeddings() -> None:
+    check_vectors((await embedder.generate_embeddings(TEXTS)).tolist())
+
+
+run(text, stream, tools, tools_streamed, auto, structured, responses, embeddings)

@@ -1,0 +1,37 @@
+"""Starts the servers that the clients ask: the demo model, and a small embedding model with random weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from oaiserve import demo
+from tools.random_poolers import FAMILIES, random_pooler, save
+from tools.server_process import running_oaiserve
+
+FAMILY = "bert"
+
+
+@contextmanager
+def running_servers() -> Iterator[list[str]]:
+    """Run both servers with their defaults, and yield what scripts are started with: features.py names it."""
+    with TemporaryDirectory() as folder:
+        save(Path(folder), FAMILY, random_pooler(copy.deepcopy(FAMILIES[FAMILY])), pooling="mean")
+        with (
+            running_oaiserve() as generating,
+            running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,
+        ):
+            yield [f"{generating.url}/v1", "demo", f"{embedding.url}/v1", "embedder", str(demo.resolve())]
+
+
+@contextmanager
+def with_flags(servers: list[str], flags: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the same, with a demo server of these flags in place of the first one, if there are flags."""
+    if not flags:
+        yield servers
+        return
+    with running_oaiserve(*flags) as generating:
+        yield [f"{generating.url}/v1", *servers[1:]]
