@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.private import FILE_MODE
-from oaiserve.response_store import DropReason, StoreCounts, StoredResponse, StoreLimits, TalkTooLarge
+from oaiserve.response_store import DROP_REASONS, StoreCounts, StoredResponse, StoreLimits, TalkTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ResponseDatabase:
         self._connection = _opened(path)
         self._thread = ThreadPoolExecutor(1, "response-store")
         self._waiting: deque[tuple[str, StoredResponse, Future[None]]] = deque()
-        self._dropped: dict[DropReason, int] = dict(StoreCounts().dropped)
+        self._dropped = dict.fromkeys(DROP_REASONS, 0)
         self._counts = self._count()  # replaced whole by the thread, and read by any
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
@@ -113,7 +113,7 @@ class ResponseDatabase:
                     too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
                     too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
                     in_the_way = self._make_room()
-                for reason, number in zip(self._dropped, (too_old.rowcount, in_the_way, too_large), strict=True):
+                for reason, number in zip(DROP_REASONS, (too_old.rowcount, in_the_way, too_large), strict=True):
                     self._dropped[reason] += number
                 self._counts = self._count()
         except Exception as error:  # each of them gets it

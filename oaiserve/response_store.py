@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 
 # Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
-DropReason = Literal["age", "room", "size"]
+DROP_REASONS = ("age", "room", "size")
 
 
 class StoredResponse(NamedTuple):
@@ -48,7 +48,7 @@ class StoreCounts(NamedTuple):
 
     number: int = 0
     num_bytes: int = 0
-    dropped: Mapping[DropReason, int] = MappingProxyType(dict.fromkeys(get_args(DropReason), 0))
+    dropped: Mapping[str, int] = MappingProxyType(dict.fromkeys(DROP_REASONS, 0))
 
 
 class TalkTooLarge(Exception):
@@ -105,7 +105,7 @@ class MemoryStore:
         self._owners: dict[str, _Owned] = {}
         self._number = 0
         self._num_bytes = 0
-        self._dropped: dict[DropReason, int] = dict(StoreCounts().dropped)
+        self._dropped = dict.fromkeys(DROP_REASONS, 0)
 
     def counts(self) -> StoreCounts:
         return StoreCounts(self._number, self._num_bytes, self._dropped.copy())
