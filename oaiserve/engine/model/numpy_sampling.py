@@ -41,58 +41,51 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
 
 
 def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
-    """Draw an id from a row with these finite logits float32 [vocab], or -infinity, of which `highest` is one."""
+    """Draw an id from a row with these finite logits float32 [vocab], or -infinity, of which `highest` is the best."""
+    scaled = logits - highest
+    scaled *= np.float32(1.0 / row.temperature)
     ids: np.ndarray | None = None  # those that stay; None: all
     if row.min_p:
-        ids = np.flatnonzero(logits >= np.float32(float(highest) + row.temperature * math.log(row.min_p)))
-        logits = logits[ids]
-    if 0 < row.top_k < len(logits):
-        places = _best(logits, int(row.top_k))
-        ids, logits = places if ids is None else ids[places], logits[places]
+        ids = np.flatnonzero(scaled >= np.float32(math.log(row.min_p)))
+        scaled = scaled[ids]
+    if 0 < row.top_k < len(scaled):
+        stay = _highest(scaled, None, row.top_k)
+        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
     if row.top_p < 1.0:
-        places = _best(logits, _count_by_top_p(logits, highest, row))
-        ids, logits = places if ids is None else ids[places], logits[places]
+        weights = np.exp(scaled)
+        stay = _highest(scaled, weights, row.top_p * float(weights.sum(dtype=np.float64)))
+        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
     bounds = _noise_bounds(row.seed, _mixed_ids(len(logits)) if ids is None else _mixed(ids))
-    bounds += _scaled(logits, highest, row)
+    bounds += scaled
 
     def score(place: int) -> tuple[float, int]:
         """Return what decides: the score, or the lower id of two with the same."""
         token_id = place if ids is None else int(ids[place])
-        scaled = (float(logits[place]) - float(highest)) / row.temperature
-        return scaled + noise(row.seed, token_id), -token_id
+        exactly_scaled = (float(logits[token_id]) - float(highest)) / row.temperature
+        return exactly_scaled + noise(row.seed, token_id), -token_id
 
-    first = score(int(bounds.argmax()))
-    may_win = np.flatnonzero(bounds >= np.float32(first[0] - _BOUND_OFFSET - _ROUNDING))
-    return -max(map(score, may_win.tolist()))[1]
-
-
-def _scaled(logits: np.ndarray, highest: np.float32, row: DrawRow) -> np.ndarray:
-    """Return the logits less the highest one, divided by the temperature: float32, at most 0."""
-    scaled = logits - highest
-    scaled *= np.float32(1.0 / row.temperature)
-    return scaled
+    least, _ = score(int(bounds.argmax()))
+    may_win = np.flatnonzero(bounds >= np.float32(least - _BOUND_OFFSET - _ROUNDING))
+    _, drawn = max(map(score, may_win.tolist()))
+    return -drawn
 
 
-def _best(logits: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the `count` highest logits in ascending order. Of equal ones, the first stay."""
-    last = np.partition(logits, len(logits) - count)[len(logits) - count]
-    places = np.flatnonzero(logits >= last)
-    surplus = len(places) - count
-    if surplus:
-        equal = np.flatnonzero(logits[places] == last)
-        places = np.delete(places, equal[-surplus:])
-    return places
+def _highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
+    """Return the places of the highest numbers whose weights reach the goal together, in ascending order.
 
-
-def _count_by_top_p(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
-    """Return how many of the highest logits top_p keeps. The one with which the sum reaches top_p is the last."""
-    weights = np.exp(_scaled(logits, highest, row))
-    total = float(weights.sum(dtype=np.float64))
-    # All ids below this weight have less than 1 - top_p together. So the others reach top_p, and only they are sorted.
-    floor = np.float32((1.0 - row.top_p) * total / len(logits))
-    best_first = np.ascontiguousarray(np.sort(logits[weights >= floor])[::-1])
-    sums = np.exp(_scaled(best_first, highest, row)).cumsum(dtype=np.float64)
-    return min(int(np.searchsorted(sums, row.top_p * total)) + 1, len(sums))
+    The numbers are at most 0. Without weights, each counts 1. Of equal numbers, the first stay. The numbers are put
+    into buckets by the upper half of their bits, so that only the bucket in which the sum reaches the goal is sorted.
+    """
+    buckets = np.abs(scaled).view(np.uint32) >> np.uint32(16)
+    sums = np.bincount(buckets, weights).cumsum()
+    last_bucket = min(int(np.searchsorted(sums, goal)), len(sums) - 1)
+    within = np.flatnonzero(buckets == last_bucket)
+    within = within[np.argsort(-scaled[within], kind="stable")]
+    before = sums[last_bucket - 1] if last_bucket else 0
+    sums_within = before + (np.arange(1, len(within) + 1) if weights is None else weights[within].cumsum(dtype=float))
+    stays = buckets < last_bucket
+    stays[within[: int(np.searchsorted(sums_within, goal)) + 1]] = True
+    return np.flatnonzero(stays)
 
 
 def _noise_bounds(seed: int, mixed: np.ndarray) -> np.ndarray:
