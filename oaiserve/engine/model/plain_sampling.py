@@ -1,16 +1,14 @@
 """Draws in plain torch, for all rows at once on their device: where there is no Triton, and to compare with.
 
-Rows with the same method are drawn together, so a greedy row does not cost what a drawn row does.
+Rows of the same kind are drawn together, so a greedy row does not cost what a drawn row does.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from oaiserve.engine.draws import FACTOR_1, FACTOR_2, NOISE_BITS
-from oaiserve.engine.model.draw_rows import DrawRow, SampledIds, SampleIds, seeds
+from oaiserve.engine.model.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.transfer import on_device
 
 _MASK32 = (1 << 32) - 1
@@ -18,69 +16,63 @@ _MASK32 = (1 << 32) - 1
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
-    indices_by_method: dict[SampleIds, list[int]] = {}
+    device, vocab = logits.device, logits.shape[-1]
+    by_kind: dict[tuple[bool, bool], list[int]] = {}
     for index, row in enumerate(rows):
-        indices_by_method.setdefault(_method(row, logits.shape[-1]), []).append(index)
-    if len(indices_by_method) == 1:
-        (method,) = indices_by_method
-        return method(logits, rows)
-    token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    are_finite = torch.empty(len(rows), dtype=torch.bool, device=logits.device)
-    for method, indices in indices_by_method.items():
-        index = on_device(indices, logits.device)
-        token_ids[index], are_finite[index] = method(logits[index], [rows[i] for i in indices])
+        by_kind.setdefault((row.is_greedy, row.cuts(vocab)), []).append(index)
+    token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
+    are_finite = torch.empty(len(rows), dtype=torch.bool, device=device)
+    for (is_greedy, has_cuts), indices in by_kind.items():
+        index = on_device(indices, device)
+        some_logits = logits if len(indices) == len(rows) else logits[index]
+        if is_greedy:
+            token_ids[index], are_finite[index] = take_best(some_logits)
+            continue
+        some = [rows[i] for i in indices]
+        parameters = on_device(numbers(some), device, torch.float32), on_device(seeds(some), device)
+        token_ids[index], are_finite[index] = draw(some_logits, *parameters, has_cuts=has_cuts)
     return token_ids, are_finite
 
 
-def _method(row: DrawRow, vocab: int) -> SampleIds:
-    return _take_best if row.is_greedy else _draw_from_best if row.cuts(vocab) else _draw
-
-
-def _take_best(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+def take_best(logits: torch.Tensor) -> SampledIds:
+    """Return the id of the highest logit of each row [R, vocab]."""
     best, token_ids = logits.max(dim=-1)
     return token_ids, best.isfinite()
 
 
-def _draw(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-    """Draw from all ids."""
-    scaled, are_finite = _scale(logits, rows)
-    return (scaled + _noise(logits, rows)).argmax(dim=-1), are_finite
+def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, *, has_cuts: bool) -> SampledIds:
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
+    the rows, see `draw_rows`.
 
-
-def _draw_from_best(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-    """Draw from the ids that stay after top_k and then top_p. The id with which the sum reaches top_p is the last."""
-    device, vocab = logits.device, logits.shape[-1]
-    scaled, are_finite = _scale(logits, rows)
-    scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
-    num_kept = _column([row.top_k or vocab for row in rows], device)
-    weights = scaled.exp().masked_fill(torch.arange(vocab, device=device) >= num_kept, 0.0)
-    before = weights.cumsum(dim=-1) - weights
-    goal = weights.sum(dim=-1, keepdim=True) * _column([row.top_p for row in rows], device)
-    is_kept = (weights > 0) & (before < goal)
-    is_kept[:, 0] = True
-    scores = (scaled + _noise(logits, rows).gather(1, order)).masked_fill(~is_kept, -torch.inf)
-    return order.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0], are_finite
-
-
-def _scale(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-    """Return the logits less the highest one, divided by the temperature, and -infinity where min_p excludes an id.
-
-    The result is float64 [R, vocab], and whether the logits are finite, bool [R].
+    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1.
     """
-    logits = logits.double()
+    logits, (temperatures, min_ps, top_ks, top_ps) = logits.double(), parameters.double()[:, :, None]
     highest = logits.amax(dim=-1, keepdim=True)
-    scaled = (logits - highest) / _column([row.temperature for row in rows], logits.device)
-    if any(row.min_p for row in rows):
-        floors = [math.log(row.min_p) if row.min_p else -math.inf for row in rows]
-        scaled = scaled.masked_fill(scaled < _column(floors, logits.device), -torch.inf)
-    return scaled, highest.isfinite()[:, 0]
+    scaled = (logits - highest) / temperatures
+    scaled = scaled.masked_fill(scaled < min_ps.log(), -torch.inf)
+    if has_cuts:
+        scaled = scaled.masked_fill(~_stays(scaled, top_ks, top_ps), -torch.inf)
+    scores = scaled + _noise(seeds[:, None], logits.shape[-1])
+    return torch.where(top_ks == 1, logits, scores).argmax(dim=-1), highest.isfinite()[:, 0]
 
 
-def _noise(logits: torch.Tensor, rows: list[DrawRow]) -> torch.Tensor:
-    """Return `draws.noise` of all ids for each row: float64 [R, vocab]."""
-    on_rows = on_device(seeds(rows), logits.device)[:, None]
-    first, second = on_rows >> 32 & _MASK32, on_rows & _MASK32
-    mixed = _mix32(torch.arange(logits.shape[-1], device=logits.device))
+def _stays(scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Return where ids stay after top_k and then top_p, bool [R, vocab].
+
+    The id with which the sum of probabilities reaches top_p is the last one.
+    """
+    in_order, order = scaled.sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(scaled.shape[-1], device=scaled.device)
+    weights = in_order.exp().masked_fill((top_ks > 0) & (place >= top_ks), 0.0)
+    sums = weights.cumsum(dim=-1)
+    stays = (place == 0) | ((weights > 0) & (sums - weights < sums[:, -1:] * top_ps))
+    return torch.zeros_like(stays).scatter(1, order, stays)
+
+
+def _noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return `draws.noise` of all ids for each of the seeds int64 [R, 1]: float64 [R, vocab]."""
+    first, second = seeds >> 32 & _MASK32, seeds & _MASK32
+    mixed = _mix32(torch.arange(vocab, device=seeds.device))
     high = (mixed ^ first) * FACTOR_1 & _MASK32
     high = ((high ^ high >> 15) + second) * FACTOR_2 & _MASK32
     high = high ^ high >> 16
@@ -96,8 +88,3 @@ def _mix32(x: torch.Tensor) -> torch.Tensor:
     x = x ^ x >> 15
     x = x * FACTOR_2 & _MASK32
     return x ^ x >> 16
-
-
-def _column(values: list[float], device: torch.device) -> torch.Tensor:
-    """Return the values as a column on the device: float64 [R, 1]."""
-    return on_device(values, device, torch.float64)[:, None]
