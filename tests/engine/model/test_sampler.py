@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -257,22 +256,6 @@ def test_rows_are_independent_with_a_large_vocabulary_too() -> None:
     for i, row in enumerate(rows):
         alone = sample(logits[i : i + 1].clone(), [row])
         assert (alone.token_ids, alone.logprobs) == ([together.token_ids[i]], [together.logprobs[i]])
-
-
-@pytest.mark.parametrize(
-    "params",
-    [SamplingParams(), SamplingParams(temperature=0.5, top_k=5, top_p=0.8), SamplingParams(min_p=0.1)],
-    ids=["plain", "top_k and top_p", "min_p"],
-)
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(5))
-    rows = [sequence(params, key=draw_key(3, i)) for i in range(4000)]
-    counts = Counter(sample(logits.repeat(4000, 1), rows).token_ids)
-    expected = plain_distribution(plain_edits(logits[0].tolist(), rows[0]), params)
-    for token_id in range(VOCAB):
-        probability = expected.get(token_id, 0.0)
-        deviation = math.sqrt(4000 * probability * (1 - probability))
-        assert abs(counts[token_id] - 4000 * probability) <= 4 * deviation
 
 
 def test_penalties_follow_an_answer_as_it_grows() -> None:
