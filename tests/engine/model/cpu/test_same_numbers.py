@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oaiserve.config import Quantize
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load
+from oaiserve.engine.step_account import EngineSnapshot
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_engine
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -28,7 +31,7 @@ LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2, "intermediate_s
 GROUPED = config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48)
 WINDOW = config("mistral", **LONG, num_key_value_heads=4, head_dim=80, sliding_window=270)
 CAPPED = config("gemma2", **LONG, sliding_window=37, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
-NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=1024, initializer_range=0.2)
+NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
 CASES = {
     "bfloat16": (GROUPED, torch.bfloat16, "none", "native"),
@@ -56,8 +59,8 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
         return Decoders(loaded.vocab_size, {threads: decoder(loaded, threads, quantize) for threads in (1, 2, 3)})
 
 
-def decoder(loaded: object, num_threads: int, quantize: Quantize) -> NativeDecoder:
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": num_threads}
+def decoder(loaded: LoadedModel, num_threads: int, quantize: Quantize, num_blocks: int = NUM_BLOCKS) -> NativeDecoder:
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": num_threads}
     return native_decoder(loaded, **sizes, quantize=quantize)
 
 
@@ -146,3 +149,55 @@ def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(decod
         for _ in ids:
             compute(native, Step([chunk_of(sequence, 1)]), found)
         assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+SHORT = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90], [11, 40, 11], list(range(30, 64))]
+
+
+class Recording(ModelRunner):
+    """A runner that keeps the bytes of the logits after each text."""
+
+    def __init__(self, native: NativeDecoder) -> None:
+        super().__init__(self, CPU, BLOCK_SIZE)
+        self.logits: dict[tuple[int, ...], set[bytes]] = {}
+        self._native = native
+        self._step = Step()
+
+    def launch(self, step: Step) -> Launched:
+        self._step = step
+        return super().launch(step)
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits = self._native.forward(batch)
+        for row, index in enumerate(batch.sample_chunks):
+            chunk = self._step.chunks[index]
+            text = tuple(chunk.sequence.token_ids[: chunk.end])
+            self.logits.setdefault(text, set()).add(logits[row].numpy().tobytes())
+        return logits
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._native.copy_blocks(copies)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(quantize: Quantize) -> None:
+    loaded = load(FAMILIES["gemma3_text"], dtype=torch.bfloat16)
+    found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
+    for num_blocks, limits in (
+        (64, {"max_running": 1, "prefix_cache": False}),
+        (64, {"max_running": 16, "max_step_tokens": 100}),
+        (7, {"max_running": 8, "max_step_tokens": 7}),
+    ):
+        n = 1 if limits["max_running"] == 1 else 2
+        params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
+        runner = Recording(decoder(loaded, 2, quantize, num_blocks))
+        with make_engine(loaded, runner, num_blocks=num_blocks, **limits) as engine:
+            answers = [completion.token_ids for _ in range(2) for completion in engine.generate(SHORT, params)[::n]]
+            found.append((answers, runner.logits, engine.snapshot()))
+    (alone, logits, _), together, preempted = found
+    assert together[2].num_prefix_hits > 0
+    assert preempted[2].num_preemptions > 0
+    assert all(len(kinds) == 1 for kinds in logits.values())
+    for answers, others, _ in (together, preempted):
+        assert answers == alone
+        assert others == logits
