@@ -92,6 +92,8 @@ struct AttentionItem {
   int32_t first_unit, end_unit;
 };
 
+constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
+
 // The division of a step's attention into items. It is computed once per step for all layers of the same sizes, and
 // keeps its memory from step to step.
 struct AttentionPlan {
@@ -104,12 +106,10 @@ struct AttentionPlan {
   std::vector<AttentionSplit> splits;
   std::vector<float> partials;
 
-  // The size of a run's results, rounded up to whole cache lines. They are, for each of the rows, the sums of weighted
-  // values [rows][value_dim], the maxima [rows] and the sums of weights [rows].
-  long run_size(long rows) const { return (rows * (value_dim + 2) + LANES - 1) / LANES * LANES; }
+  // The size of a run's results: for each of the rows, the sums of weighted values [rows][value_dim], the sums of
+  // weights [rows][16], and the maxima [rows], for which there is room for whole vectors.
+  long run_size(long rows) const { return rows * (value_dim + LANES) + divide_up(rows, LANES) * LANES; }
 };
-
-inline long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 inline long first_visible_key(long position, long window) {
   return window > 0 ? std::max(0L, position - window + 1) : 0L;
@@ -241,6 +241,18 @@ f32x16 exp2_of_negative(f32x16 x) {
 #endif
 }
 
+// By what the sums of up to 16 rows are multiplied when a run is added: those before it, and those of the run. Weights
+// are relative to a maximum, which may have changed.
+struct RunFactors {
+  alignas(64) float before[LANES], now[LANES];
+};
+
+// out = out * before + sums * now, rounded in the same way wherever it is done.
+inline void add_run(Vector sums, float before, float now, float* out) {
+  const Vector added = multiply_add(sums, now - Vector{}, load_vector<Vector>(out) * before);
+  memcpy(out, &added, sizeof(Vector));
+}
+
 // scores[r][16 c ..] = the dot products of queries[r] with the keys of panel c. Prefetches the panels `later`.
 template <class T, int R, int C>
 void score_panels(const T* queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
@@ -274,11 +286,11 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
-// out[r] = the sum of the values of `count` panels, weighted with weights[r]. It does so for the 16 C columns from
-// `column` on. Prefetches the panels `later`.
+// Adds to out[r] the sum of the values of `count` panels, weighted with weights[r], with factors before[r] and now[r]. It
+// does so for the 16 C columns from `column` on. Prefetches the panels `later`.
 template <class T, int R, int C>
-void add_columns(const T* weights, const T* const* panels, const T* const* later, long count, long value_dim,
-                 long column, float* out) {
+void add_columns(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later,
+                 long count, long value_dim, long column, float* out) {
   constexpr long P = PACK<T>;
   constexpr int VECTORS = C * PANEL_VECTORS;
   Vector sums[R][VECTORS];
@@ -307,7 +319,7 @@ void add_columns(const T* weights, const T* const* panels, const T* const* later
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-      memcpy(out + r * value_dim + column + v * WIDTH, &sums[r][v], sizeof(Vector));
+      add_run(sums[r][v], factors.before[r], factors.now[r], out + r * value_dim + column + v * WIDTH);
 }
 
 template <class T, int R>
@@ -320,13 +332,13 @@ void score_rows(const T* queries, const T* const* panels, const T* const* later,
 }
 
 template <class T, int R>
-void add_rows(const T* weights, const T* const* panels, const T* const* later, long count, long value_dim,
-              float* out) {
+void add_rows(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later, long count,
+              long value_dim, float* out) {
   long column = 0;
   for (; column + REGISTER_PANELS * LANES <= value_dim; column += REGISTER_PANELS * LANES)
-    add_columns<T, R, REGISTER_PANELS>(weights, panels, later, count, value_dim, column, out);
+    add_columns<T, R, REGISTER_PANELS>(weights, factors, panels, later, count, value_dim, column, out);
   for (; column < value_dim; column += LANES)
-    add_columns<T, R, 1>(weights, panels, later, count, value_dim, column, out);
+    add_columns<T, R, 1>(weights, factors, panels, later, count, value_dim, column, out);
 }
 
 // Tables of both products, for 1 to REGISTER_ROWS rows: entry R is for R + 1 rows.
@@ -346,18 +358,22 @@ inline void cap_scores(float* scores, long count, const AttentionOptions& option
   }
 }
 
-// The softmax of a row over some keys: a key weighs 2^(scale * score - maximum), and `sum` is the sum of the weights.
-struct SoftmaxRow {
-  float maximum = NEVER, sum = 0.0f;
+// The softmax of up to `ROWS` rows over some keys. A key weighs 2^(scale * score - maximum), and `sums` are the sums of
+// the weights, by lane.
+template <long ROWS>
+struct Softmax {
+  alignas(64) float sums[ROWS * LANES];
+  alignas(64) float maxima[divide_up(ROWS, LANES) * LANES + LANES];
 };
 
-// Converts the scores of one row over `panels` panels of a run into weights. The row sees the keys from .. to - 1 of
-// these.
+// Converts the scores of one row over `panels` panels of a run into weights, and stores the sums of these by lane. The row
+// sees the keys from .. to - 1 of these. Returns their maximum.
 template <class T>
-SoftmaxRow weigh(float* scores, T* weights, long panels, long from, long to, float scale) {
+float weigh(float* scores, T* weights, long panels, long from, long to, float scale, float* sums) {
   if (from >= to) {
     for (long p = 0; p < panels; p++) store(weights + p * PANEL_KEYS, f32x16{});
-    return {};
+    store(sums, f32x16{});
+    return NEVER;
   }
   std::fill(scores, scores + from, NEVER);
   std::fill(scores + to, scores + panels * PANEL_KEYS, NEVER);
@@ -374,19 +390,21 @@ SoftmaxRow weigh(float* scores, T* weights, long panels, long from, long to, flo
     total = total + weight;
     store(weights + p * PANEL_KEYS, weight);
   }
-  return {maximum, sum(total)};
+  store(sums, total);
+  return maximum;
 }
 
-// Adds a run of a row to the runs before it, with the sums of weighted values `values` and `out`. This is not inlined,
-// because a compiler may round a product and a sum together in one place and apart in another.
-[[gnu::noinline]] inline void add_run(const SoftmaxRow& run, const float* values, long value_dim, SoftmaxRow& row,
-                                      float* out) {
-  if (run.maximum == NEVER) return;  // the row sees none of its keys
-  const float maximum = std::max(row.maximum, run.maximum);
-  const float before = exp2_of_negative<float>(splat(row.maximum - maximum))[0];
-  const float now = exp2_of_negative<float>(splat(run.maximum - maximum))[0];
-  for (long d = 0; d < value_dim; d += LANES) store(out + d, load(out + d) * before + load(values + d) * now);
-  row = {maximum, row.sum * before + run.sum * now};
+// Adds a run to the softmax of `rows` rows, at most 16. The arrays of maxima have room for 16.
+inline RunFactors add_softmax(const float* run_sums, const float* run_maxima, long rows, float* sums, float* maxima) {
+  RunFactors factors;
+  const f32x16 run = load(run_maxima), old = load(maxima), most = max(old, run);
+  store(factors.before, exp2_of_negative<float>(old - most));
+  store(factors.now, exp2_of_negative<float>(run - most));
+  store(maxima, most);
+  for (long r = 0; r < rows; r++)
+    for (long i = r * LANES; i < (r + 1) * LANES; i += WIDTH)
+      add_run(load_vector<Vector>(run_sums + i), factors.before[r], factors.now[r], sums + i);
+  return factors;
 }
 
 // Copies the first `count` values of a panel, and writes zeros in place of the rest. The rest may be NaN, which a
@@ -430,7 +448,7 @@ struct KeyRun {
   }
 };
 
-// Computes one item on one thread. With the functions that it calls, it takes about 150 KiB of the thread's stack.
+// Computes one item on one thread. With the functions that it calls, it takes about 270 KiB of the thread's stack.
 template <class T>
 class ItemWalk {
  public:
@@ -466,12 +484,14 @@ class ItemWalk {
     for (long r = 0; r < unit.rows; r++) {
       long row = unit.first_row + r, query = row / plan_.group;
       long head = unit.kv_head * plan_.group + row - query * plan_.group;
-      queries_[r] = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      const T* from = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
       targets_[r] = out_ + (start + query) * out_stride_ + head * cache_.value_dim;
       position_[r] = before + query;
-      softmax_[r] = {};
     }
-    memset(sums_, 0, sizeof(float) * unit.rows * cache_.value_dim);
+    std::fill(softmax_.maxima, std::end(softmax_.maxima), NEVER);
+    memset(softmax_.sums, 0, sizeof(float) * unit.rows * LANES);
+    memset(values_, 0, sizeof(float) * unit.rows * cache_.value_dim);
   }
 
   void attend(KeyRun<T>& run, const KeyRun<T>& next) {
@@ -493,41 +513,48 @@ class ItemWalk {
   // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the run that any of these
   // rows sees.
   void attend_block(const KeyRun<T>& run, long row, long count) {
-    alignas(64) T queries[REGISTER_ROWS * QUERY_STRIDE];
     alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
     alignas(64) T weights[REGISTER_ROWS * SCORE_STRIDE];
-    alignas(64) float sums[REGISTER_ROWS * MAX_HEAD_DIM];
-    SoftmaxRow softmax[REGISTER_ROWS];
-    const long value_dim = cache_.value_dim;
+    Softmax<REGISTER_ROWS> softmax;
+    std::fill(softmax.maxima, std::end(softmax.maxima), NEVER);
     const bool is_split = run.unit->split >= 0;
     float* results = is_split ? split_results(*run.unit, run.first_key / RUN_KEYS) : nullptr;
-    float* values = is_split ? results + row * value_dim : sums;
     long begin = std::max(0L, first_visible_key(position_[row], options_.window) - run.first_key) / PANEL_KEYS;
     long end = std::min(run.panels, divide_up(position_[row + count - 1] + 1 - run.first_key, PANEL_KEYS));
-    if (begin < end) {
-      for (long r = 0; r < count; r++)
-        memcpy(queries + r * QUERY_STRIDE, queries_[row + r], sizeof(T) * cache_.key_dim);
-      const T *const *keys = run.keys + begin, *const *weighed = run.values + begin;
-      Products<T>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
-
-      const float log2_e = 1.44269504f;
-      const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
-      long first = run.first_key + begin * PANEL_KEYS;
-      long last = std::min(run.first_key + end * PANEL_KEYS, run.end_key);
-      for (long r = 0; r < count; r++) {
-        float* row_scores = scores + r * SCORE_STRIDE;
-        if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
-        long from = std::max(first_visible_key(position_[row + r], options_.window), first);
-        long to = std::min(position_[row + r] + 1, last);
-        softmax[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale);
-      }
-      Products<T>::ADD[count - 1](weights, weighed, weighed + REGISTER_PANELS, end - begin, value_dim, values);
+    if (begin >= end) {
+      if (is_split) set_results(results, run.unit->rows, row, count, softmax);
+      return;
     }
-    for (long r = 0; r < count; r++)
-      if (is_split)
-        set_softmax(results, run.unit->rows, row + r, softmax[r]);
-      else
-        add_run(softmax[r], sums + r * value_dim, value_dim, softmax_[row + r], sums_ + (row + r) * value_dim);
+    const T *const *keys = run.keys + begin, *const *values = run.values + begin;
+    const T* queries = queries_ + row * QUERY_STRIDE;
+    Products<T>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
+
+    const float log2_e = 1.44269504f;
+    const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
+    long first = run.first_key + begin * PANEL_KEYS;
+    long last = std::min(run.first_key + end * PANEL_KEYS, run.end_key);
+    for (long r = 0; r < count; r++) {
+      float* row_scores = scores + r * SCORE_STRIDE;
+      if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
+      long from = std::max(first_visible_key(position_[row + r], options_.window), first);
+      long to = std::min(position_[row + r] + 1, last);
+      softmax.maxima[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
+                                softmax.sums + r * LANES);
+    }
+    const auto add = Products<T>::ADD[count - 1];
+    if (is_split) {
+      set_results(results, run.unit->rows, row, count, softmax);
+      float* sums = results + row * cache_.value_dim;
+      memset(sums, 0, sizeof(float) * count * cache_.value_dim);
+      RunFactors as_they_are{};
+      store(as_they_are.now, splat(1.0f));
+      add(weights, as_they_are, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+    } else {
+      const RunFactors factors =
+          add_softmax(softmax.sums, softmax.maxima, count, softmax_.sums + row * LANES, softmax_.maxima + row);
+      float* sums = values_ + row * cache_.value_dim;
+      add(weights, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+    }
   }
 
   void finish(const AttentionUnit& unit) {
@@ -536,15 +563,10 @@ class ItemWalk {
       AttentionSplit& split = plan_.splits[unit.split];
       if (__atomic_sub_fetch(&split.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
       split.unfinished = split.units;  // for the next layer
-      for (long run = split.first_run; run < split.first_run + split.runs; run++) {
-        const float* results = split_results(unit, run);
-        for (long r = 0; r < unit.rows; r++)
-          add_run(get_softmax(results, unit.rows, r), results + r * value_dim, value_dim, softmax_[r],
-                  sums_ + r * value_dim);
-      }
+      for (long run = split.first_run; run < split.first_run + split.runs; run++) add_results(unit, run);
     }
     for (long r = 0; r < unit.rows; r++)
-      write_row(sums_ + r * value_dim, 1.0f / softmax_[r].sum, value_dim, targets_[r]);
+      write_row(values_ + r * value_dim, 1.0f / sum(load(softmax_.sums + r * LANES)), value_dim, targets_[r]);
   }
 
   // Returns where a run of a unit that is split has its results, in the layout of AttentionPlan::run_size.
@@ -552,12 +574,30 @@ class ItemWalk {
     const AttentionSplit& split = plan_.splits[unit.split];
     return plan_.partials.data() + split.offset + (run - split.first_run) * plan_.run_size(unit.rows);
   }
-  void set_softmax(float* results, long rows, long row, const SoftmaxRow& softmax) const {
-    results[rows * cache_.value_dim + row] = softmax.maximum;
-    results[rows * (cache_.value_dim + 1) + row] = softmax.sum;
+
+  // Keeps the softmax of some rows for add_results. A row that sees no key of the run has no sums of values either.
+  void set_results(float* results, long rows, long row, long count, const Softmax<REGISTER_ROWS>& softmax) const {
+    float* sums = results + rows * cache_.value_dim;
+    memcpy(sums + row * LANES, softmax.sums, sizeof(float) * count * LANES);
+    memcpy(sums + rows * LANES + row, softmax.maxima, sizeof(float) * count);
   }
-  SoftmaxRow get_softmax(const float* results, long rows, long row) const {
-    return {results[rows * cache_.value_dim + row], results[rows * (cache_.value_dim + 1) + row]};
+
+  // Adds the results of a run of a unit that is split, as attend_block adds a run.
+  void add_results(const AttentionUnit& unit, long run) {
+    const float* values = split_results(unit, run);
+    const float* sums = values + unit.rows * cache_.value_dim;
+    const float* maxima = sums + unit.rows * LANES;
+    for (long row = 0; row < unit.rows; row += LANES) {
+      const long count = std::min<long>(LANES, unit.rows - row);
+      const RunFactors factors = add_softmax(sums + row * LANES, maxima + row, count, softmax_.sums + row * LANES,
+                                             softmax_.maxima + row);
+      for (long r = 0; r < count; r++) {
+        if (maxima[row + r] == NEVER) continue;
+        const long at = (row + r) * cache_.value_dim;
+        for (long d = 0; d < cache_.value_dim; d += WIDTH)
+          add_run(load_vector<Vector>(values + at + d), factors.before[r], factors.now[r], values_ + at + d);
+      }
+    }
   }
 
   AttentionPlan& plan_;
@@ -569,11 +609,11 @@ class ItemWalk {
   long out_stride_;
 
   // The rows of the current unit.
-  const T* queries_[UNIT_ROWS];
+  alignas(64) T queries_[UNIT_ROWS * QUERY_STRIDE];
   T* targets_[UNIT_ROWS];
   long position_[UNIT_ROWS];  // of a row's token in its sequence
-  SoftmaxRow softmax_[UNIT_ROWS];
-  alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
+  Softmax<UNIT_ROWS> softmax_;
+  alignas(64) float values_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
 };
 
 // Computes one item of a plan. query is T[tokens][heads * key_dim], out is T[tokens][heads * value_dim], and their rows
