@@ -286,8 +286,8 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
-// Adds to out[r] the sum of the values of `count` panels, weighted with weights[r], with factors before[r] and now[r]. It
-// does so for the 16 C columns from `column` on. Prefetches the panels `later`.
+// Adds to out[r] the sum of the values of `count` panels, weighted with weights[r], multiplied by the factors of row r.
+// It does so for the 16 C columns from `column` on. Prefetches the panels `later`.
 template <class T, int R, int C>
 void add_columns(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later,
                  long count, long value_dim, long column, float* out) {
@@ -366,8 +366,8 @@ struct Softmax {
   alignas(64) float maxima[divide_up(ROWS, LANES) * LANES + LANES];
 };
 
-// Converts the scores of one row over `panels` panels of a run into weights, and stores the sums of these by lane. The row
-// sees the keys from .. to - 1 of these. Returns their maximum.
+// Converts the scores of one row over `panels` panels of a run into weights, and stores the sums of weights by lane. The
+// row sees the keys from .. to - 1 of these. Returns the maximum.
 template <class T>
 float weigh(float* scores, T* weights, long panels, long from, long to, float scale, float* sums) {
   if (from >= to) {
