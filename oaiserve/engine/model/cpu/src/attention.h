@@ -366,7 +366,7 @@ struct Softmax {
   alignas(64) float maxima[divide_up(ROWS, LANES) * LANES + LANES];
 };
 
-// Converts the scores of one row over `panels` panels of a run into weights, and stores the sums of weights by lane. The
+// Converts the scores of one row over `panels` panels of a run into weights, and stores their sums by lane. The
 // row sees the keys from .. to - 1 of these. Returns the maximum.
 template <class T>
 float weigh(float* scores, T* weights, long panels, long from, long to, float scale, float* sums) {
