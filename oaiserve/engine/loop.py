@@ -50,6 +50,7 @@ class Runner(Protocol):
     """
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
+    kv_version: int  # sequences that began with different versions may have keys and values that differ in last bits
 
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
@@ -352,7 +353,7 @@ class EngineLoop:
                 case GrammarCompiled():
                     self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
                 case Tokenized():
-                    self.requests.tokenized(command)
+                    self.requests.tokenized(command, self._runner.kv_version)
                 case TokenizeFailed():
                     self.requests.tokenize_failed(command.request, command.error)
                 case Abort():

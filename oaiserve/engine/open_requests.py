@@ -190,8 +190,11 @@ class OpenRequests:
         if (opened := self._find(request)) is not None:
             self._fail(opened, error)
 
-    def tokenized(self, tokenized: Tokenized) -> None:
-        """Make the sequences of a request, unless it has ended while it was tokenized."""
+    def tokenized(self, tokenized: Tokenized, kv_version: int) -> None:
+        """Make the sequences of a request, unless it has ended while it was tokenized.
+
+        They share cached blocks only with sequences of the same `kv_version`, see `loop.Runner`.
+        """
         request = tokenized.request
         opened = self._find(request)
         if opened is None:
@@ -226,7 +229,7 @@ class OpenRequests:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
-                    cache_salt=request.cache_salt,
+                    cache_salt=f"{kv_version} {request.cache_salt}",
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
                     constraint=self._constraint(tokenized.grammar, params, stop_ids),

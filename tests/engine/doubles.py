@@ -71,6 +71,7 @@ class ScriptedRunner:
     """
 
     is_asynchronous = False
+    kv_version = 0
 
     def __init__(
         self,

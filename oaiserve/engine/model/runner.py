@@ -72,6 +72,7 @@ class ModelRunner:
         self._graphs = graphs
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
+        self.kv_version = 0
         # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
         # and when the step ends.
         self._drawn_ids: torch.Tensor | None = None
@@ -87,9 +88,11 @@ class ModelRunner:
         """Use another executor from the next step on. This may be called from any thread.
 
         `hand_over` is called between two steps, on the thread that runs them. It returns the new executor, to which it
-        has copied all keys and values of the current one.
+        has copied all keys and values of the current one. It may round differently, so from now on there is another
+        `kv_version`, with which nothing of the current executor is found in the prefix cache.
         """
         self._hand_over = hand_over
+        self.kv_version += 1  # after that, so that all that is computed for this version is the new executor's
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""

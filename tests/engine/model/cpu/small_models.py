@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder, start_native
 from oaiserve.engine.model.eager import EagerExecutor
@@ -103,6 +107,18 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
 
 def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
     return prepare(make_model(asked, dtype=dtype))
+
+
+@contextmanager
+def compiled_for(instructions: str) -> Iterator[None]:
+    """Compile native code for another CPU, whose instructions this one must have too."""
+    enough = ("AVX512",) if instructions == "x86-64-v4" else ("AVX2", "AVX512")
+    if instructions != "native" and torch.backends.cpu.get_cpu_capability() not in enough:
+        pytest.skip(f"code for {instructions} does not run on this CPU")
+    replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])
+        yield
 
 
 def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 2) -> NativeDecoder:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -13,13 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, load, make_model, native
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load, make_model, native
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -66,17 +63,6 @@ def test_nan_in_a_sequence_affects_no_other_and_not_the_next_owner_of_its_blocks
 class Both(NamedTuple):
     eager: EagerExecutor
     natives: list[NativeDecoder]  # with 1, 2 and 3 threads
-
-
-@contextmanager
-def compiled_for(instructions: str) -> Iterator[None]:
-    """Compile native code for another CPU, whose instructions this one must have too."""
-    if instructions != "native" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip("code for x86 CPUs with AVX2 does not run on this CPU")
-    replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])
-        yield
 
 
 # With AVX2 and SSE, vectors have other widths, for which there are other code paths.

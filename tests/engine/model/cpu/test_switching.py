@@ -94,6 +94,22 @@ def test_answers_are_the_same_with_a_switch_to_the_native_step(family: str) -> N
         assert decoder.durations_seconds()["attention"] > 0, "the native step has run"
 
 
+def test_nothing_that_was_cached_before_a_switch_is_found_after_it() -> None:
+    loaded = load(FAMILIES["llama"])
+    eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    runner = ModelRunner(eager, loaded.device, BLOCK_SIZE)
+    decoder = native(loaded, num_blocks=NUM_BLOCKS)
+    hits = []
+    with make_engine(loaded, runner, num_blocks=NUM_BLOCKS) as engine:
+        for request in range(4):
+            if request == 2:
+                runner.replace(_hand_over(eager, decoder, decoder))
+            engine.generate([PROMPTS[2]], PARAMS)
+            hits.append(engine.snapshot().num_prefix_hits)
+    in_cache = len(PROMPTS[2]) // BLOCK_SIZE * BLOCK_SIZE
+    assert hits == [0, in_cache, in_cache, 2 * in_cache]
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_answers_are_the_same_with_a_switch_to_native_attention(family: str) -> None:
     loaded = load(MIXTURES[family])

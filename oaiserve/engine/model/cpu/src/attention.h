@@ -3,8 +3,11 @@
 // Sixteen keys are stored side by side, so that one `dot` adds to sixteen scores. Values are stored so that one `dot`
 // adds PACK weighted values to sixteen outputs. Both are panels of a packed matrix. So decode and prefill run the same
 // code: it multiplies a few rows (queries times the heads that share a key-value head) with a few panels, and has the
-// sums in registers. A unit of work goes through its keys chunk by chunk, and keeps the maximum and the sum of each
-// row, as an online softmax does.
+// sums in registers.
+//
+// The keys of a sequence are cut into runs, which begin at multiples of RUN_KEYS. The softmax of a row is computed for
+// each run alone, and then the runs are added in their order. Keys that a row does not see add exact zeros. So the
+// result of a row is bitwise the same in whatever unit, and however the work is divided among threads.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +29,11 @@ constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;
 constexpr int REGISTER_ROWS = 4, REGISTER_PANELS = 1;
 #endif
 constexpr int PANEL_VECTORS = LANES / WIDTH;
-constexpr long UNIT_ROWS = 96;              // the most rows of a unit, which read the keys together
-constexpr long CHUNK_PANELS = 64;           // the most panels of keys in a chunk
-constexpr long CHUNK_NUMBERS = 128 * 1024;  // the most numbers in a chunk's keys and values, so that they stay in L2
+constexpr long UNIT_ROWS = 96;  // the most rows of a unit, which read the keys together
+constexpr long RUN_KEYS = 256;  // with their values, they stay in L2
+constexpr long RUN_PANELS = RUN_KEYS / PANEL_KEYS;
 // The strides of scores and queries are no powers of two, because such rows would compete for the same cache lines.
-constexpr long SCORE_STRIDE = (CHUNK_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
+constexpr long SCORE_STRIDE = (RUN_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
 constexpr float NEVER = -1e30f;  // the score of a key that a row does not see
 
 // The KV cache of one layer. The caller owns `keys` and `values`. With P = PACK<T>, keys are
@@ -74,20 +77,22 @@ struct AttentionUnit {
   int32_t sequence, kv_head;
   int32_t first_row, rows;
   int32_t first_key, end_key;  // first_key is a multiple of 16
-  int32_t split, part;         // split is an index into AttentionPlan::splits; -1: the unit has all keys of its rows
+  int32_t split;               // an index into AttentionPlan::splits; -1: the unit has all keys of its rows
 };
 
-// Rows whose keys are divided among several units. Each unit writes its part of the result to `partials`, and the unit
-// that ends last merges the parts.
+// Rows whose runs of keys are divided among several units. Each unit writes the results of its runs to `partials`, and
+// the unit that ends last adds all runs.
 struct AttentionSplit {
-  int32_t parts, unfinished;
-  size_t offset;  // index into `partials`, where the split has [parts][part_size(rows)]
+  int32_t first_run, runs, units, unfinished;
+  size_t offset;  // index into `partials`, where the split has [runs][run_size(rows)]
 };
 
 // An item of the pool: the units first_unit .. end_unit - 1.
 struct AttentionItem {
   int32_t first_unit, end_unit;
 };
+
+constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 // The division of a step's attention into items. It is computed once per step for all layers of the same sizes, and
 // keeps its memory from step to step.
@@ -101,12 +106,10 @@ struct AttentionPlan {
   std::vector<AttentionSplit> splits;
   std::vector<float> partials;
 
-  // The size of a part, rounded up to whole cache lines. A part has, for each of its rows, the sums of weighted values
-  // [rows][value_dim], the maxima [rows] and the sums of weights [rows].
-  long part_size(long rows) const { return (rows * (value_dim + 2) + LANES - 1) / LANES * LANES; }
+  // The size of a run's results: for each of the rows, the sums of weighted values [rows][value_dim], the sums of
+  // weights [rows][16], and the maxima [rows], for which there is room for whole vectors.
+  long run_size(long rows) const { return rows * (value_dim + LANES) + divide_up(rows, LANES) * LANES; }
 };
-
-inline long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 inline long first_visible_key(long position, long window) {
   return window > 0 ? std::max(0L, position - window + 1) : 0L;
@@ -145,7 +148,7 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
       long count = std::min(tile, rows - row), position = step.seq_lens[b] - queries + row / plan.group;
       long from = first_visible_key(position, window) / PANEL_KEYS * PANEL_KEYS;
       long end = step.seq_lens[b] - queries + (row + count - 1) / plan.group + 1;
-      plan.tiles.push_back({int32_t(b), 0, int32_t(row), int32_t(count), int32_t(from), int32_t(end), -1, 0});
+      plan.tiles.push_back({int32_t(b), 0, int32_t(row), int32_t(count), int32_t(from), int32_t(end), -1});
       remaining += unit_cost(plan.tiles.back()) * kv_heads;
     }
   }
@@ -156,8 +159,8 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
   });
 
   // Each item is a share of the remaining work, so that items get shorter towards the end. An item of less than about
-  // 5 us is not worth its cost. If a unit would make an item much longer than its share, the unit is split.
-  constexpr long MIN_PART_PANELS = 4;
+  // 5 us is not worth its cost. If a unit would make an item much longer than its share, the unit is split between two
+  // runs.
   long least = std::min(24 * 1024 / value_dim, divide_up(remaining, threads));
   long wanted = threads == 1 ? remaining : std::max(least, remaining / (2 * threads));
   long cost = 0;
@@ -170,33 +173,32 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
     cost = 0;
   };
   for (AttentionUnit unit : plan.tiles) {
-    long from = unit.first_key;
+    const long first_key = unit.first_key, first_run = first_key / RUN_KEYS;
+    const long runs = divide_up(unit.end_key, RUN_KEYS) - first_run;
     for (long head = 0; head < kv_heads; head++) {
       unit.kv_head = int32_t(head);
-      unit.first_key = int32_t(from);
+      unit.first_key = int32_t(first_key);
       unit.split = -1;
-      unit.part = 0;
       while (cost + unit_cost(unit) > wanted + wanted / 4) {
-        long fitting = std::min((wanted - cost) / panel_cost(unit) - 1, unit_panels(unit) - MIN_PART_PANELS);
-        if (fitting < MIN_PART_PANELS) {
-          if (cost == 0) break;
+        long fitting = (wanted - cost) / panel_cost(unit) - 1;
+        long cut = (unit.first_key + fitting * PANEL_KEYS) / RUN_KEYS * RUN_KEYS;
+        if (cut <= unit.first_key && cost > 0) {
           end_item();
           continue;
         }
+        cut = std::max(cut, (unit.first_key / RUN_KEYS + 1) * RUN_KEYS);
+        if (cut >= unit.end_key) break;
         if (unit.split < 0) {
           unit.split = int32_t(plan.splits.size());
-          plan.splits.push_back({1, 1, partials});
-          partials += plan.part_size(unit.rows);
+          plan.splits.push_back({int32_t(first_run), int32_t(runs), 1, 1, partials});
+          partials += size_t(runs * plan.run_size(unit.rows));
         }
         plan.units.push_back(unit);
-        unit.first_key += int32_t(fitting * PANEL_KEYS);
-        plan.units.back().end_key = unit.first_key;
+        plan.units.back().end_key = unit.first_key = int32_t(cut);
         cost += unit_cost(plan.units.back());
         end_item();
-        unit.part++;
-        plan.splits.back().parts++;
+        plan.splits.back().units++;
         plan.splits.back().unfinished++;
-        partials += plan.part_size(unit.rows);
       }
       plan.units.push_back(unit);
       cost += unit_cost(unit);
@@ -207,15 +209,16 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
   if (plan.partials.size() < partials) plan.partials.resize(partials);
 }
 
-// Returns 2^x for x <= 0. The relative error is 1e-7 for float, and 8e-5 for results that are rounded to bfloat16. NaN
-// stays NaN.
+// Returns 2^x for x <= 0, and 0 where that would be less than about 1e-38. The relative error is 1e-7 for float, and
+// 8e-5 for results that are rounded to bfloat16. NaN stays NaN.
 template <class T>
 f32x16 exp2_of_negative(f32x16 x) {
 #if defined(__AVX512DQ__)
   f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)x, 0);  // x minus the nearest integer
   f32x16 whole = x - rest;
 #else
-  x = x < -125.0f ? splat(-125.0f) : x;
+  u32x16 vanishes = (u32x16)(x < -125.0f);
+  x = vanishes ? splat(-125.0f) : x;
   f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x is in the last bits
   f32x16 rest = x - (shifted - 12582912.0f);
 #endif
@@ -234,8 +237,20 @@ f32x16 exp2_of_negative(f32x16 x) {
 #if defined(__AVX512DQ__)
   return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
-  return (f32x16)((u32x16)p + ((u32x16)shifted << 23));
+  return (f32x16)(((u32x16)p + ((u32x16)shifted << 23)) & ~vanishes);
 #endif
+}
+
+// By what the sums of up to 16 rows are multiplied when a run is added: those before it, and those of the run. Weights
+// are relative to a maximum, which may have changed.
+struct RunFactors {
+  alignas(64) float before[LANES], now[LANES];
+};
+
+// out = out * before + sums * now, rounded in the same way wherever it is done.
+inline void add_run(Vector sums, float before, float now, float* out) {
+  const Vector added = multiply_add(sums, now - Vector{}, load_vector<Vector>(out) * before);
+  memcpy(out, &added, sizeof(Vector));
 }
 
 // scores[r][16 c ..] = the dot products of queries[r] with the keys of panel c. Prefetches the panels `later`.
@@ -271,19 +286,18 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
-// out[r] = out[r] * factors[r] + the sum of the values of `count` panels, weighted with weights[r]. It does so for the
-// 16 C columns from `column` on. Prefetches the panels `later`.
+// Adds to out[r] the sum of the values of `count` panels, weighted with weights[r], multiplied by the factors of row r.
+// It does so for the 16 C columns from `column` on. Prefetches the panels `later`.
 template <class T, int R, int C>
-void add_columns(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
-                 long value_dim, long column, float* out) {
+void add_columns(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later,
+                 long count, long value_dim, long column, float* out) {
   constexpr long P = PACK<T>;
   constexpr int VECTORS = C * PANEL_VECTORS;
   Vector sums[R][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++)
-      sums[r][v] = load_vector<Vector>(out + r * value_dim + column + v * WIDTH) * factors[r];
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = Vector{};
   for (long p = 0; p < count; p++) {
     const T *panel = panels[p] + column * P, *ahead = later[p] + column * P;
 #pragma GCC unroll 1
@@ -305,7 +319,7 @@ void add_columns(const T* weights, const float* factors, const T* const* panels,
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-      memcpy(out + r * value_dim + column + v * WIDTH, &sums[r][v], sizeof(Vector));
+      add_run(sums[r][v], factors.before[r], factors.now[r], out + r * value_dim + column + v * WIDTH);
 }
 
 template <class T, int R>
@@ -318,7 +332,7 @@ void score_rows(const T* queries, const T* const* panels, const T* const* later,
 }
 
 template <class T, int R>
-void add_rows(const T* weights, const float* factors, const T* const* panels, const T* const* later, long count,
+void add_rows(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later, long count,
               long value_dim, float* out) {
   long column = 0;
   for (; column + REGISTER_PANELS * LANES <= value_dim; column += REGISTER_PANELS * LANES)
@@ -344,20 +358,22 @@ inline void cap_scores(float* scores, long count, const AttentionOptions& option
   }
 }
 
-// The state of a row between chunks. The weight of a key is 2^(scale * score - maximum), and `sum` has the sum of the
-// weights in each lane.
-struct SoftmaxRow {
-  f32x16 sum;
-  float maximum;
+// The softmax of up to `ROWS` rows over some keys. A key weighs 2^(scale * score - maximum), and `sums` are the sums of
+// the weights, by lane.
+template <long ROWS>
+struct Softmax {
+  alignas(64) float sums[ROWS * LANES];
+  alignas(64) float maxima[divide_up(ROWS, LANES) * LANES + LANES];
 };
 
-// Converts the scores of one row over `panels` panels into weights. The row sees the keys from .. to - 1 of these.
-// Returns the factor by which the sums of the previous chunks have to be multiplied, because the maximum has changed.
+// Converts the scores of one row over `panels` panels of a run into weights, and stores their sums by lane. The
+// row sees the keys from .. to - 1 of these. Returns the maximum.
 template <class T>
-float weigh(float* scores, T* weights, long panels, long from, long to, float scale, SoftmaxRow& row) {
+float weigh(float* scores, T* weights, long panels, long from, long to, float scale, float* sums) {
   if (from >= to) {
     for (long p = 0; p < panels; p++) store(weights + p * PANEL_KEYS, f32x16{});
-    return 1.0f;
+    store(sums, f32x16{});
+    return NEVER;
   }
   std::fill(scores, scores + from, NEVER);
   std::fill(scores + to, scores + panels * PANEL_KEYS, NEVER);
@@ -367,16 +383,28 @@ float weigh(float* scores, T* weights, long panels, long from, long to, float sc
     other = max(other, load(scores + (p + 1) * PANEL_KEYS));
   }
   most = max(max(most, other), load(scores + (panels - 1) * PANEL_KEYS));
-  float maximum = std::max(row.maximum, max(most) * scale);
-  float factor = exp2_of_negative<float>(splat(row.maximum - maximum))[0];
-  f32x16 sum = row.sum * factor;
+  float maximum = max(most) * scale;
+  f32x16 total{};
   for (long p = 0; p < panels; p++) {
     f32x16 weight = exp2_of_negative<T>(load(scores + p * PANEL_KEYS) * scale - maximum);
-    sum = sum + weight;
+    total = total + weight;
     store(weights + p * PANEL_KEYS, weight);
   }
-  row = {sum, maximum};
-  return factor;
+  store(sums, total);
+  return maximum;
+}
+
+// Adds a run to the softmax of `rows` rows, at most 16. The arrays of maxima have room for 16.
+inline RunFactors add_softmax(const float* run_sums, const float* run_maxima, long rows, float* sums, float* maxima) {
+  RunFactors factors;
+  const f32x16 run = load(run_maxima), old = load(maxima), most = max(old, run);
+  store(factors.before, exp2_of_negative<float>(old - most));
+  store(factors.now, exp2_of_negative<float>(run - most));
+  store(maxima, most);
+  for (long r = 0; r < rows; r++)
+    for (long i = r * LANES; i < (r + 1) * LANES; i += WIDTH)
+      add_run(load_vector<Vector>(run_sums + i), factors.before[r], factors.now[r], sums + i);
+  return factors;
 }
 
 // Copies the first `count` values of a panel, and writes zeros in place of the rest. The rest may be NaN, which a
@@ -396,36 +424,17 @@ void write_row(const float* sums, float factor, long value_dim, T* out) {
   for (long d = 0; d < value_dim; d += LANES) store(out + d, load(sums + d) * factor);
 }
 
-// out = the sums of weighted values of a row over all parts, scaled to their common maximum. Returns the sum of the
-// weights.
-inline float merge_parts(const float* parts, long count, long part_size, long rows, long row, long value_dim,
-                         float* out) {
-  const float* maxima = parts + rows * value_dim + row;
-  const float* sums = maxima + rows;
-  float maximum = NEVER, sum = 0.0f;
-  for (long p = 0; p < count; p++) maximum = std::max(maximum, maxima[p * part_size]);
-  memset(out, 0, sizeof(float) * value_dim);
-  for (long p = 0; p < count; p++) {
-    float factor = exp2_of_negative<float>(splat(maxima[p * part_size] - maximum))[0];
-    const float* part = parts + p * part_size + row * value_dim;
-    for (long d = 0; d < value_dim; d += LANES) store(out + d, load(out + d) + load(part + d) * factor);
-    sum += sums[p * part_size] * factor;
-  }
-  return sum;
-}
-
-// A range of a unit's keys, and where its panels of keys and values begin. Behind these, each array has the panels that
-// are read next, for prefetching.
+// The keys of a run that a unit reads, and where its panels of keys and values begin. Behind these, each array has the
+// panels that are read next, for prefetching.
 template <class T>
-struct KeyChunk {
+struct KeyRun {
   const AttentionUnit* unit;
   long first_key, end_key, panels;
-  const T* keys[CHUNK_PANELS + REGISTER_PANELS];
-  const T* values[CHUNK_PANELS + REGISTER_PANELS];
+  const T* keys[RUN_PANELS + REGISTER_PANELS];
+  const T* values[RUN_PANELS + REGISTER_PANELS];
 
-  void find(const AttentionUnit* its_unit, long key, long most_keys, const StepInput& step,
-            const PagedCache<T>& cache) {
-    unit = its_unit, first_key = key, end_key = std::min(key + most_keys, long(unit->end_key));
+  void find(const AttentionUnit* its_unit, long key, const StepInput& step, const PagedCache<T>& cache) {
+    unit = its_unit, first_key = key, end_key = std::min((key / RUN_KEYS + 1) * RUN_KEYS, long(unit->end_key));
     panels = divide_up(end_key - key, PANEL_KEYS);
     const int32_t* table = step.block_tables + unit->sequence * step.table_width;
     long block = key / cache.block_size, offset = key % cache.block_size;
@@ -439,7 +448,7 @@ struct KeyChunk {
   }
 };
 
-// Computes one item on one thread. With the functions that it calls, it takes about 200 KiB of the thread's stack.
+// Computes one item on one thread. With the functions that it calls, it takes about 270 KiB of the thread's stack.
 template <class T>
 class ItemWalk {
  public:
@@ -449,21 +458,19 @@ class ItemWalk {
         out_stride_(out_stride) {}
 
   void run(const AttentionItem& item) {
-    long fitting = CHUNK_NUMBERS / (cache_.key_dim + cache_.value_dim) / PANEL_KEYS * PANEL_KEYS;
-    long most_keys = std::min(fitting, CHUNK_PANELS * PANEL_KEYS);
     const AttentionUnit *unit = &plan_.units[item.first_unit], *end = unit + (item.end_unit - item.first_unit);
-    KeyChunk<T> chunks[2], *chunk = &chunks[0], *next = &chunks[1];
-    chunk->find(unit, unit->first_key, most_keys, plan_.step, cache_);
+    KeyRun<T> runs[2], *run = &runs[0], *next = &runs[1];
+    run->find(unit, unit->first_key, plan_.step, cache_);
     start(*unit);
     while (unit != end) {
-      bool ends_unit = chunk->end_key == unit->end_key;
+      bool ends_unit = run->end_key == unit->end_key;
       next->panels = 0;
       if (!ends_unit)
-        next->find(unit, chunk->end_key, most_keys, plan_.step, cache_);
+        next->find(unit, run->end_key, plan_.step, cache_);
       else if (unit + 1 != end)
-        next->find(unit + 1, unit[1].first_key, most_keys, plan_.step, cache_);
-      attend(*chunk, *next);
-      std::swap(chunk, next);
+        next->find(unit + 1, unit[1].first_key, plan_.step, cache_);
+      attend(*run, *next);
+      std::swap(run, next);
       if (!ends_unit) continue;
       finish(*unit);
       if (++unit != end) start(*unit);
@@ -477,80 +484,119 @@ class ItemWalk {
     for (long r = 0; r < unit.rows; r++) {
       long row = unit.first_row + r, query = row / plan_.group;
       long head = unit.kv_head * plan_.group + row - query * plan_.group;
-      queries_[r] = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      const T* from = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
       targets_[r] = out_ + (start + query) * out_stride_ + head * cache_.value_dim;
       position_[r] = before + query;
-      softmax_[r] = {f32x16{}, NEVER};
     }
-    memset(sums_, 0, sizeof(float) * unit.rows * cache_.value_dim);
+    std::fill(softmax_.maxima, std::end(softmax_.maxima), NEVER);
+    memset(softmax_.sums, 0, sizeof(float) * unit.rows * LANES);
+    memset(values_, 0, sizeof(float) * unit.rows * cache_.value_dim);
   }
 
-  void attend(KeyChunk<T>& chunk, const KeyChunk<T>& next) {
+  void attend(KeyRun<T>& run, const KeyRun<T>& next) {
     alignas(64) T last_values[PANEL_KEYS * MAX_HEAD_DIM];
     for (long p = 0; p < REGISTER_PANELS; p++) {
-      chunk.keys[chunk.panels + p] = chunk.values[std::min(p, chunk.panels - 1)];
-      chunk.values[chunk.panels + p] = p < next.panels ? next.keys[p] : chunk.values[0];
+      run.keys[run.panels + p] = run.values[std::min(p, run.panels - 1)];
+      run.values[run.panels + p] = p < next.panels ? next.keys[p] : run.values[0];
     }
-    if (long rest = (chunk.end_key - chunk.first_key) % PANEL_KEYS) {
-      copy_values(chunk.values[chunk.panels - 1], rest, cache_.value_dim, last_values);
-      chunk.values[chunk.panels - 1] = last_values;
+    if (long rest = (run.end_key - run.first_key) % PANEL_KEYS) {
+      copy_values(run.values[run.panels - 1], rest, cache_.value_dim, last_values);
+      run.values[run.panels - 1] = last_values;
     }
-    long rows = chunk.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
+    long rows = run.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
     long block_rows = divide_up(rows, blocks);  // 7 rows are faster as 4 and 3 than as 6 and 1
     for (long block = 0; block * block_rows < rows; block++)
-      attend_block(chunk, block * block_rows, std::min(block_rows, rows - block * block_rows));
+      attend_block(run, block * block_rows, std::min(block_rows, rows - block * block_rows));
   }
 
-  // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the chunk that any of these
+  // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the run that any of these
   // rows sees.
-  void attend_block(const KeyChunk<T>& chunk, long row, long count) {
-    alignas(64) T queries[REGISTER_ROWS * QUERY_STRIDE];
+  void attend_block(const KeyRun<T>& run, long row, long count) {
     alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
     alignas(64) T weights[REGISTER_ROWS * SCORE_STRIDE];
-    float factors[REGISTER_ROWS];
-    long begin = std::max(0L, first_visible_key(position_[row], options_.window) - chunk.first_key) / PANEL_KEYS;
-    long end = std::min(chunk.panels, divide_up(position_[row + count - 1] + 1 - chunk.first_key, PANEL_KEYS));
-    if (begin >= end) return;
-    for (long r = 0; r < count; r++) memcpy(queries + r * QUERY_STRIDE, queries_[row + r], sizeof(T) * cache_.key_dim);
-    const T *const *keys = chunk.keys + begin, *const *values = chunk.values + begin;
+    Softmax<REGISTER_ROWS> softmax;
+    std::fill(softmax.maxima, std::end(softmax.maxima), NEVER);
+    const bool is_split = run.unit->split >= 0;
+    float* results = is_split ? split_results(*run.unit, run.first_key / RUN_KEYS) : nullptr;
+    long begin = std::max(0L, first_visible_key(position_[row], options_.window) - run.first_key) / PANEL_KEYS;
+    long end = std::min(run.panels, divide_up(position_[row + count - 1] + 1 - run.first_key, PANEL_KEYS));
+    if (begin >= end) {
+      if (is_split) set_results(results, run.unit->rows, row, count, softmax);
+      return;
+    }
+    const T *const *keys = run.keys + begin, *const *values = run.values + begin;
+    const T* queries = queries_ + row * QUERY_STRIDE;
     Products<T>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
 
     const float log2_e = 1.44269504f;
     const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
-    long first = chunk.first_key + begin * PANEL_KEYS;
-    long last = std::min(chunk.first_key + end * PANEL_KEYS, chunk.end_key);
+    long first = run.first_key + begin * PANEL_KEYS;
+    long last = std::min(run.first_key + end * PANEL_KEYS, run.end_key);
     for (long r = 0; r < count; r++) {
       float* row_scores = scores + r * SCORE_STRIDE;
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(position_[row + r] + 1, last);
-      factors[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
-                         softmax_[row + r]);
+      softmax.maxima[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
+                                softmax.sums + r * LANES);
     }
-    Products<T>::ADD[count - 1](weights, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim,
-                                sums_ + row * cache_.value_dim);
+    const auto add = Products<T>::ADD[count - 1];
+    if (is_split) {
+      set_results(results, run.unit->rows, row, count, softmax);
+      float* sums = results + row * cache_.value_dim;
+      memset(sums, 0, sizeof(float) * count * cache_.value_dim);
+      RunFactors as_they_are{};
+      store(as_they_are.now, splat(1.0f));
+      add(weights, as_they_are, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+    } else {
+      const RunFactors factors =
+          add_softmax(softmax.sums, softmax.maxima, count, softmax_.sums + row * LANES, softmax_.maxima + row);
+      float* sums = values_ + row * cache_.value_dim;
+      add(weights, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+    }
   }
 
   void finish(const AttentionUnit& unit) {
     long value_dim = cache_.value_dim;
-    if (unit.split < 0) {
-      for (long r = 0; r < unit.rows; r++)
-        write_row(sums_ + r * value_dim, 1.0f / sum(softmax_[r].sum), value_dim, targets_[r]);
-      return;
+    if (unit.split >= 0) {
+      AttentionSplit& split = plan_.splits[unit.split];
+      if (__atomic_sub_fetch(&split.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
+      split.unfinished = split.units;  // for the next layer
+      for (long run = split.first_run; run < split.first_run + split.runs; run++) add_results(unit, run);
     }
-    AttentionSplit& split = plan_.splits[unit.split];
-    long part_size = plan_.part_size(unit.rows);
-    float* parts = plan_.partials.data() + split.offset;
-    float* part = parts + unit.part * part_size;
-    memcpy(part, sums_, sizeof(float) * unit.rows * value_dim);
-    part += unit.rows * value_dim;
-    for (long r = 0; r < unit.rows; r++) part[r] = softmax_[r].maximum;
-    for (long r = 0; r < unit.rows; r++) part[unit.rows + r] = sum(softmax_[r].sum);
-    if (__atomic_sub_fetch(&split.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
-    split.unfinished = split.parts;  // for the next layer
-    for (long r = 0; r < unit.rows; r++) {
-      float weight_sum = merge_parts(parts, split.parts, part_size, unit.rows, r, value_dim, sums_);
-      write_row(sums_, 1.0f / weight_sum, value_dim, targets_[r]);
+    for (long r = 0; r < unit.rows; r++)
+      write_row(values_ + r * value_dim, 1.0f / sum(load(softmax_.sums + r * LANES)), value_dim, targets_[r]);
+  }
+
+  // Returns where a run of a unit that is split has its results, in the layout of AttentionPlan::run_size.
+  float* split_results(const AttentionUnit& unit, long run) const {
+    const AttentionSplit& split = plan_.splits[unit.split];
+    return plan_.partials.data() + split.offset + (run - split.first_run) * plan_.run_size(unit.rows);
+  }
+
+  // Keeps the softmax of some rows for add_results. A row that sees no key of the run has no sums of values either.
+  void set_results(float* results, long rows, long row, long count, const Softmax<REGISTER_ROWS>& softmax) const {
+    float* sums = results + rows * cache_.value_dim;
+    memcpy(sums + row * LANES, softmax.sums, sizeof(float) * count * LANES);
+    memcpy(sums + rows * LANES + row, softmax.maxima, sizeof(float) * count);
+  }
+
+  // Adds the results of a run of a unit that is split, as attend_block adds a run.
+  void add_results(const AttentionUnit& unit, long run) {
+    const float* values = split_results(unit, run);
+    const float* sums = values + unit.rows * cache_.value_dim;
+    const float* maxima = sums + unit.rows * LANES;
+    for (long row = 0; row < unit.rows; row += LANES) {
+      const long count = std::min<long>(LANES, unit.rows - row);
+      const RunFactors factors = add_softmax(sums + row * LANES, maxima + row, count, softmax_.sums + row * LANES,
+                                             softmax_.maxima + row);
+      for (long r = 0; r < count; r++) {
+        if (maxima[row + r] == NEVER) continue;
+        const long at = (row + r) * cache_.value_dim;
+        for (long d = 0; d < cache_.value_dim; d += WIDTH)
+          add_run(load_vector<Vector>(values + at + d), factors.before[r], factors.now[r], values_ + at + d);
+      }
     }
   }
 
@@ -563,11 +609,11 @@ class ItemWalk {
   long out_stride_;
 
   // The rows of the current unit.
-  const T* queries_[UNIT_ROWS];
+  alignas(64) T queries_[UNIT_ROWS * QUERY_STRIDE];
   T* targets_[UNIT_ROWS];
   long position_[UNIT_ROWS];  // of a row's token in its sequence
-  SoftmaxRow softmax_[UNIT_ROWS];
-  alignas(64) float sums_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
+  Softmax<UNIT_ROWS> softmax_;
+  alignas(64) float values_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
 };
 
 // Computes one item of a plan. query is T[tokens][heads * key_dim], out is T[tokens][heads * value_dim], and their rows

@@ -78,15 +78,16 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
     }
 }
 
-// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions.
+// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions. If a reader
+// IS_SCALED, its products are summed from zero on, and `scaled` sums are added to the sums before.
 template <class T>
 struct PanelReader {
   using Element = T;
+  static constexpr bool IS_SCALED = false;
   const T* weights;
 
   PanelReader from(long step, long column) const { return {weights + (step * PANEL + column) * PACK<T>}; }
   Packs<T> load(long step, int v) const { return Packs<T>::load(weights + (step * PANEL + v * WIDTH) * PACK<T>); }
-  Vector finish(int, Vector sum) const { return sum; }
 };
 
 // sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. Each step prefetches
@@ -100,7 +101,8 @@ void tile(const typename Reader::Element* x, long x_stride, Reader reader, long 
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) sum[r][v] = Vector{};
+    for (int v = 0; v < VECTORS; v++)
+      sum[r][v] = Reader::IS_SCALED ? Vector{} : load_vector<Vector>(start + r * start_stride + v * WIDTH);
   for (long step = 0; step < steps; step++) {
     Packs<T> w[VECTORS];
 #pragma GCC unroll 4
@@ -119,7 +121,8 @@ void tile(const typename Reader::Element* x, long x_stride, Reader reader, long 
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) {
-      sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + reader.finish(v, sum[r][v]);
+      if constexpr (Reader::IS_SCALED)
+        sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH) + reader.scaled(v, sum[r][v]);
       memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
     }
 }

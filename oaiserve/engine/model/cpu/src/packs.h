@@ -25,6 +25,19 @@ constexpr int WIDTH = 4;
 typedef float Vector __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
 
+// a * b + c, rounded once where the CPU can. Compilers may choose so for `*` and `+`, too, but not everywhere alike.
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
 template <class V, class E>
 V load_vector(const E* p) {
   V v;

@@ -1,12 +1,13 @@
 // Linear layers over weights of eight bits. They take half the memory of bfloat16, and half the time where reading the
 // weights takes most of it.
 //
-// About 128 neighbours along k form a group, which shares a scale. For few rows of x, weights are converted to the type
-// of x in registers, and sums are multiplied by the scale. For many rows, a block of weights is converted once and
-// multiplied by its scales, and then gemm.h multiplies it with x.
+// About 128 neighbours along k form a group, which shares a scale. It multiplies sums over the group, not the weights,
+// because bfloat16 holds the weights exactly only without scales. For few rows of x, weights are converted to the type
+// of x in registers. For many rows, a group is converted once, to memory, for all of them.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "gemm.h"
 
@@ -93,42 +94,42 @@ inline Packs<bf16> packs_of(const int8_t* p, bf16) {
 #endif
 }
 
-// Reads the weights of a group, as PanelReader does for a panel. It multiplies the sums by the scales, not the weights,
-// because bfloat16 holds the weights exactly only without scales.
-template <class T>
-struct Int8Reader {
+// Reads the weights of a group, as PanelReader does for a panel: those of eight bits, or what `expand` makes of them.
+template <class T, class Stored>
+struct GroupReader {
   using Element = T;
-  const int8_t* weights;
+  static constexpr bool IS_SCALED = true;
+  const Stored* weights;
   const bf16* scales;
 
-  Int8Reader from(long step, long column) const {
+  GroupReader from(long step, long column) const {
     return {weights + (step * PANEL + column) * PACK<T>, scales + column};
   }
-  Packs<T> load(long step, int v) const { return packs_of(weights + (step * PANEL + v * WIDTH) * PACK<T>, T()); }
-  Vector finish(int v, Vector sum) const {
+  Packs<T> load(long step, int v) const {
+    const Stored* packs = weights + (step * PANEL + v * WIDTH) * PACK<T>;
+    if constexpr (std::is_same_v<Stored, int8_t>)
+      return packs_of(packs, T());
+    else
+      return Packs<T>::load(packs);
+  }
+  Vector scaled(int v, Vector sum) const {
     Vector scale;
     for (int i = 0; i < WIDTH; i++) scale[i] = to_float(scales[v * WIDTH + i]);
     return sum * scale;
   }
 };
 
-// out = the weights of a group times their scales, in the order of the panels of gemm.h.
+// out = the weights of a group without their scales, in the order of the panels of gemm.h.
 template <class T>
-void expand(const int8_t* weights, const bf16* scales, long steps, T* out) {
-  constexpr int VECTORS = PANEL * PACK<T> / LANES;
-  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  f32x16 scale[VECTORS];  // for each weight of a step, the scale of its column
-  for (int v = 0; v < VECTORS; v++)
-    scale[v] = __builtin_shuffle(load(scales + v / PACK<T> * LANES), (lanes + v % PACK<T> * LANES) / PACK<T>);
-  for (long step = 0; step < steps; step++)
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++, weights += LANES, out += LANES) store(out, load_int8<f32x16>(weights) * scale[v]);
+void expand(const int8_t* weights, long steps, T* out) {
+  for (long i = 0; i < steps * PANEL * PACK<T>; i += LANES) store(out + i, load_int8<f32x16>(weights + i));
 }
 
-// Multiplies as multiply_panel of gemm.h does.
+// Multiplies as multiply_panel of gemm.h does. The sums over groups are added in the order of k.
 template <class T>
 void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows, long panel, float* sums, long next) {
   constexpr long SCALES = PANEL * sizeof(bf16);
+  alignas(64) T expanded[(GROUP + PACK<T>) * PANEL];
   const long panel_bytes = int8_panel_size<T>(w.k), groups = groups_of(w.k);
   const int8_t* at = w.panels + panel * panel_bytes;
   const int8_t* const end = at + panel_bytes;
@@ -136,36 +137,24 @@ void multiply_panel(const Int8Linear<T>& w, const T* x, long x_stride, long rows
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
-  // Adds the product of x and the groups [first, last), whose weights come from `reader`.
-  const auto add = [&](long first, long last, const auto& reader, const int8_t* ahead, long ahead_bytes) {
-    const long from = int8_group_begin<T>(w.k, first) * PACK<T>;
-    const long to = std::min(int8_group_begin<T>(w.k, last) * PACK<T>, w.k);
-    multiply_block(x + from, x_stride, rows, to - from, reader, start, start_stride, sums, ahead, ahead_bytes);
+  for (long group = 0; group < groups; group++) {
+    const long first = int8_group_begin<T>(w.k, group), steps = int8_group_begin<T>(w.k, group + 1) - first;
+    const long from = first * PACK<T>, to = std::min(from + steps * PACK<T>, w.k);
+    const bf16* scales = reinterpret_cast<const bf16*>(at);
+    const int8_t* ahead = at + INT8_AHEAD < end ? at + INT8_AHEAD : then + (at + INT8_AHEAD - end);
+    const auto add = [&](const auto& reader) {
+      multiply_block(x + from, x_stride, rows, to - from, reader, start, start_stride, sums, ahead,
+                     panel_bytes / groups);
+    };
+    if (rows <= FUSED_ROWS) {
+      add(GroupReader<T, int8_t>{at + SCALES, scales});
+    } else {
+      expand(at + SCALES, steps, expanded);
+      add(GroupReader<T, T>{expanded, scales});
+    }
     start = sums;
     start_stride = PANEL;
-  };
-  const auto steps = [&](long group) { return int8_group_begin<T>(w.k, group + 1) - int8_group_begin<T>(w.k, group); };
-
-  if (rows <= FUSED_ROWS) {
-    for (long group = 0; group < groups; group++) {
-      const int8_t* ahead = at + INT8_AHEAD < end ? at + INT8_AHEAD : then + (at + INT8_AHEAD - end);
-      add(group, group + 1, Int8Reader<T>{at + SCALES, reinterpret_cast<const bf16*>(at)}, ahead, panel_bytes / groups);
-      at += SCALES + steps(group) * PANEL * PACK<T>;
-    }
-    return;
-  }
-  constexpr long MOST = SHARED_BLOCK_BYTES / long(GROUP * PANEL * sizeof(T));  // groups in a block
-  alignas(64) T block[MOST * (GROUP + PACK<T>) * PANEL];
-  const long blocks = (groups + MOST - 1) / MOST;
-  for (long b = 0; b < blocks; b++) {
-    const long first = groups * b / blocks, last = groups * (b + 1) / blocks;
-    T* out = block;
-    for (long group = first; group < last; group++) {
-      expand(at + SCALES, reinterpret_cast<const bf16*>(at), steps(group), out);
-      out += steps(group) * PANEL * PACK<T>;
-      at += SCALES + steps(group) * PANEL * PACK<T>;
-    }
-    add(first, last, PanelReader<T>{block}, b + 1 < blocks ? at : then, panel_bytes / blocks);
+    at += SCALES + steps * PANEL * PACK<T>;
   }
 }
 

@@ -1,0 +1,207 @@
+"""The native step computes the same bits for a token whatever else a step has, and however its prompt was cut."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oaiserve.config import Quantize
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step_account import EngineSnapshot
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_engine
+
+pytestmark = pytest.mark.compiler
+NUM_BLOCKS = 96
+CPU = torch.device("cpu")
+# Sums over 1,104 numbers are cut into several blocks, and contexts over 256 tokens into several runs.
+LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2, "intermediate_size": 1104, "initializer_range": 0.2}
+GROUPED = config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48)
+WINDOW = config("mistral", **LONG, num_key_value_heads=4, head_dim=80, sliding_window=270)
+CAPPED = config("gemma2", **LONG, sliding_window=37, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
+NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
+
+CASES = {
+    "bfloat16": (GROUPED, torch.bfloat16, "none", "native"),
+    "float32": (WINDOW, torch.float32, "none", "native"),
+    "eight bits": (CAPPED, torch.bfloat16, "int8", "native"),
+    "eight bits of float32": (NORMED, torch.float32, "int8", "native"),
+    "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
+    "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
+    "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
+    "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
+}
+
+
+class Decoders(NamedTuple):
+    vocab_size: int
+    by_threads: dict[int, NativeDecoder]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def decoders(request: pytest.FixtureRequest) -> Decoders:
+    asked, dtype, quantize, instructions = CASES[request.param]
+    loaded = load(asked, dtype=dtype)
+    with compiled_for(instructions):
+        return Decoders(loaded.vocab_size, {threads: decoder(loaded, threads, quantize) for threads in (1, 2, 3)})
+
+
+def decoder(loaded: LoadedModel, num_threads: int, quantize: Quantize, num_blocks: int = NUM_BLOCKS) -> NativeDecoder:
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": num_threads}
+    return native_decoder(loaded, **sizes, quantize=quantize)
+
+
+def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:
+    sequence = Sequence(str(index), 0, ids, SamplingParams(), max_len=1024)
+    sequence.blocks = blocks
+    sequence.wants_prompt_logprobs = True  # so that there are logits of each token
+    return sequence
+
+
+def chunk_of(sequence: Sequence, num_tokens: int) -> Chunk:
+    """Return the next chunk of a sequence, which draws if it ends the prompt."""
+    start = sequence.num_computed
+    sequence.num_computed += num_tokens
+    return Chunk(sequence, start, num_tokens, max_draws=int(sequence.num_computed == len(sequence.token_ids)))
+
+
+def compute(native: NativeDecoder, step: Step, found: dict[tuple[str, int], Tensor]) -> None:
+    """Compute a step, and keep the logits of each token under its sequence and position."""
+    step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
+    batch = build_batch(step, BLOCK_SIZE, CPU)
+    with torch.inference_mode():
+        logits = native.forward(batch).clone()
+    for row, index in enumerate(batch.sample_chunks):
+        chunk = step.chunks[index]
+        found[chunk.sequence.request_id, chunk.end - 1] = logits[row]
+    for index, first, num_rows in batch.prompt_rows:
+        chunk = step.chunks[index]
+        for i in range(num_rows):
+            found[chunk.sequence.request_id, chunk.start + i] = logits[first + i]
+
+
+def alone(native: NativeDecoder, prompts: list[list[int]]) -> dict[tuple[str, int], Tensor]:
+    """Compute each prompt by itself, in one step."""
+    found: dict[tuple[str, int], Tensor] = {}
+    for index, ids in enumerate(prompts):
+        compute(native, Step([chunk_of(new_sequence(index, ids, list(range(NUM_BLOCKS))), len(ids))]), found)
+    return found
+
+
+def in_company(native: NativeDecoder, prompts: list[list[int]], rng: random.Random) -> dict[tuple[str, int], Tensor]:
+    """Compute the prompts together, in random pieces, in blocks in random order."""
+    found: dict[tuple[str, int], Tensor] = {}
+    blocks = iter(rng.sample(range(NUM_BLOCKS), NUM_BLOCKS))
+    sequences = [
+        new_sequence(index, ids, [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))])
+        for index, ids in enumerate(prompts)
+    ]
+    while left := [sequence for sequence in sequences if sequence.num_computed < len(sequence.token_ids)]:
+        step = Step()
+        for sequence in rng.sample(left, rng.randint(1, len(left))):
+            most = len(sequence.token_ids) - sequence.num_computed
+            num_tokens = min(most, rng.choice([1, 2, 7, 16, rng.randint(1, 130), most]))
+            step.chunks.append(chunk_of(sequence, num_tokens))
+        compute(native, step, found)
+    return found
+
+
+@given(
+    lengths=st.lists(st.integers(1, 600) | st.sampled_from([255, 256, 257, 513]), min_size=1, max_size=6).filter(
+        lambda lengths: sum(-(-length // BLOCK_SIZE) for length in lengths) <= NUM_BLOCKS
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=6)
+@example(lengths=[600], seed=0)
+@example(lengths=[13, 300, 257, 25, 1, 600], seed=1)
+def test_logits_of_each_token_are_those_of_its_prompt_alone(decoders: Decoders, lengths: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(decoders.vocab_size) for _ in range(length)] for length in lengths]
+    expected = alone(decoders.by_threads[1], prompts)
+    for num_threads, native in decoders.by_threads.items():
+        found = in_company(native, prompts, rng)
+        assert found.keys() == expected.keys()
+        differing = [key for key in expected if not torch.equal(found[key], expected[key])]
+        assert not differing, f"with {num_threads} threads, (sequence, position): {differing[:5]}"
+
+
+def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(decoders: Decoders) -> None:
+    rng = random.Random(3)
+    ids = [rng.randrange(decoders.vocab_size) for _ in range(530)]
+    expected = alone(decoders.by_threads[1], [ids])
+    for native in decoders.by_threads.values():
+        found: dict[tuple[str, int], Tensor] = {}
+        sequence = new_sequence(0, ids, list(range(NUM_BLOCKS)))
+        for _ in ids:
+            compute(native, Step([chunk_of(sequence, 1)]), found)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+SHORT = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90], [11, 40, 11], list(range(30, 64))]
+
+
+class Recording:
+    """An executor that keeps the bytes of the logits after each text. The test sets the step that it is to run."""
+
+    def __init__(self, native: NativeDecoder) -> None:
+        self.logits: dict[tuple[int, ...], set[bytes]] = {}
+        self.step = Step()
+        self._native = native
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits = self._native.forward(batch)
+        for row, index in enumerate(batch.sample_chunks):
+            chunk = self.step.chunks[index]
+            text = tuple(chunk.sequence.token_ids[: chunk.end])
+            self.logits.setdefault(text, set()).add(logits[row].numpy().tobytes())
+        return logits
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        self._native.copy_blocks(copies)
+
+
+class RecordingRunner(ModelRunner):
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording, CPU, BLOCK_SIZE)
+        self._recording = recording
+
+    def launch(self, step: Step) -> Launched:
+        self._recording.step = step
+        return super().launch(step)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(quantize: Quantize) -> None:
+    loaded = load(FAMILIES["gemma3_text"], dtype=torch.bfloat16)
+    found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
+    for num_blocks, limits in (
+        (64, {"max_running": 1, "prefix_cache": False}),
+        (64, {"max_running": 16, "max_step_tokens": 100}),
+        (7, {"max_running": 8, "max_step_tokens": 7}),
+    ):
+        n = 1 if limits["max_running"] == 1 else 2
+        params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
+        recording = Recording(decoder(loaded, 2, quantize, num_blocks))
+        with make_engine(loaded, RecordingRunner(recording), num_blocks=num_blocks, **limits) as engine:
+            answers = [completion.token_ids for _ in range(2) for completion in engine.generate(SHORT, params)[::n]]
+            found.append((answers, recording.logits, engine.snapshot()))
+    (alone, logits, _), together, preempted = found
+    assert together[2].num_prefix_hits > 0
+    assert preempted[2].num_preemptions > 0
+    assert all(len(kinds) == 1 for kinds in logits.values())
+    for answers, others, _ in (together, preempted):
+        assert answers == alone
+        assert others == logits
