@@ -7,6 +7,7 @@ told the tokens of the choice one by one. It must not know HTTP, torch, the sche
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -252,6 +253,33 @@ class Matcher:
         # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
+
+    def num_possible(self, token_ids: list[int]) -> int:
+        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
+        if not self.is_free:
+            return self._matcher.validate_tokens(token_ids)
+        text = self._tail
+        for number, token_id in enumerate(token_ids):
+            text += self._tokens.table.bytes_of(token_id)
+            if self._after in text:
+                return number
+        return len(token_ids)
+
+    def fill_masks(self, rows: Mask, token_ids: Sequence[int]) -> None:
+        """Fill the first row as `fill_mask` does, and each further one as it would behind one more of these tokens.
+
+        All of them may come next. What would follow the end is left as it is. Raises GrammarGivenUp.
+        """
+        self.fill_mask(rows[0])
+        num_pushed = 0
+        for words, token_id in zip(rows[1:], token_ids, strict=True):
+            self._matcher.consume_token(token_id)
+            num_pushed += 1
+            if self._matcher.is_stopped():
+                break
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if num_pushed:
+            self._check(GrammarGivenUp) if self._matcher.is_error() else self._matcher.rollback(num_pushed)
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""

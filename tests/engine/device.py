@@ -72,9 +72,9 @@ class Device(ScriptedRunner):
             raise OutOfMemory("2 GiB were asked for")
         launched = self.begin(step)
         for chunk in step.chunks:
-            chunk.sequence.max_draws = self._random.randint(1, self.max_draws)
+            del chunk.sequence.draft[self._random.randrange(self.max_draws) :]
         ids_of = {chunk.sequence: self._ids(chunk) for chunk in step.chunks}
-        self._compute(step, ids_of)
+        self._compute(step, ids_of.copy())
         self._drawn = {}
         launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
         return launched
@@ -84,12 +84,12 @@ class Device(ScriptedRunner):
         assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
             self.num_superseded += chunk.is_superseded
-            if chunk.sequence in self._waiting and chunk.end == len(chunk.sequence.token_ids):
+            if chunk.sequence in self._waiting and chunk.known_end == len(chunk.sequence.token_ids):
                 self._draw(chunk, chunk.sequence.token_ids, result, masks)
 
     def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
         for chunk in step.chunks:
-            ids = ids_of[chunk.sequence]
+            ids = ids_of[chunk.sequence] = [*ids_of[chunk.sequence][: chunk.known_end], *chunk.draft]
             for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
                 self._slots[slot] = tuple(ids[: position + 1])
         for chunk in step.chunks:
@@ -109,7 +109,7 @@ class Device(ScriptedRunner):
         return result
 
     def _draw(self, chunk: Chunk, ids: list[int], result: ChunkResult, masks: Masks | None = None) -> None:
-        assert chunk.max_draws == 0 or chunk.end == len(ids)
+        assert chunk.max_draws == 0 or chunk.known_end == len(ids)
         num_tokens = chunk.max_draws if self.max_draws == 1 else self._random.randint(0, chunk.max_draws)
         if chunk.sequence.constraint is not None:
             num_tokens = min(num_tokens, 1)  # its mask is for one
@@ -125,12 +125,12 @@ class Device(ScriptedRunner):
     def _ids(self, chunk: Chunk) -> list[int]:
         """Return the ids of a sequence, with those that the step before has drawn and the engine does not know yet."""
         ids = chunk.sequence.token_ids.copy()
-        if chunk.end > len(ids):
+        if chunk.known_end > len(ids):
             num_before, drawn = self._drawn.get(chunk.sequence, (len(ids), []))
             assert num_before == len(ids)
             self.num_void += not drawn
             ids += drawn or [NEVER]
-        assert chunk.end <= len(ids)
+        assert chunk.known_end <= len(ids)
         return ids
 
     def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
