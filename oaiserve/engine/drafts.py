@@ -11,6 +11,10 @@ true, and costs what a step with more tokens takes longer, as measured.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+import numpy as np
+
 from oaiserve.engine.lookup import Lookup
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Step
@@ -43,17 +47,14 @@ class StepTimes:
     def expected_ns(self) -> list[float]:
         """Return the times of steps by their number of tokens, each at least those of smaller steps.
 
-        A number that was not measured takes as long as the next larger one that was, or else as the largest: so it is
-        tried, and measured.
+        Numbers that were not measured are given the least that they may take, so they are tried, and then measured: as
+        much as the largest one that was, or below the smallest one, a share of that. Between two, there is a line.
         """
-        times_ns = [0.0] * len(self._ns)
-        known = [number for number in range(len(self._ns)) if self._is_known(number)]
-        least_ns = max((self._ns[number] for number in known[-1:]), default=1.0)
-        for number in range(MOST_STEP_TOKENS, -1, -1):
-            if self._is_known(number):
-                least_ns = min(least_ns, self._ns[number])
-            times_ns[number] = least_ns
-        return times_ns
+        known = [number for number in range(1, len(self._ns)) if self._is_known(number)]
+        if not known:
+            return [1.0] * len(self._ns)
+        least_ns = [*accumulate((self._ns[number] for number in reversed(known)), min)][::-1]
+        return np.interp(range(len(self._ns)), [0, *known], [0.0, *least_ns]).tolist()
 
     def _is_known(self, num_tokens: int) -> bool:
         measured = self._measured[num_tokens]
