@@ -37,9 +37,12 @@ MODEL_ROWS = {
     "executor": "batch",
     # sampling
     "logit_edits": "transfer",
-    "sampler": "logit_edits transfer",
+    "draw_rows": "",
+    "numpy_sampling": "draw_rows",
+    "plain_sampling": "draw_rows transfer",
+    "sampler": "draw_rows logit_edits numpy_sampling plain_sampling transfer",
     "triton_sampling_kernels": "",
-    "triton_sampling": "sampler transfer triton_sampling_kernels",
+    "triton_sampling": "draw_rows transfer triton_sampling_kernels",
     "rehearsal": "sampler",
     # attention
     "attention": "batch",
@@ -50,13 +53,13 @@ MODEL_ROWS = {
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "attention attention.reference batch kv_cache spec",
-    "graphs": "batch logit_edits sampler spec transfer",
-    "runner": "batch executor graphs logit_edits sampler",
+    "graphs": "batch draw_rows logit_edits sampler spec transfer",
+    "runner": "batch draw_rows executor graphs logit_edits sampler",
     # loading, measuring, compiling, capturing
     "split": "",
     "load": "attention attention.select batch rehearsal spec split",
     "memory": "spec",
-    "device_memory": "attention eager memory rehearsal runner sampler spec",
+    "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention batch executor rehearsal spec",
     "graph_capture": "executor graphs spec triton_sampling",
     # models that pool
@@ -86,8 +89,8 @@ MODEL_ROWS = {
     "parallel.executor": "batch executor parallel.messages parallel.workers",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
-    "device_memory eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
-    "parallel.workers pooling.load pooling.runner profiler rehearsal runner sampler spec triton_sampling",
+    "device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
+    "parallel.workers pooling.load pooling.runner profiler rehearsal runner spec triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -1,12 +1,29 @@
-"""The random numbers behind sampling: pure functions of a seed, a choice and a position. Stdlib only.
+"""The random noise behind sampling: pure functions of a seed, a choice, a position and a token id. Stdlib only.
 
-There is no state. So a draw does not depend on the rest of the batch, and a sequence that was preempted and computed
-again draws the same tokens.
+A token is drawn by the Gumbel-max trick: each id has a score, which is its logit divided by the temperature, plus noise
+of the standard Gumbel distribution. The id with the highest score is drawn, and that is each id with its probability.
+So a draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id,
+unless the two best scores are as close as that.
+
+There is no state. So a draw does not depend on the rest of the batch, a sequence that was preempted and computed again
+draws the same tokens, and whoever guesses a token can check the guess with the noise of its position.
+
+This file is the definition. `numpy_sampling`, `plain_sampling` and `triton_sampling` compute the same for whole rows.
 """
 
 from __future__ import annotations
 
+from math import log, log1p
+
+_MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
+# The odd factors of a hash of 32 bits, in which nearly every bit of the input changes each bit of the output with
+# probability 1/2 (Wellons, "Hash Function Prospector").
+FACTOR_1 = 0x7FEB352D
+FACTOR_2 = 0x846CA68B
+# Noise is made of so many bits. The rarest noise is 53 ln 2 = 36.7, which decides about ids of a probability of 1e-16.
+# With 24 bits it would be 17, and the ids below 1e-7 would be drawn too rarely, which are many in a large vocabulary.
+NOISE_BITS = 52
 
 
 def draw_key(seed: int, choice: int) -> int:
@@ -14,9 +31,42 @@ def draw_key(seed: int, choice: int) -> int:
     return _splitmix64(seed & _MASK64, choice)
 
 
-def uniform(key: int, position: int) -> float:
-    """Return the random number in [0, 1) for the token at `position` of the sequence with that key."""
-    return (_splitmix64(key, position) >> 11) * 2.0**-53
+def noise_seed(key: int, position: int) -> int:
+    """Return the 64 bits from which the noise of all ids is made, for the token at `position` of the sequence with that
+    key."""
+    return _splitmix64(key, position)
+
+
+def noise_bits(seed: int, token_id: int) -> int:
+    """Return 64 random bits for an id. For each id, they are a permutation of the seeds, so none is favoured.
+
+    Seeds are random already, and the ids are mixed once for all draws: so what is done for each id of each draw is
+    little. Sampling computes the upper half for all ids, and the lower half only for those that may be the best.
+    """
+    first, second = seed >> 32, seed & _MASK32
+    mixed = mix32(token_id)
+    high = (mixed ^ first) * FACTOR_1 & _MASK32
+    high = ((high ^ high >> 15) + second) * FACTOR_2 & _MASK32
+    high ^= high >> 16
+    return high << 32 | mix32((high + mixed & _MASK32) ^ second)
+
+
+def noise(seed: int, token_id: int) -> float:
+    """Return the noise of an id, -log(-log(u)) for a random u between 0 and 1.
+
+    Large noise needs a u close to 1, so 1 - u is what is made of the random bits: it can be as small as 2**-53.
+    """
+    rest = ((noise_bits(seed, token_id) >> 64 - NOISE_BITS) + 0.5) * 2.0**-NOISE_BITS
+    return -log(-log1p(-rest))
+
+
+def mix32(x: int) -> int:
+    """Return a permutation of the numbers of 32 bits, which are unrelated for neighbouring `x`."""
+    x ^= x >> 16
+    x = x * FACTOR_1 & _MASK32
+    x ^= x >> 15
+    x = x * FACTOR_2 & _MASK32
+    return x ^ x >> 16
 
 
 def _splitmix64(key: int, index: int) -> int:

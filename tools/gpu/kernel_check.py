@@ -29,11 +29,12 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oaiserve.engine.model import sampler, triton_sampling
+from oaiserve.engine.model import plain_sampling, triton_sampling
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.draw_rows import DrawRow, draw_row
 from oaiserve.engine.model.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -237,12 +238,12 @@ def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any
 
 
 def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[str, Any]:
-    """Compare draws for rows of all kinds. A few rows may differ where a draw falls on a border between two tokens."""
+    """Compare draws for rows of all kinds. A few rows may differ, where rounding decides which ids top_p keeps."""
     num_rows, vocab = (8, 300) if quick else (256, 128_256)
     logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
     logits[0, 7], logits[1] = math.nan, -math.inf
-    chunks = [
-        last_chunk(
+    rows = [
+        make_row(
             row,
             temperature=(0.0, 0.6, 1.0)[row % 3],
             top_k=(0, 0, 40, 1)[row % 4],
@@ -251,11 +252,8 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
         )
         for row in range(num_rows)
     ]
-    token_ids, are_finite = triton_sampling.sample_ids(logits, chunks)
-    # On a GPU, torch adds float32 up in float32. If 128,256 tokens are about equally likely, its error is larger than
-    # that of the kernels.
-    exact = logits.clone() if device.type == "cpu" else logits.double()
-    want_ids, want_finite = sampler.plain_sample_ids(exact, chunks)
+    token_ids, are_finite = triton_sampling.sample_ids(logits, rows)
+    want_ids, want_finite = plain_sampling.sample_ids(logits, rows)
     num_different = int(((token_ids != want_ids) & want_finite).sum())
     equal = bool((are_finite == want_finite).all()) and num_different <= num_rows // 64
     return {"spread": spread, "rows": num_rows, "vocab": vocab, "different": num_different, "equal": equal}
@@ -281,9 +279,9 @@ def make_sequence(draw_key: int = 0, num_tokens: int = 1, **params: Any) -> Sequ
     return Sequence("r", 0, [1] * num_tokens, SamplingParams(**params), max_len=num_tokens + 1, draw_key=draw_key)
 
 
-def last_chunk(draw_key: int, **params: Any) -> Chunk:
-    """Return the chunk of a sequence that draws its next token."""
-    return Chunk(make_sequence(draw_key, **params), 0, 1)
+def make_row(draw_key: int, **params: Any) -> DrawRow:
+    """Return the row that draws the second token of a sequence."""
+    return draw_row(make_sequence(draw_key, **params), 1)
 
 
 # Speed
@@ -427,16 +425,16 @@ def time_sampling(device: torch.device, *, quick: bool) -> list[dict[str, Any]]:
     for spread in (0.5, 4.0):
         logits = (torch.randn(num_rows, vocab, device=device) * spread).bfloat16()
         for kind, params in kinds.items():
-            chunks = [last_chunk(row, **params) for row in range(num_rows)]
+            drawn = [make_row(row, **params) for row in range(num_rows)]
             row: dict[str, Any] = {"rows": num_rows, "spread": spread, "kind": kind}
             for name, sample_ids in (
                 ("triton_ms", triton_sampling.sample_ids),
-                ("plain_ms", sampler.plain_sample_ids),
+                ("plain_ms", plain_sampling.sample_ids),
             ):
                 times = []
                 for _ in range(1 if device.type == "cpu" else 12):
                     started = time.perf_counter()
-                    sample_ids(logits, chunks)[0].tolist()
+                    sample_ids(logits, drawn)[0].tolist()
                     times.append(time.perf_counter() - started)
                 row[name] = statistics.median(times[2:] or times) * 1e3
             rows.append(row)

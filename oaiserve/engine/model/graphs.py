@@ -17,8 +17,9 @@ from typing import Protocol, TypeVar
 import torch
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampledIds, draw_row, numbers, seeds
 from oaiserve.engine.model.logit_edits import is_edited
-from oaiserve.engine.model.sampler import GREEDY_BELOW, RowParameters, Sampled, SampledIds, row_parameters
+from oaiserve.engine.model.sampler import Sampled
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
@@ -28,9 +29,9 @@ T = TypeVar("T")
 Run = Callable[[], object]
 Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
 
-# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len.
-INPUT_PADDING = (0, 0, 0, -1, 0)
-PARAMETER_PADDING = RowParameters(1.0, 0.0, 1.0, 1.0, 0.0)
+# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, seed of its noise.
+INPUT_PADDING = (0, 0, 0, -1, 0, GREEDY.seed)
+PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 # Attention chooses the number of splits of a sequence for this length at most. Longer sequences are computed correctly
 # with any number of splits, and for short sequences more splits would only be programs without work.
 USUAL_TOKENS = 8192
@@ -42,7 +43,13 @@ class GraphSampler(Protocol):
     def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds: ...
 
     def draw(
-        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+        self,
+        logits: torch.Tensor,
+        parameters: torch.Tensor,
+        seeds: torch.Tensor,
+        *,
+        has_cuts: bool,
+        out: SampledIds | None = None,
     ) -> SampledIds: ...
 
 
@@ -150,9 +157,9 @@ class DecodeGraphs:
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
-        is_drawn = is_plain and any(chunk.sequence.params.temperature >= GREEDY_BELOW for chunk in chunks)
-        parameters = [row_parameters(chunk) for chunk in chunks] if is_drawn else []
-        self._upload(step, size, drawn_rows, parameters)
+        rows = [draw_row(chunk.sequence, chunk.end) for chunk in chunks] if is_plain else []
+        is_drawn = not all(row.is_greedy for row in rows)
+        self._upload(step, size, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
         graphs.forward()
@@ -161,7 +168,7 @@ class DecodeGraphs:
             return logits, None
         if not is_drawn:
             graphs.take_best()
-        elif any(row.cuts(self._vocab_size) for row in parameters):
+        elif any(row.cuts(self._vocab_size) for row in rows):
             graphs.draw_with_cuts()
         else:
             graphs.draw()
@@ -169,9 +176,7 @@ class DecodeGraphs:
         self._token_ids = replayed.token_ids
         return logits, replayed
 
-    def _upload(
-        self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], parameters: list[RowParameters]
-    ) -> None:
+    def _upload(self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], rows: list[DrawRow]) -> None:
         """Copy the inputs to the device, in one copy for all values of rows, and one for the block tables."""
         token_ids, sources, positions, slots, tables = [], [], [], [], []
         block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
@@ -186,10 +191,10 @@ class DecodeGraphs:
             tables += blocks
             tables += [0] * (width - len(blocks))
         seq_lens = [position + 1 for position in positions]
-        columns = (token_ids, sources, positions, slots, seq_lens)
+        columns = (token_ids, sources, positions, slots, seq_lens, seeds(rows).tolist())
         words = array("q", _padded(columns, INPUT_PADDING, _aligned(size)))
-        if parameters:
-            values = _padded(zip(*parameters, strict=True), PARAMETER_PADDING, _aligned(size))
+        if rows:
+            values = _padded(numbers(rows).tolist(), PARAMETER_PADDING, _aligned(size))
             words.frombytes(array("f", values).tobytes())
         inputs = self._words[self._first_input : self._first_input + len(words)]
         inputs.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True)
@@ -215,16 +220,16 @@ class DecodeGraphs:
         return Graphs(
             capture(forward),
             capture(lambda: sampler.take_best(logits, drawn)),
-            capture(lambda: sampler.draw(logits, parameters, has_cuts=False, out=drawn)),
-            capture(lambda: sampler.draw(logits, parameters, has_cuts=True, out=drawn)),
+            capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=False, out=drawn)),
+            capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=True, out=drawn)),
         )
 
     def _batch(self, inputs: torch.Tensor) -> Batch:
-        """Return the batch that reads `inputs` int64 [5, R] and the block tables in place.
+        """Return the batch that reads `inputs` int64 [6, R] and the block tables in place.
 
         Its lengths on the host only decide how attention divides its work.
         """
-        _, sources, positions, slots, seq_lens = inputs
+        _, sources, positions, slots, seq_lens, _ = inputs
         num_rows, none = len(sources), self._row_numbers[:0]
         return Batch(
             input_ids=self._words.index_select(0, sources),

@@ -13,10 +13,11 @@ from typing import TypeVar
 import torch
 
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.sampler import SampleIds, Sampling, take
+from oaiserve.engine.model.sampler import Sampling, take
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 
@@ -47,9 +48,9 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace plain torch, see `Sampling`. `graphs` are captured from the executor, and run
-    the steps that they can. `check_results` is called when the results of a step have arrived, and raises if they may
-    be wrong.
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
+    executor, and run the steps that they can. `check_results` is called when the results of a step have arrived, and
+    raises if they may be wrong.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import start_native
+from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.logit_edits import ApplyMasks
@@ -29,7 +30,6 @@ from oaiserve.engine.model.pooling.runner import PoolingRunner
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampler import SampleIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
 

@@ -1,10 +1,8 @@
-"""Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `sampler`.
+"""Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `plain_sampling`.
 
-`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of plain torch up to float32 rounding.
-Sums of probabilities are added up in another order, so a draw that falls within a few millionths of a border between
-two tokens may go the other way, and a token whose probability is that close to the floor of min_p may be on the other
-side of it.
-Of equal logits, the lower id comes first, as in plain torch.
+`sample_ids` and `apply_masks` are passed to `Sampling`. Sampled ids are those of `draws` up to float32 rounding: where
+the two best scores of a row are as close as that, the other of them may be drawn, and a token that close to the border
+of top_p or min_p may be on its other side. Of equal logits, the lower id comes first, as in plain torch.
 
 `take_best` and `draw` read nothing back and wait for nothing, so they can be captured in a CUDA graph.
 """
@@ -15,31 +13,30 @@ import numpy as np
 import torch
 import triton
 
-from oaiserve.engine.model.sampler import GREEDY_BELOW, SampledIds, row_parameters
+from oaiserve.engine.model.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.model.triton_sampling_kernels import (
     NUM_FLOORS,
     best_kernel,
     best_of_chunk_kernel,
     candidates_kernel,
-    draw_kernel,
-    highest_kernel,
+    cut_kernel,
     mask_kernel,
+    scores_kernel,
     weights_kernel,
 )
-from oaiserve.engine.step import Chunk
 
 CHUNK = 4096  # ids that one program processes
 TILE = 2048  # candidates that a program processes at a time
 
 
-def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-    """Sample a token for each row of `logits` [R, vocab], which are not changed."""
-    if all(chunk.sequence.params.temperature < GREEDY_BELOW for chunk in chunks):
+def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw a token from each row of `logits` [R, vocab], which are not changed."""
+    if all(row.is_greedy for row in rows):
         return take_best(logits)
-    rows = [row_parameters(chunk) for chunk in chunks]
     has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
-    return draw(logits, on_device(rows, logits.device, torch.float32).T.contiguous(), has_cuts=has_cuts)
+    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
 
 
 def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
@@ -68,58 +65,60 @@ def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds
     """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    token_ids, are_finite = out or _new_ids(logits)
     best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
-    best_kernel[(num_rows,)](
-        best, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
-    )
-    return token_ids, are_finite
+    return _take(best, best, out)
 
 
 def draw(
-    logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+    logits: torch.Tensor,
+    parameters: torch.Tensor,
+    seeds: torch.Tensor,
+    *,
+    has_cuts: bool,
+    out: SampledIds | None = None,
 ) -> SampledIds:
-    """Draw an id from each row of `logits` [R, vocab]. `parameters` are float32 [5, R], see `RowParameters`.
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
+    the rows, see `draw_rows`.
 
-    Without `has_cuts`, their top_k and top_p are ignored. `out` has the tensors that results are written to, both
-    int64 [R].
+    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors that results are
+    written to, both int64 [R].
     """
     logits, num_rows, vocab, num_chunks = _sizes(logits)
-    temperatures, min_ps, top_ks, top_ps, uniforms = parameters
+    temperatures, min_ps, top_ks, top_ps = parameters
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
-    highest, masses = empty(num_rows, num_chunks), empty(num_rows, num_chunks)
-    token_ids, are_finite = out or _new_ids(logits)
+    grid = (num_rows, num_chunks)
+    chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
+    best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
-    weights, candidate_weights = empty(rows_of_cuts, vocab), empty(rows_of_cuts, vocab)
-    candidate_ids = empty(rows_of_cuts, vocab, dtype=torch.int32)
-    num_candidates = empty(rows_of_cuts, dtype=torch.int32)
-    floor_masses = empty(rows_of_cuts, num_chunks, NUM_FLOORS.value)
-    floor_counts = empty(rows_of_cuts, num_chunks, NUM_FLOORS.value, dtype=torch.int32)
-    tile_chunks = triton.next_power_of_2(num_chunks)
+    weights = empty(rows_of_cuts, vocab)
+    last_weights, last_ids = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
 
-    highest_kernel[(num_rows, num_chunks)](logits, highest, logits.stride(0), vocab, CHUNK=CHUNK)
-    weights_kernel[(num_rows, num_chunks)](
-        logits,
-        highest,
-        temperatures,
-        min_ps,
-        masses,
-        weights,
-        floor_counts,
-        floor_masses,
-        logits.stride(0),
-        vocab,
-        HAS_CUTS=has_cuts,
-        CHUNK=CHUNK,
-        TILE_CHUNKS=tile_chunks,
-        num_warps=8 if has_cuts else 4,
-    )
+    best_of_chunk_kernel[grid](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
     if has_cuts:
-        candidates_kernel[(num_rows, num_chunks)](
+        masses = empty(*grid)
+        floor_counts = empty(*grid, NUM_FLOORS.value, dtype=torch.int32)
+        floor_masses = empty(*grid, NUM_FLOORS.value)
+        weights_kernel[grid](
+            logits,
+            best,
+            temperatures,
+            min_ps,
+            masses,
+            weights,
+            floor_counts,
+            floor_masses,
+            logits.stride(0),
+            vocab,
+            **chunks,
+            num_warps=8,
+        )
+        candidate_weights, candidate_ids = empty(num_rows, vocab), empty(num_rows, vocab, dtype=torch.int32)
+        num_candidates = empty(num_rows, dtype=torch.int32)
+        candidates_kernel[grid](
             weights,
             masses,
             floor_counts,
@@ -130,32 +129,52 @@ def draw(
             candidate_ids,
             num_candidates,
             vocab,
-            CHUNK=CHUNK,
-            TILE_CHUNKS=tile_chunks,
+            **chunks,
             num_warps=8,
         )
-    draw_kernel[(num_rows,)](
+        cut_kernel[(num_rows,)](
+            masses,
+            top_ks,
+            top_ps,
+            candidate_weights,
+            candidate_ids,
+            num_candidates,
+            last_weights,
+            last_ids,
+            vocab,
+            num_chunks,
+            TILE_CHUNKS=chunks["TILE_CHUNKS"],
+            TILE=TILE,
+            num_warps=8,
+        )
+    scores_kernel[grid](
         logits,
-        highest,
+        best,
         temperatures,
         min_ps,
-        uniforms,
-        masses,
         top_ks,
-        top_ps,
-        candidate_weights,
-        candidate_ids,
-        num_candidates,
-        token_ids,
-        are_finite,
+        seeds,
+        weights,
+        last_weights,
+        last_ids,
+        scores,
         logits.stride(0),
         vocab,
-        num_chunks,
         HAS_CUTS=has_cuts,
-        CHUNK=CHUNK,
-        TILE_CHUNKS=tile_chunks,
-        TILE=TILE,
-        num_warps=8,
+        **chunks,
+    )
+    return _take(best, scores, out)
+
+
+def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> SampledIds:
+    """Return the ids with the best of the scores [R, num_chunks], and whether the best logits are finite."""
+    num_rows, num_chunks = best.shape
+    token_ids, are_finite = out or (
+        torch.empty(num_rows, dtype=torch.int64, device=best.device),
+        torch.empty(num_rows, dtype=torch.bool, device=best.device),
+    )
+    best_kernel[(num_rows,)](
+        best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
     )
     return token_ids, are_finite
 
@@ -164,8 +183,3 @@ def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
     """Return the logits with contiguous rows, and the numbers of rows, of ids, and of chunks in a row."""
     num_rows, vocab = logits.shape
     return logits if logits.stride(1) == 1 else logits.contiguous(), num_rows, vocab, triton.cdiv(vocab, CHUNK)
-
-
-def _new_ids(logits: torch.Tensor) -> SampledIds:
-    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    return token_ids, torch.empty_like(token_ids, dtype=torch.bool)

@@ -10,8 +10,13 @@ compiled again for another number.
 import triton
 import triton.language as tl
 
+from oaiserve.engine import draws
+
 NUM_FLOORS = tl.constexpr(8)
 INFINITY_BITS = tl.constexpr(0x7F800000)
+FACTOR_1, FACTOR_2 = tl.constexpr(draws.FACTOR_1), tl.constexpr(draws.FACTOR_2)
+LEFT_OUT_BITS = tl.constexpr(64 - draws.NOISE_BITS)
+TWICE = tl.constexpr(1 << draws.NOISE_BITS + 1)  # twice the number of values that the noise is made of
 
 
 @triton.jit
@@ -36,50 +41,52 @@ def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
-    """Find the highest logit of a chunk and the lowest id that has it. The program is (row, chunk).
-
-    Both are stored as one number, with the logit in the upper bits.
-    """
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+def _store_best(best, row, chunk, num_chunks, x, token_id):
+    """Store the highest number of a chunk and the lowest id that has it, as one number with the former in its upper
+    bits."""
     both = (_ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - token_id).to(tl.int64)
-    tl.store(best + row * tl.num_programs(1) + chunk, tl.max(both, 0))
+    tl.store(best + row * num_chunks + chunk, tl.max(both, 0))
 
 
 @triton.jit
-def best_kernel(best, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constexpr):
-    """Find the best id of a row among those of its chunks. The program is (row)."""
-    row = tl.program_id(0).to(tl.int64)
+def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
+    """Return the best of a row among those of its chunks, in the same form."""
     chunk = tl.arange(0, TILE_CHUNKS)
-    both = tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-(2**63))
-    highest = tl.max(both, 0)
-    bits = highest >> 32
-    tl.store(token_ids + row, 0x7FFFFFFF - (highest & 0x7FFFFFFF))
+    return tl.max(tl.load(best + row * num_chunks + chunk, mask=chunk < num_chunks, other=-(2**63)), 0)
+
+
+@triton.jit
+def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
+    """Find the best logit of a chunk. The program is (row, chunk)."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    _store_best(best, row, chunk, tl.num_programs(1), x, token_id)
+
+
+@triton.jit
+def best_kernel(best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS: tl.constexpr):
+    """Take the id with the best score of a row, and look at its highest logit. The program is (row).
+
+    `best` and `scores` int64 [R, num_chunks] have the best of each chunk, and are the same if logits decide.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    bits = _best(best, row, num_chunks, TILE_CHUNKS) >> 32
+    drawn = _best(scores, row, num_chunks, TILE_CHUNKS)
+    tl.store(token_ids + row, 0x7FFFFFFF - (drawn & 0x7FFFFFFF))
     tl.store(are_finite + row, (bits < INFINITY_BITS) & (bits > -INFINITY_BITS - 1))
 
 
 @triton.jit
-def highest_kernel(logits, highest, stride, vocab, CHUNK: tl.constexpr):
-    """Find the highest logit of a chunk. The program is (row, chunk)."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
-    tl.store(highest + row * tl.num_programs(1) + chunk, tl.max(x, 0))
+def _highest(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
+    """Return the highest logit of a row, float32."""
+    bits = (_best(best, row, num_chunks, TILE_CHUNKS) >> 32).to(tl.int32)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _highest(highest, row, num_chunks, TILE_CHUNKS: tl.constexpr):
-    chunk = tl.arange(0, TILE_CHUNKS)
-    return tl.max(tl.load(highest + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf")), 0)
-
-
-@triton.jit
-def _weights(logits, row, stride, token_id, vocab, highest, temperature, min_p):
-    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
-    weights = tl.exp(x / temperature - highest / temperature)
-    return tl.where(weights < min_p, 0.0, weights)
+def _scaled(x, highest, temperature):
+    return tl.div_rn(x - highest, temperature)
 
 
 @triton.jit
@@ -93,7 +100,7 @@ def _floors():
 @triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps"])
 def weights_kernel(
     logits,
-    highest,  # float32 [R, num_chunks]
+    best,  # int64 [R, num_chunks]
     temperatures,
     min_ps,
     masses,  # float32 [R, num_chunks]
@@ -102,33 +109,32 @@ def weights_kernel(
     floor_masses,  # float32 [R, num_chunks, NUM_FLOORS]
     stride,
     vocab,
-    HAS_CUTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Compute the sum of the weights of a chunk. The program is (row, chunk).
+    """Compute the weights of a chunk, and their sum. The program is (row, chunk).
 
-    With HAS_CUTS, it also stores the weights, and for each floor the number and the sum of the weights from it on.
+    Also for each floor the number and the sum of the weights from it on.
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _weights(
-        logits, row, stride, token_id, vocab, _highest(highest, row, num_chunks, TILE_CHUNKS),
-        tl.load(temperatures + row), tl.load(min_ps + row),
-    )  # fmt: skip
+    logit = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    highest = _highest(best, row, num_chunks, TILE_CHUNKS)
+    x = tl.exp(_scaled(logit, highest, tl.load(temperatures + row)))
+    x = tl.where(x < tl.load(min_ps + row), 0.0, x)
     place = row * num_chunks + chunk
     tl.store(masses + place, tl.sum(x, 0))
-    if HAS_CUTS:
-        tl.store(weights + row * vocab + token_id, x, mask=token_id < vocab)
-        is_above = x[None, :] >= _floors()[:, None]
-        floor = place * NUM_FLOORS + tl.arange(0, NUM_FLOORS)
-        tl.store(floor_counts + floor, tl.sum(is_above.to(tl.int32), 1))
-        tl.store(floor_masses + floor, tl.sum(tl.where(is_above, x[None, :], 0.0), 1))
+    tl.store(weights + row * vocab + token_id, x, mask=token_id < vocab)
+    is_above = x[None, :] >= _floors()[:, None]
+    floor = place * NUM_FLOORS + tl.arange(0, NUM_FLOORS)
+    tl.store(floor_counts + floor, tl.sum(is_above.to(tl.int32), 1))
+    tl.store(floor_masses + floor, tl.sum(tl.where(is_above, x[None, :], 0.0), 1))
 
 
 @triton.jit
 def _is_cut(top_k, top_p, vocab):
-    return ((top_k > 0) & (top_k < vocab)) | (top_p < 1.0)
+    """Return whether top_k or top_p can exclude an id. A greedy draw, with a top_k of 1, needs no such search."""
+    return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
 
 
 @triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
@@ -179,11 +185,11 @@ def candidates_kernel(
 
 
 @triton.jit
-def _threshold(weights, num, goal, OF_COUNTS: tl.constexpr, IS_STRICT: tl.constexpr, TILE: tl.constexpr):
+def _threshold(weights, num, goal, OF_COUNTS: tl.constexpr, TILE: tl.constexpr):
     """Return the highest weight such that all weights from it on reach the goal together, or 0 if there is none.
 
-    With OF_COUNTS the goal is their number, otherwise their sum. With IS_STRICT they have to exceed the goal. Each pass
-    finds three bits: it counts, or adds up, the weights from each of eight pivots on.
+    With OF_COUNTS the goal is their number, otherwise their sum. Each pass finds three bits: it counts, or adds up, the
+    weights from each of eight pivots on.
     """
     pivot = tl.arange(0, 8)
     bits = 0
@@ -196,21 +202,19 @@ def _threshold(weights, num, goal, OF_COUNTS: tl.constexpr, IS_STRICT: tl.conste
             x = tl.load(weights + place, mask=place < num, other=-1.0)
             amount = tl.full([TILE], 1.0, tl.float32) if OF_COUNTS else x
             reached += tl.sum(tl.where(x[None, :] >= pivots[:, None], amount[None, :], 0.0), 1)
-        is_enough = reached > goal if IS_STRICT else reached >= goal
+        is_enough = (reached >= goal) & (reached > 0.0)  # a goal of 0 is reached by the highest weight
         bits += tl.max(tl.where(is_enough, pivot, 0), 0) << shift
     return tl.cast(bits, tl.float32, bitcast=True)
 
 
 @triton.jit
-def _cut(
-    weights, num, goal, last_weight, last_count, OF_COUNTS: tl.constexpr, IS_STRICT: tl.constexpr, TILE: tl.constexpr
-):
+def _cut(weights, num, goal, last_weight, last_count, OF_COUNTS: tl.constexpr, TILE: tl.constexpr):
     """Return how many candidates reach the goal together, best first, and of equals the lowest id first.
 
     The result is the last candidate's weight, the number of candidates with that weight, and the sum of all weights up
     to there. It does not go beyond the `last_count` first candidates with `last_weight`.
     """
-    weight = tl.maximum(_threshold(weights, num, goal, OF_COUNTS, IS_STRICT, TILE), last_weight)
+    weight = tl.maximum(_threshold(weights, num, goal, OF_COUNTS, TILE), last_weight)
     mass, num_above, num_equal = 0.0, 0.0, 0.0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
@@ -218,101 +222,122 @@ def _cut(
         mass += tl.sum(tl.where(x > weight, x, 0.0), 0)
         num_above += tl.sum(tl.where(x > weight, 1.0, 0.0), 0)
         num_equal += tl.sum(tl.where(x == weight, 1.0, 0.0), 0)
-    if OF_COUNTS:
-        count = goal - num_above
-    elif IS_STRICT:
-        count = tl.floor((goal - mass) / weight) + 1.0
-    else:
-        count = tl.ceil((goal - mass) / weight)
+    count = goal - num_above if OF_COUNTS else tl.ceil((goal - mass) / weight)
     at_most = tl.where(weight == last_weight, tl.minimum(last_count, num_equal), num_equal)
     count = tl.maximum(tl.minimum(count, at_most), 1.0)
     return weight, count, mass + count * weight
 
 
-@triton.jit
-def _draw_from_best(weights, token_ids, num, total, top_k, top_p, uniform, TILE: tl.constexpr):
-    """Draw from the candidates that stay after top_k and top_p, best first, and return the token id."""
-    weight = float("inf")
-    for start in range(0, num, TILE):
-        place = start + tl.arange(0, TILE)
-        weight = tl.minimum(weight, tl.min(tl.load(weights + place, mask=place < num, other=float("inf")), 0))
-    count = num.to(tl.float32)
-    mass = total
-    if top_k > 0:
-        weight, count, mass = _cut(weights, num, top_k, weight, count, True, False, TILE)
-    if top_p < 1.0:
-        weight, count, mass = _cut(weights, num, mass * top_p, weight, count, False, False, TILE)
-    weight, count, _ = _cut(weights, num, mass * uniform, weight, count, False, True, TILE)
-
-    # The drawn token is the `count`-th of those with this weight.
-    drawn, num_equal = 0, 0
-    for start in range(0, num, TILE):
-        place = start + tl.arange(0, TILE)
-        is_equal = (tl.load(weights + place, mask=place < num, other=-1.0) == weight).to(tl.int32)
-        is_drawn = (is_equal > 0) & (num_equal + tl.cumsum(is_equal, 0) == count.to(tl.int32))
-        drawn += tl.sum(tl.load(token_ids + place, mask=is_drawn, other=0), 0)
-        num_equal += tl.sum(is_equal, 0)
-    return drawn
-
-
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "uniforms", "top_ks", "top_ps"])
-def draw_kernel(
-    logits,
-    highest,
-    temperatures,
-    min_ps,
-    uniforms,
+@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
+def cut_kernel(
     masses,
     top_ks,
     top_ps,
     candidate_weights,
     candidate_ids,
     num_candidates,
-    token_ids,  # int64 [R]
-    are_finite,  # bool [R]
-    stride,
+    last_weights,  # float32 [R]
+    last_ids,  # int32 [R]
     vocab,
     num_chunks,
-    HAS_CUTS: tl.constexpr,
-    CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Draw the token where the running sum of weights passes the row's uniform number times their total.
+    """Find the last id that stays after top_k and top_p, and its weight. The program is (row).
 
-    The program is (row). The sum runs in the order of ids if all tokens stay, and best first if top_k or top_p is set.
+    Ids with a higher weight stay, and of those with the same weight the ones up to the last id. If neither top_k nor
+    top_p can exclude an id, the last weight is 0, and all ids with some weight stay.
     """
     row = tl.program_id(0).to(tl.int64)
-    best = _highest(highest, row, num_chunks, TILE_CHUNKS)
-    chunk = tl.arange(0, TILE_CHUNKS)
-    mass = tl.load(masses + row * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
-    total = tl.sum(mass, 0)
-    is_finite = total < float("inf")  # the sum is NaN if a logit is NaN or infinity, or if all are -infinity
-    tl.store(are_finite + row, is_finite)
-    if not is_finite:
-        tl.store(token_ids + row, 0)
+    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    if not _is_cut(top_k, top_p, vocab):
+        tl.store(last_weights + row, 0.0)
+        tl.store(last_ids + row, -1)
         return
-    uniform = tl.load(uniforms + row)
-    if HAS_CUTS:
-        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-        if _is_cut(top_k, top_p, vocab):
-            drawn = _draw_from_best(
-                candidate_weights + row * vocab, candidate_ids + row * vocab, tl.load(num_candidates + row),
-                total, tl.where(top_k < vocab, top_k, 0.0), top_p, uniform, TILE,
-            )  # fmt: skip
-            tl.store(token_ids + row, drawn.to(tl.int64))
-            return
-    # Sums of floats are rounded, so a drawn token must also have a weight above 0. If the sums do not reach the goal,
-    # the last token with a weight above 0 is taken.
-    ends = tl.cumsum(mass, 0)
-    goal = uniform * tl.max(ends, 0)
-    last_chunk = tl.max(tl.where(mass > 0.0, chunk, 0), 0)
-    drawn_chunk = tl.min(tl.where((mass > 0.0) & (ends > goal), chunk, last_chunk), 0)
-    goal -= tl.sum(tl.where(chunk == drawn_chunk, ends - mass, 0.0), 0)
-    token_id = drawn_chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _weights(
-        logits, row, stride, token_id, vocab, best, tl.load(temperatures + row), tl.load(min_ps + row)
-    )  # fmt: skip
-    last = tl.max(tl.where(x > 0.0, token_id, 0), 0)
-    drawn = tl.min(tl.where((x > 0.0) & (tl.cumsum(x, 0) > goal), token_id, last), 0)
-    tl.store(token_ids + row, drawn.to(tl.int64))
+    weights, token_ids = candidate_weights + row * vocab, candidate_ids + row * vocab
+    num = tl.load(num_candidates + row)
+    weight = float("inf")
+    for start in range(0, num, TILE):
+        place = start + tl.arange(0, TILE)
+        weight = tl.minimum(weight, tl.min(tl.load(weights + place, mask=place < num, other=float("inf")), 0))
+    count = num.to(tl.float32)
+    chunks = tl.arange(0, TILE_CHUNKS)
+    mass = tl.sum(tl.load(masses + row * num_chunks + chunks, mask=chunks < num_chunks, other=0.0), 0)
+    if (top_k > 0) & (top_k < vocab):
+        weight, count, mass = _cut(weights, num, top_k, weight, count, True, TILE)
+    if top_p < 1.0:
+        weight, count, mass = _cut(weights, num, mass * top_p, weight, count, False, TILE)
+
+    # The last id is the `count`-th of those with this weight.
+    last_id, num_equal = 0, 0
+    for start in range(0, num, TILE):
+        place = start + tl.arange(0, TILE)
+        is_equal = (tl.load(weights + place, mask=place < num, other=-1.0) == weight).to(tl.int32)
+        is_last = (is_equal > 0) & (num_equal + tl.cumsum(is_equal, 0) == count.to(tl.int32))
+        last_id += tl.sum(tl.load(token_ids + place, mask=is_last, other=0), 0)
+        num_equal += tl.sum(is_equal, 0)
+    tl.store(last_weights + row, weight)
+    tl.store(last_ids + row, last_id)
+
+
+@triton.jit
+def _mix32(x):
+    x ^= x >> 16
+    x *= FACTOR_1
+    x ^= x >> 15
+    x *= FACTOR_2
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _noise(seed, token_id):
+    """Return `draws.noise` of ids, float32. The bits that it is made of are those of `draws.noise_bits` exactly."""
+    first, second = (seed >> 32).to(tl.uint32), seed.to(tl.uint32)
+    mixed = _mix32(token_id.to(tl.uint32))
+    high = (mixed ^ first) * FACTOR_1
+    high = ((high ^ (high >> 15)) + second) * FACTOR_2
+    high ^= high >> 16
+    low = _mix32((high + mixed) ^ second)
+    # u and 1 - u are odd numbers of 2**-53. Both are made of integers, since one may be too close to 1 for a float32.
+    odd = (high.to(tl.int64) << (33 - LEFT_OUT_BITS)) + ((low >> LEFT_OUT_BITS).to(tl.int64) << 1) + 1
+    rest, u = odd.to(tl.float32) / TWICE, (-odd + TWICE).to(tl.float32) / TWICE
+    # -log(u) of a u that was rounded, times what corrects the rounding if u is close to 1.
+    waited = tl.where(u == 1.0, rest, -tl.log(u) * (rest / (1.0 - u)))
+    return -tl.log(waited)
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "seeds"])
+def scores_kernel(
+    logits,
+    best,
+    temperatures,
+    min_ps,
+    top_ks,
+    seeds,  # int64 [R]
+    weights,
+    last_weights,
+    last_ids,
+    scores,  # int64 [R, num_chunks]
+    stride,
+    vocab,
+    HAS_CUTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE_CHUNKS: tl.constexpr,
+):
+    """Find the best score of a chunk among the ids that stay. The program is (row, chunk).
+
+    The score is the scaled logit plus noise. That of a greedy draw, with a top_k of 1, is the logit.
+    """
+    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    if tl.load(top_ks + row) != 1:
+        x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), tl.load(temperatures + row))
+        if HAS_CUTS:
+            weight = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
+            last_weight = tl.load(last_weights + row)
+            stays = (weight > last_weight) | ((weight == last_weight) & (token_id <= tl.load(last_ids + row)))
+        else:
+            stays = tl.exp(x) >= tl.load(min_ps + row)
+        x = tl.where(stays & (token_id < vocab), x + _noise(tl.load(seeds + row), token_id), float("-inf"))
+    _store_best(scores, row, chunk, num_chunks, x, token_id)

@@ -7,8 +7,9 @@ from collections.abc import Sequence as Sequenced
 import torch
 
 from oaiserve.engine.masks import fill_masks
+from oaiserve.engine.model.draw_rows import DrawRow, SampleIds, draw_row
 from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.sampler import Sampled, SampleIds, Sampling
+from oaiserve.engine.model.sampler import Sampled, Sampling
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks
 
@@ -16,6 +17,11 @@ from oaiserve.engine.step import Chunk, Masks
 def last_chunks(sequences: list[Sequence]) -> list[Chunk]:
     """Return the chunk of each sequence that draws its next token."""
     return [Chunk(sequence, sequence.num_tokens - 1, 1) for sequence in sequences]
+
+
+def next_rows(sequences: list[Sequence]) -> list[DrawRow]:
+    """Return the row of each sequence that draws its next token."""
+    return [draw_row(sequence, sequence.num_tokens) for sequence in sequences]
 
 
 def sample(

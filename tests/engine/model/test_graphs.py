@@ -19,17 +19,17 @@ from torch.utils._pytree import tree_leaves
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import sampler
+from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.model.graphs import DecodeGraphs, Run
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.sampler import SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenChunk, TokenPrompt
@@ -84,36 +84,27 @@ class Plain:
     def __init__(self) -> None:
         self.used: list[str] = []
 
-    def sample_ids(self, logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
         self.used.append("sample_ids")
-        return sampler.plain_sample_ids(logits, chunks)
+        return plain_sampling.sample_ids(logits, rows)
 
     def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
         assert out is not None
-        best, token_ids = logits.max(dim=-1)
-        return out[0].copy_(token_ids), out[1].copy_(best.isfinite())
+        token_ids, are_finite = plain_sampling.take_best(logits)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
 
     def draw(
-        self, logits: torch.Tensor, parameters: torch.Tensor, *, has_cuts: bool, out: SampledIds | None = None
+        self,
+        logits: torch.Tensor,
+        parameters: torch.Tensor,
+        seeds: torch.Tensor,
+        *,
+        has_cuts: bool,
+        out: SampledIds | None = None,
     ) -> SampledIds:
         assert out is not None
-        temperatures, min_ps, top_ks, top_ps, uniforms = (column[:, None] for column in parameters)
-        probs = (logits / temperatures).softmax(dim=-1)
-        probs = probs.masked_fill(probs < min_ps * probs.amax(dim=-1, keepdim=True), 0.0)
-        order = torch.arange(probs.shape[1]).expand_as(probs)
-        last = torch.full_like(order[:, :1], probs.shape[1] - 1)
-        if has_cuts:
-            is_cut = ((top_ks > 0) & (top_ks < probs.shape[1])) | (top_ps < 1)
-            best_first = probs.argsort(dim=-1, descending=True, stable=True)
-            order = torch.where(is_cut, best_first, order)
-            probs = probs.gather(1, order)
-            last = torch.where((top_ks > 0) & (top_ks < probs.shape[1]), top_ks.long() - 1, last)
-        sums = probs.cumsum(dim=-1)
-        if has_cuts:
-            last = torch.searchsorted(sums, sums.gather(1, last) * top_ps.contiguous()).clamp(max=last)
-        mass = sums.gather(1, last)
-        place = torch.minimum(torch.searchsorted(sums, uniforms * mass, right=True), last)
-        return out[0].copy_(order.gather(1, place)[:, 0]), out[1].copy_(mass.isfinite()[:, 0])
+        token_ids, are_finite = plain_sampling.draw(logits, parameters, seeds, has_cuts=has_cuts)
+        return out[0].copy_(token_ids), out[1].copy_(are_finite)
 
 
 def padding_backend(num_blocks: int) -> Backend:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.model import sampler
+from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.rehearsal import difference, sampling_steps, tolerance
-from oaiserve.engine.model.sampler import SampledIds, row_parameters
-from oaiserve.engine.step import Chunk
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, random_model
 
@@ -23,13 +22,13 @@ def test_rehearsal_steps_cover_all_ways_to_sample_and_the_smallest_prompt() -> N
     ways: set[tuple[str, torch.dtype]] = set()
     shapes: set[tuple[int, ...]] = set()
 
-    def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-        if all(chunk.sequence.params.temperature == 0 for chunk in chunks):
+    def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        if all(row.is_greedy for row in rows):
             way = "best"
         else:
-            way = "cut" if any(row_parameters(chunk).cuts(logits.shape[1]) for chunk in chunks) else "drawn"
+            way = "cut" if any(row.cuts(logits.shape[1]) for row in rows) else "drawn"
         ways.add((way, logits.dtype))
-        return sampler.plain_sample_ids(logits, chunks)
+        return plain_sampling.sample_ids(logits, rows)
 
     def prepare_attention(batch: Any) -> ReferenceAttention:
         shapes.add(tuple(batch.query_lens))

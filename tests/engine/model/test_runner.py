@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
-from oaiserve.engine.model.sampler import SampledIds, plain_sample_ids
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -112,9 +114,9 @@ class CountingRows:
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def __call__(self, logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-        self.rows.append(len(chunks))
-        return plain_sample_ids(logits, chunks)
+    def __call__(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        self.rows.append(len(rows))
+        return plain_sampling.sample_ids(logits, rows)
 
 
 PENALTY = SamplingParams(temperature=0.0, repetition_penalty=5.0)
@@ -174,13 +176,14 @@ def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel
 
 
 def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedModel) -> None:
-    def sample_ids(logits: torch.Tensor, chunks: list[Chunk]) -> SampledIds:
-        if any(chunk.start == 3 and chunk.sequence.request_id == "0" for chunk in chunks):
+    def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        if any(row.seed == noise_seed(0, 4) for row in rows):
             raise torch.OutOfMemoryError("1 GiB")
-        return plain_sample_ids(logits, chunks)
+        return plain_sampling.sample_ids(logits, rows)
 
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=sample_ids)
-    sequences = [Sequence(str(i), 0, [5, 9, 3], PENALTY, max_len=20) for i in range(3)]
+    params = SamplingParams(repetition_penalty=5.0)
+    sequences = [Sequence(str(i), 0, [5, 9, 3], params, max_len=20, draw_key=i) for i in range(3)]
     for i, sequence in enumerate(sequences):
         sequence.blocks = [i]
     first = runner.launch(Step([Chunk(sequence, 0, 3) for sequence in sequences]))

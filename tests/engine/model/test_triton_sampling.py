@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from oaiserve.engine.model import logit_edits, sampler
+from oaiserve.engine.draws import noise
+from oaiserve.engine.model import logit_edits, plain_sampling
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 
@@ -17,7 +18,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model import triton_sampling
 from tests.engine.grammars import OneOf, constraint
-from tests.engine.model.sampling import last_chunks, sample
+from tests.engine.model.sampling import next_rows, sample
 
 # Rows that are not finite are computed as the others are, and then marked.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
@@ -35,8 +36,8 @@ def make_sequence(draw_key: int = 0, **params: float) -> Sequence:
 
 
 def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
-    token_ids, are_finite = triton_sampling.sample_ids(logits, last_chunks(sequences))
-    want_ids, want_finite = sampler.plain_sample_ids(logits.clone(), last_chunks(sequences))
+    token_ids, are_finite = triton_sampling.sample_ids(logits, next_rows(sequences))
+    want_ids, want_finite = plain_sampling.sample_ids(logits, next_rows(sequences))
     assert are_finite.tolist() == want_finite.tolist()
     assert token_ids[are_finite].tolist() == want_ids[want_finite].tolist()
 
@@ -59,7 +60,7 @@ def test_rows_of_all_kinds_are_sampled_together() -> None:
             draw_key=key,
             temperature=chance.choice([0.0, 0.3, 1.0, 2.0]),
             top_k=chance.choice([0, 0, 1, 5, 149, 150, 1000]),
-            top_p=chance.choice([1.0, 0.95, 0.2, 1e-6]),
+            top_p=chance.choice([1.0, 0.95, 0.2, 1e-6, 0.0]),
             min_p=chance.choice([0.0, 0.02, 1.0]),
         )
         for key in range(12)
@@ -71,26 +72,16 @@ def test_every_token_except_for_masked_ones_can_be_drawn() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, 1.0, -math.inf]])
     for params in ({}, {"top_k": 5}, {"top_p": 0.999}):
         sequences = [make_sequence(draw_key=key, temperature=1.0, **params) for key in range(10)]
-        token_ids, are_finite = triton_sampling.sample_ids(logits.expand(10, -1).contiguous(), last_chunks(sequences))
+        token_ids, are_finite = triton_sampling.sample_ids(logits.expand(10, -1).contiguous(), next_rows(sequences))
         assert set(token_ids.tolist()) == {1, 3, 4}
         assert are_finite.all()
 
 
-@pytest.mark.parametrize("uniform", [0.0, 1.0])
-def test_the_smallest_and_the_largest_uniform_draw_tokens_that_stay(uniform: float) -> None:
-    """A uniform number is below 1, but it may be rounded to 1 in float32."""
-    logits = torch.tensor([[-math.inf, 3.0, 1.0, 2.0, -math.inf]])
-    for has_cuts, top_k, want in ((False, 0.0, (1, 3)), (True, 2.0, (1, 3)), (True, 3.0, (1, 2))):
-        parameters = torch.tensor([[1.0], [0.0], [top_k], [1.0], [uniform]])
-        token_ids, _ = triton_sampling.draw(logits, parameters, has_cuts=has_cuts)
-        assert token_ids.tolist() == [want[int(uniform)]]
-
-
-def test_of_equal_tokens_those_with_the_lowest_ids_stay() -> None:
-    logits = torch.zeros(2, 6)
-    parameters = torch.tensor([[1.0] * 2, [0.0] * 2, [3.0, 0.0], [1.0, 0.5], [1.0] * 2])
-    token_ids, _ = triton_sampling.draw(logits, parameters, has_cuts=True)
-    assert token_ids.tolist() == [2, 2]
+@pytest.mark.parametrize("cuts", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.6}], ids=str)
+def test_of_equal_tokens_those_with_the_lowest_ids_stay(cuts: dict[str, float]) -> None:
+    sequences = [make_sequence(draw_key=key, temperature=1.0, **cuts) for key in range(40)]
+    token_ids, _ = triton_sampling.sample_ids(torch.zeros(40, 6), next_rows(sequences))
+    assert set(token_ids.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -101,6 +92,18 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
     logits[0, 70] = 0.0  # equal
     logits[1] = -logits[1].abs() - 1
     check(logits, [make_sequence(temperature=0.0)] * 6)
+
+
+def test_the_noise_is_that_of_its_definition() -> None:
+    """With equal logits, noise alone decides. The ids are those that take 1 to 18 bits."""
+    vocab, num_rows = 200_000, 30
+    sequences = [make_sequence(draw_key=key) for key in range(num_rows)]
+    rows = next_rows(sequences)
+    ids = [2**bit + offset for bit in range(18) for offset in (-1, 0, 1)]
+    logits = torch.full((num_rows, vocab), -math.inf)
+    logits[:, ids] = 0.0
+    token_ids, _ = triton_sampling.sample_ids(logits, rows)
+    assert token_ids.tolist() == [max(ids, key=lambda i: noise(row.seed, i)) for row in rows]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
