@@ -33,10 +33,10 @@ class Matcher(Protocol):
     def num_possible(self, token_ids: list[int]) -> int:
         """Return how many of these may come next, one after the other, before it changes whether any id may come."""
 
-    def fill_masks(self, rows: np.ndarray, token_ids: Sequence[int]) -> None:
-        """Fill the first row as `fill_mask` does, and each further one as it would behind one more of these tokens.
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: np.ndarray) -> None:
+        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
 
-        All of them may come next. What would follow the end is left as it is.
+        Rows behind the end, or from one on that would take too much, are left as they are.
         """
 
     def push(self, token_id: int) -> None:
@@ -91,15 +91,19 @@ class Constraint:
         return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
-        """Fill a row for each of the draws after `num_generated` tokens and behind each token of a possible draft."""
-        self._matcher.fill_masks(rows, draft)
+        """Fill a row for each of the draws after `num_generated` tokens and behind each token of a possible draft.
+
+        A row has the bits of the ids that may be drawn there, and no others.
+        """
+        self._matcher.fill_mask(rows[0])
+        if draft:
+            self._matcher.fill_masks_behind(draft, rows[1:])
         for number, words in enumerate(rows):
             self._leave_end_out(words, num_generated + number)
 
     def fill_mask(self, words: np.ndarray, num_generated: int) -> None:
         """Set the bits of the ids that may be drawn after `num_generated` tokens, and no others."""
-        self._matcher.fill_mask(words)
-        self._leave_end_out(words, num_generated)
+        self.fill_masks(words[None], num_generated, ())
 
     def _leave_end_out(self, words: np.ndarray, num_generated: int) -> None:
         if self._ignores_eos:

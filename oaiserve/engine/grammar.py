@@ -265,21 +265,20 @@ class Matcher:
                 return number
         return len(token_ids)
 
-    def fill_masks(self, rows: Mask, token_ids: Sequence[int]) -> None:
-        """Fill the first row as `fill_mask` does, and each further one as it would behind one more of these tokens.
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
+        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
 
-        All of them may come next. What would follow the end is left as it is. Raises GrammarGivenUp.
+        Rows behind the end, or from one on that would take too much, are left as they are.
         """
-        self.fill_mask(rows[0])
-        num_pushed = 0
-        for words, token_id in zip(rows[1:], token_ids, strict=True):
-            self._matcher.consume_token(token_id)
-            num_pushed += 1
-            if self._matcher.is_stopped():
-                break
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if num_pushed:
-            self._check(GrammarGivenUp) if self._matcher.is_error() else self._matcher.rollback(num_pushed)
+        ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
+        for words, token_id in zip(rows, token_ids, strict=True):
+            ahead.consume_token(token_id)
+            if ahead.is_stopped():
+                return
+            ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if ahead.is_error():
+                words[:] = 0
+                return
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""

@@ -155,9 +155,8 @@ class Guesses:
             for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
                 guess = self._next(sequence) if self._random.random() < self._share_right else LETTERS[0]
                 sequence.draft.append(guess)
-                if sequence.constraint is not None and sequence.constraint.possible(sequence.draft)[-1:] != [guess]:
-                    sequence.draft.pop()
-                    break
+            if sequence.constraint is not None:
+                sequence.draft = sequence.constraint.possible(sequence.draft)
 
     def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
         for chunk, result in zip(step.chunks, results, strict=True):
@@ -169,8 +168,9 @@ class Guesses:
         draft, constraint = sequence.draft, sequence.constraint
         mask = None
         if constraint is not None and not constraint.is_free:
-            rows = np.zeros((1 + len(draft), -(-TOKENIZER.vocab_size // 32)), np.uint32)
-            constraint.fill_masks(rows, sequence.num_generated, draft)
+            possible = constraint.possible(draft)
+            rows = np.zeros((1 + len(possible), -(-TOKENIZER.vocab_size // 32)), np.uint32)
+            constraint.fill_masks(rows, sequence.num_generated, possible)
             mask = rows[-1] if rows[-1].any() else None  # there is none behind the end
         return drawn_after([*sequence.token_ids, *draft], mask)
 

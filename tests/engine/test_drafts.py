@@ -15,6 +15,7 @@ from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.device import Device, Guesses, answers, some_requests
+from tests.engine.doubles import request
 from tests.engine.memory import NEVER, make, sequence
 from tests.engine.test_grammars_in_steps import constrained_requests
 
@@ -29,7 +30,7 @@ in_both_ways = pytest.mark.usefixtures("overlap")
 def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) -> None:
     """There are preemptions, choices, grammars, ends of every kind, edits by ids, shortages and aborts."""
     rng = random.Random(kv_blocks)
-    requests = [*some_requests(rng, 40), *constrained_requests(rng, 20)]
+    requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
     expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
     leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < 0.1}
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
@@ -43,18 +44,18 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
         num_accepted += end.account.num_accepted_tokens
         if isinstance(end, Finished):
             assert found.of(asked.request_id) == expected.of(asked.request_id)
-    assert drafts.num_verified > 100
+    assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_accepted
-    assert (num_accepted > 50) == (share_right > 0)
+    assert (num_accepted > 30) == (share_right > 0)
 
 
 def test_with_right_drafts_there_are_fewer_steps() -> None:
-    requests = some_requests(random.Random(5), 20)
+    requests = [request(f"{i}", max_tokens=30, ignore_eos=True) for i in range(4)]
     without, with_drafts = Device(), Device()
     answers(without, requests, kv_blocks=400, max_model_len=80)
     answers(with_drafts, requests, kv_blocks=400, max_model_len=80, drafts=Guesses(1, share_right=1.0))
-    assert len(with_drafts.tried) < 0.8 * len(without.tried)
+    assert len(with_drafts.tried) < 0.6 * len(without.tried)
 
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
