@@ -194,6 +194,14 @@ def test_a_line_tells_of_the_grammar_and_of_the_tool_calls(stream: io.StringIO, 
     ) in fields["message"]
 
 
+def test_a_line_tells_of_drafts(stream: io.StringIO, make_record) -> None:
+    logs.configure(form="json", stream=stream)
+    logs.log_request(make_record(account=EngineAccount(num_draft_tokens=9, num_accepted_tokens=4)))
+    fields = json.loads(stream.getvalue())
+    assert (fields["num_draft_tokens"], fields["num_accepted_tokens"]) == (9, 4)
+    assert ", draft tokens 9, accepted 4, " in fields["message"]
+
+
 def test_a_line_omits_steps_and_token_times_of_a_request_without_them(stream: io.StringIO, make_record) -> None:
     logs.configure(form="json", stream=stream)
     logs.log_request(make_record())

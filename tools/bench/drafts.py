@@ -47,7 +47,7 @@ def perimeter(shape):
 """
 _STORY = (
     "The lighthouse stood at the end of a long spit of sand, and nobody had lived in it for twenty years. In winter, "
-    "waves went over the road, so that the village forgot it until spring. Then, one evening in March, its lamp was lit. "
+    "waves went over the road, so that the village forgot it until spring. Then, one evening, its lamp was lit. "
     "The baker saw it first, and he told the teacher, and the teacher told the priest, who did not believe a word."
 )
 _WORDS = ("ash", "bell", "cloud", "door", "ember", "field", "gate", "harbour", "iron", "juniper", "kettle", "lantern")
