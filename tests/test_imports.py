@@ -126,7 +126,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.lookup": set(),
     f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("lookup", "sequence", "step"))},
-    f"{ENGINE}.sequence": {*(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")), "oaiserve.record"},
+    f"{ENGINE}.sequence": {
+        *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
+        "oaiserve.record",
+    },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
     f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import TraceState
 
-from oaiserve.record import Outcome, ToolCallOutcome, WaitReason
+from oaiserve.record import EngineAccount, Outcome, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.times import PHASES
 
