@@ -24,8 +24,8 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
     found = json.loads(run.stdout)
     assert {kernel["kernel"] for kernel in found} == {
         *("write_kernel", "prefill_kernel", "decode_kernel", "reduce_kernel"),
-        *("best_of_chunk_kernel", "best_kernel", "highest_kernel", "weights_kernel"),
-        *("candidates_kernel", "draw_kernel", "mask_kernel"),
+        *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
+        *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
     for kernel in found:
         assert kernel["stack_bytes"] == 0, kernel

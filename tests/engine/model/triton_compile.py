@@ -106,7 +106,8 @@ def main() -> None:
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
     triton_sampling.take_best(logits, out)
-    triton_sampling.draw(logits, torch.empty(5, 64), has_cuts=True, out=out)
+    for has_cuts in (False, True):
+        triton_sampling.draw(logits, torch.empty(4, 64), torch.empty(64, dtype=torch.int64), has_cuts=has_cuts, out=out)
     print(json.dumps(found))
 
 
