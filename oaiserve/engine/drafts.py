@@ -66,6 +66,7 @@ class Drafts:
 
     def __init__(self) -> None:
         self._times = StepTimes()
+        self._drafted: list[Sequence] = []  # those that have a draft
         self._num_declined = 0  # steps in a row for which there was a guess, but none that was worth its time
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
@@ -73,12 +74,13 @@ class Drafts:
 
         If others wait to be admitted, or prompts are computed, the step is not of that kind.
         """
-        num_tokens = 0
-        for sequence in running:
-            num_tokens += sequence.num_uncomputed
-            if sequence.draft:
-                sequence.draft = []
-        if others_wait or not 0 < num_tokens < MOST_STEP_TOKENS:
+        for sequence in self._drafted:
+            sequence.draft = []
+        self._drafted = []
+        if others_wait or len(running) >= MOST_STEP_TOKENS:
+            return
+        num_tokens = sum(sequence.num_uncomputed for sequence in running)
+        if not 0 < num_tokens < MOST_STEP_TOKENS:
             return
         guesses: list[tuple[Sequence, list[int]]] = []
         gains: list[tuple[float, int]] = []  # of each token: how probable it is that it comes true, and whose it is
@@ -104,6 +106,8 @@ class Drafts:
                 chosen = [gain for gain in gains if gain[1] == gains[0][1]][:PROBE_TOKENS]
         for _, index in chosen:
             sequence, guess = guesses[index]
+            if not sequence.draft:
+                self._drafted.append(sequence)
             sequence.draft.append(guess[len(sequence.draft)])
 
     def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:

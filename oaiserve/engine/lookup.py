@@ -53,8 +53,6 @@ class Lookup:
         """Index what is new: the place behind each run of tokens, where another token follows."""
         start, end = self._num_indexed, len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):
-            first = max(start, size)
-            if first < end:
-                runs = zip(*(token_ids[first - size + i : end - size + i] for i in range(size)), strict=True)
-                places.update(zip(map(hash, runs), range(first, end), strict=True))
-        self._num_indexed = max(start, end)
+            for place in range(max(start, size), end):
+                places[hash(tuple(token_ids[place - size : place]))] = place
+        self._num_indexed = end

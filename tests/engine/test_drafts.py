@@ -230,12 +230,12 @@ def test_a_slow_step_is_forgotten() -> None:
 def test_large_steps_and_steps_that_others_wait_for_have_no_drafts() -> None:
     drafts = Drafts()
     many = [repeating(f"{i}") for i in range(MOST_STEP_TOKENS)]
-    many[0].draft = [1]
-    drafts.propose(many, others_wait=False)
-    assert not any(one.draft for one in many)
-    one = repeating()
+    one = many[0]
     drafts.propose([one], others_wait=False)
     assert one.draft
+    drafts.propose(many, others_wait=False)
+    assert not any(one.draft for one in many)
+    drafts.propose([one], others_wait=False)
     drafts.propose([one], others_wait=True)
     assert not one.draft
     prompt = sequence("p", 100)
