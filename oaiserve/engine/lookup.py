@@ -6,7 +6,7 @@ Where a text repeats itself, what followed the last tokens when they came before
 from __future__ import annotations
 
 # The tokens by which a place in the text is found, longest first: what follows a long match comes true more often.
-SIZES = (6, 3)
+SIZES = (5, 2)
 FIRST_GUESS = (0.8, 0.5)  # of the share of tokens that come true, before anything is known
 WEIGHT = 0.1  # of the newest token in the moving average of that share
 
