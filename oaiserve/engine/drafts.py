@@ -29,7 +29,8 @@ class StepTimes:
     """How long steps take by their number of tokens, as measured lately: moving averages."""
 
     WEIGHT = 0.2  # of the newest step
-    MOST_AGE = 1000  # in steps; a time that was measured before is forgotten, since sequences have grown or ended
+    MOST_GROWTH = 2  # by one step, which may be slow for other reasons
+    MOST_AGE = 256  # in steps; a time that was measured before is forgotten, since sequences have grown or ended
 
     def __init__(self) -> None:
         self._ns = [0.0] * (MOST_STEP_TOKENS + 1)
@@ -41,7 +42,7 @@ class StepTimes:
         if num_tokens > MOST_STEP_TOKENS:
             return
         before_ns = self._ns[num_tokens] if self._is_known(num_tokens) else step_ns
-        self._ns[num_tokens] = before_ns + self.WEIGHT * (step_ns - before_ns)
+        self._ns[num_tokens] = before_ns + self.WEIGHT * (min(step_ns, self.MOST_GROWTH * before_ns) - before_ns)
         self._measured[num_tokens] = self._num_steps
 
     def expected_ns(self) -> list[float]:

@@ -210,9 +210,10 @@ def test_where_drafts_come_true_and_cost_little_they_are_long() -> None:
 
 def test_where_drafts_never_come_true_they_end_but_for_probes_that_cost_little() -> None:
     sizes = run_steps(Drafts(), [repeating()], 1000, CHEAP, is_right=False)
-    assert sum(size > 1 for size in sizes[200:]) <= 800 / PROBE_STEPS + 1
+    num_tries = 800 / PROBE_STEPS + 800 / StepTimes.MOST_AGE
+    assert sum(size > 1 for size in sizes[200:]) <= num_tries + 2
     cost = sum(CHEAP[size] for size in sizes[200:]) / (800 * CHEAP[1])
-    assert cost < 1.005
+    assert cost < 1.01
 
 
 def test_where_each_token_costs_the_same_drafts_are_short_or_none() -> None:
@@ -223,8 +224,8 @@ def test_where_each_token_costs_the_same_drafts_are_short_or_none() -> None:
 def test_a_slow_step_is_forgotten() -> None:
     drafts, one = Drafts(), repeating()
     run_steps(drafts, [one], 50, CHEAP, is_right=True)
-    run_steps(drafts, [one], 1, [10**9] * 600, is_right=True)
-    assert sum(run_steps(drafts, [one], 3000, CHEAP, is_right=True)[-500:]) > 500 * 8
+    run_steps(drafts, [one], 10, [10**9] * 600, is_right=True)
+    assert sum(run_steps(drafts, [one], 400, CHEAP, is_right=True)[300:]) > 100 * 8
 
 
 def test_large_steps_and_steps_that_others_wait_for_have_no_drafts() -> None:
