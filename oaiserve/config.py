@@ -269,8 +269,8 @@ class EngineOptions:
 
     drafts: DraftSource = "auto"
     """Whether steps verify drafts: guesses at the next tokens of a sequence. lookup: what followed the last tokens when
-    they came before, in prompt or answer. Answers stay the same, and those that repeat themselves come faster. auto:
-    lookup on a CPU, off on a GPU, where drafts turn --overlap off."""
+    they came before, in prompt or answer. Answers that repeat themselves come faster. auto: lookup with the native step
+    of a CPU, where no answer changes, not in the last bit; else off. On a GPU, drafts turn --overlap off."""
 
     cpu_threads: int | None = None
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,

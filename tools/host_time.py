@@ -35,6 +35,7 @@ class DeviceDouble:
     """A runner whose device takes `step_ns` for each step, and draws the same token for every row."""
 
     is_asynchronous = True
+    is_exact = False
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns

@@ -63,9 +63,14 @@ class StepTimes:
 
 
 class Drafts:
-    """Writes the drafts of sequences before each step, and learns from the step how good they were."""
+    """Writes the drafts of sequences before each step, and learns from the step how good they were.
 
-    def __init__(self) -> None:
+    With `only_if_exact`, there are none while a token's logits may depend on what else is in its step: then the last
+    bits of its logits, and so an answer, could depend on how long a draft was.
+    """
+
+    def __init__(self, *, only_if_exact: bool = False) -> None:
+        self.only_if_exact = only_if_exact
         self._times = StepTimes()
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_declined = 0  # steps in a row for which there was a guess, but none that was worth its time

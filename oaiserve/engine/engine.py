@@ -171,7 +171,7 @@ class Engine:
             pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and runner.is_asynchronous and not has_drafts,
-            drafts=Drafts() if has_drafts and pooling is None else None,
+            drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and pooling is None else None,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
             profiler=profiler,

@@ -52,6 +52,10 @@ class Runner(Protocol):
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
 
+    @property
+    def is_exact(self) -> bool:
+        """Return whether a token's logits are bitwise the same whatever else is in its step."""
+
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
 
@@ -232,7 +236,7 @@ class EngineLoop:
         if self._shortage.is_on:
             self._shortage.recover(now_ns)
             self._scheduler.max_step_tokens = self._shortage.step_tokens
-        if self._drafts is not None:
+        if self._drafts is not None and (self._runner.is_exact or not self._drafts.only_if_exact):
             self._drafts.propose(self._scheduler.running, others_wait=self._scheduler.num_waiting > 0)
         step = self._scheduler.schedule(now_ns)
         if step is None:

@@ -97,7 +97,7 @@ class RequestNotes:
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
         """Note that a chunk of several tokens has been computed, in a step with `batch` chunks."""
-        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_tokens
+        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_known
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:

@@ -40,6 +40,7 @@ class RecordingRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.is_asynchronous = runner.is_asynchronous
+        self.is_exact = runner.is_exact
         self.held, self.open = Event(), Event()
         self.sequences_per_step: list[int] = []
 

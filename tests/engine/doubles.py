@@ -72,6 +72,7 @@ class ScriptedRunner:
     """
 
     is_asynchronous = False
+    is_exact = True
 
     def __init__(
         self,

@@ -58,6 +58,20 @@ def test_with_right_drafts_there_are_fewer_steps() -> None:
     assert len(with_drafts.tried) < 0.6 * len(without.tried)
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("only_if_exact", [True, False])
+def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all_steps(
+    is_exact: bool, only_if_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "is_exact", is_exact)
+    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
+    asked = [request(max_tokens=40, ignore_eos=True)]
+    device = Device()
+    drafts = Drafts(only_if_exact=only_if_exact)
+    found = answers(device, asked, drafts=drafts, kv_blocks=400, max_model_len=80)
+    assert (found.ended["r"].account.num_draft_tokens > 0) == (is_exact or not only_if_exact)
+
+
 # -- the scheduler ----------------------------------------------------------------------------------------------------
 
 

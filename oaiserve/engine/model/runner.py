@@ -80,6 +80,11 @@ class ModelRunner:
         self._ended: torch.cuda.Event | None = None
 
     @property
+    def is_exact(self) -> bool:
+        """Return whether a token's logits are bitwise the same whatever else is in its step."""
+        return self._executor.is_exact
+
+    @property
     def has_graphs(self) -> bool:
         """Return whether decode steps are replayed as CUDA graphs."""
         return self._graphs is not None

@@ -43,6 +43,8 @@ def expected(loaded: LoadedModel) -> Run:
 class Known:
     """Writes drafts in place of `Drafts`: the known answer, of which tokens are wrong now and then."""
 
+    only_if_exact = False
+
     def __init__(self, expected: Run, share_right: float) -> None:
         self._expected, self._share_right = expected, share_right
         self._random = random.Random(3)
@@ -216,6 +218,8 @@ def deviation(drawn: list[int], probabilities: torch.Tensor) -> float:
 
 class Fixed:
     """An executor that computes the same three rows of logits for each chunk with a draft of two tokens."""
+
+    is_exact = True
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits

@@ -16,6 +16,7 @@ class PoolingRunner:
     """The runner of the engine loop for a model that pools. A launch computes the step."""
 
     is_asynchronous = False
+    is_exact = False
 
     def __init__(self, pooler: LoadedPooler) -> None:
         self._pooler = pooler
