@@ -34,8 +34,8 @@ class Launched:
 class DeviceDouble:
     """A runner whose device takes `step_ns` for each step, and draws the same token for every row."""
 
-    is_asynchronous = True
     is_exact = False
+    is_asynchronous = True
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns

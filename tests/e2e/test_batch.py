@@ -39,8 +39,8 @@ class RecordingRunner:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.is_asynchronous = runner.is_asynchronous
         self.is_exact = runner.is_exact
+        self.is_asynchronous = runner.is_asynchronous
         self.held, self.open = Event(), Event()
         self.sequences_per_step: list[int] = []
 

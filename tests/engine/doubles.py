@@ -71,8 +71,8 @@ class ScriptedRunner:
     With `max_draws`, sequences without a grammar get drafts of that many tokens less one, which never come true.
     """
 
-    is_asynchronous = False
     is_exact = True
+    is_asynchronous = False
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this re
 class PoolingRunner:
     """The runner of the engine loop for a model that pools. A launch computes the step."""
 
-    is_asynchronous = False
     is_exact = False
+    is_asynchronous = False
 
     def __init__(self, pooler: LoadedPooler) -> None:
         self._pooler = pooler
