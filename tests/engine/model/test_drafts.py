@@ -138,7 +138,7 @@ EDITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", EDITS)
-@pytest.mark.parametrize("num_right", range(5))
+@pytest.mark.parametrize("num_right", [0, 2, 4])
 def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedModel, kind: str, num_right: int) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     asked = EDITS[kind]
