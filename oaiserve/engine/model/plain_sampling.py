@@ -20,18 +20,23 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     by_kind: dict[tuple[bool, bool], list[int]] = {}
     for index, row in enumerate(rows):
         by_kind.setdefault((row.is_greedy, row.cuts(vocab)), []).append(index)
+    if len(by_kind) == 1:
+        return _sample_kind(logits, rows)
     token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
     are_finite = torch.empty(len(rows), dtype=torch.bool, device=device)
-    for (is_greedy, has_cuts), indices in by_kind.items():
+    for indices in by_kind.values():
         index = on_device(indices, device)
-        some_logits = logits if len(indices) == len(rows) else logits[index]
-        if is_greedy:
-            token_ids[index], are_finite[index] = take_best(some_logits)
-            continue
-        some = [rows[i] for i in indices]
-        parameters = on_device(numbers(some), device, torch.float32), on_device(seeds(some), device)
-        token_ids[index], are_finite[index] = draw(some_logits, *parameters, has_cuts=has_cuts)
+        token_ids[index], are_finite[index] = _sample_kind(logits[index], [rows[i] for i in indices])
     return token_ids, are_finite
+
+
+def _sample_kind(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+    """Draw for rows of one kind."""
+    if rows[0].is_greedy:
+        return take_best(logits)
+    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    has_cuts = rows[0].cuts(logits.shape[-1])
+    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
 
 
 def take_best(logits: torch.Tensor) -> SampledIds:

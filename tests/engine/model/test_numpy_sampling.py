@@ -241,6 +241,17 @@ def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should() -> None
     assert len(set(from_tail)) == len(from_tail)
 
 
+@pytest.mark.parametrize("way", [{}, {"top_p": 0.9}], ids=str)
+def test_logits_that_differ_by_little_draw_other_ids_as_rarely(way: dict[str, float]) -> None:
+    """By the sum of probabilities, 13 and 15 of 100 draws would differ, as every border is moved by every logit."""
+    logits = random_logits(300, 5000, seed=6) * 3
+    rows = [draw_row(noise_seed(1, i), **way) for i in range(300)]
+    first, second = (
+        numpy_sampling.sample_ids(logits + changes * 0.003, rows)[0] for changes in random_logits(2, 300, 5000)
+    )
+    assert int((first != second).sum()) <= 3
+
+
 # -- rows that are special
 
 
