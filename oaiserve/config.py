@@ -19,6 +19,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
+DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
@@ -266,6 +267,11 @@ class EngineOptions:
     """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. Answers change
     slightly; docs/benchmarks.md has figures. Needs --compile and a model that it covers."""
 
+    drafts: DraftSource = "auto"
+    """Whether steps verify drafts: guesses at the next tokens of a sequence. lookup: what followed the last tokens when
+    they came before, in prompt or answer. Answers that repeat themselves come faster. auto: lookup with the native step
+    of a CPU, where no answer changes, not in the last bit; else off. On a GPU, drafts turn --overlap off."""
+
     cpu_threads: int | None = None
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
     one core is left to connections and tokenizing."""
@@ -350,6 +356,7 @@ class EngineOptions:
         _check_choice("--device", self.device, Device)
         _check_choice("--dtype", self.dtype, Dtype)
         _check_choice("--policy", self.policy, SchedulingPolicy)
+        _check_choice("--drafts", self.drafts, DraftSource)
         _check_choice("--quantize", self.quantize, Quantize)
         _check_choice("--attention", self.attention, Attention)
         if self.quantize != "none" and not self.compile:

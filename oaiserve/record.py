@@ -107,6 +107,9 @@ class EngineAccount:
     grammar_was_cached: bool = False
     num_masked_draws: int = 0  # of all choices: draws of a token among those that the grammar let come next
     num_forced_tokens: int = 0  # of all choices: the grammar left no other, so none was drawn
+    # Tokens of drafts, of all choices: those that were verified, and of these, those that the answer has.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def grammar_cache(self) -> str:

@@ -124,7 +124,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.constraint": {f"{ENGINE}.request"},
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
-    f"{ENGINE}.sequence": {*(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "request")), "oaiserve.record"},
+    f"{ENGINE}.lookup": set(),
+    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("lookup", "sequence", "step"))},
+    f"{ENGINE}.sequence": {
+        *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
+        "oaiserve.record",
+    },
     f"{ENGINE}.step": {f"{ENGINE}.sequence"},
     f"{ENGINE}.host_time": {f"{ENGINE}.step", "oaiserve.record"},
     f"{ENGINE}.profiling": {f"{ENGINE}.host_time", "oaiserve.errors", "oaiserve.record"},
@@ -170,6 +175,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             f"{ENGINE}.{m}"
             for m in (
                 "detokenize",
+                "drafts",
                 "host_time",
                 "masks",
                 "open_requests",

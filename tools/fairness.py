@@ -87,7 +87,7 @@ def simulate(scheduler: Scheduler, *, seconds: float, answer: int, polite_floods
                 result.polite_waits_seconds.append(now - since)
                 polite[sequence] = None
         now += costs.seconds(step)
-        for sequence, start, num_tokens, max_draws in step.chunks:
+        for sequence, start, num_tokens, max_draws, _ in step.chunks:
             end = min(start + num_tokens, sequence.prompt_len)
             computed = max(0, end - max(start, paid.get(sequence, 0)))
             paid[sequence] = max(end, paid.get(sequence, 0))

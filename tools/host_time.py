@@ -34,6 +34,7 @@ class Launched:
 class DeviceDouble:
     """A runner whose device takes `step_ns` for each step, and draws the same token for every row."""
 
+    is_exact = False
     is_asynchronous = True
     kv_version = 0
 

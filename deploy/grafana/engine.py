@@ -17,6 +17,7 @@ def dashboard() -> Dashboard:
         [
             ("Device and host", _host()),
             ("Steps", _steps()),
+            ("Drafts", _drafts()),
             ("KV cache", _cache()),
             ("Grammars and tools", _grammars()),
             ("Queue", _queue()),
@@ -111,6 +112,37 @@ def _steps() -> list[Panel]:
     ]
 
 
+def _drafts() -> list[Panel]:
+    tokens, drafts = "oaiserve_draft_tokens_total", rate("oaiserve_drafts_total", ENGINE)
+    accepted, drafted = rate(tokens, f'outcome="accepted", {ENGINE}'), rate(tokens, ENGINE)
+    return [
+        lines(
+            "Draft tokens",
+            "Tokens of drafts per second: guesses at the next tokens, which steps verify. accepted: they came true, "
+            "and made an answer faster. rejected: they were computed in vain, in steps that take hardly longer.",
+            "short",
+            [Query(rate(tokens, ENGINE, "outcome"), "{{outcome}}")],
+            stacked=True,
+            span=8,
+        ),
+        lines(
+            "Draft tokens that come true",
+            "Share of the tokens of drafts that came true. High where answers repeat their prompts or themselves.",
+            "percentunit",
+            [Query(f"{accepted} / ({drafted} > 0)", "accepted")],
+            span=8,
+            most=1,
+        ),
+        lines(
+            "Tokens of a draft",
+            "Mean number of tokens of a draft that came true: so many tokens a step brings more than one.",
+            "short",
+            [Query(f"{accepted} / ({drafts} > 0)", "accepted")],
+            span=8,
+        ),
+    ]
+
+
 def _cache() -> list[Panel]:
     hits = rate("oaiserve_prefix_cache_hit_tokens_total", ENGINE, "instance")
     queries = rate("oaiserve_prefix_cache_query_tokens_total", ENGINE, "instance")
@@ -182,8 +214,8 @@ def _grammars() -> list[Panel]:
         ),
         lines(
             "Share of masked draws",
-            "Share of generated tokens that were drawn among those that a grammar lets come next. Generated tokens are "
-            "counted when their request ends, so look at minutes, not at seconds.",
+            "Share of generated tokens that were drawn among those that a grammar lets come next. Where drafts are "
+            "rejected, it may be above 1. Generated tokens are counted when their request ends: look at minutes.",
             "percentunit",
             [Query(f"{drawn} / ({generated} > 0)", "masked")],
             span=8,

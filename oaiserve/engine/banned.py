@@ -21,9 +21,15 @@ def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
     banned = list(sequence.stop_ids) if is_too_short(chunk) and not has_mask else []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
-        if start >= sequence.prompt_len and sequence.token_ids[start : chunk.end] == beginning:
+        if start >= sequence.prompt_len and _ids_between(chunk, start) == beginning:
             banned.append(last)
     return banned
+
+
+def _ids_between(chunk: Chunk, start: int) -> list[int]:
+    """Return the ids from `start` to the draw, with those of the chunk's draft."""
+    known = chunk.sequence.token_ids[start : chunk.known_end]
+    return [*known, *chunk.draft[max(0, start - chunk.known_end) :]] if chunk.draft else known
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:

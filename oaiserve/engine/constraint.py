@@ -5,7 +5,7 @@ Engine thread only. It knows a grammar's matcher by its methods, and must not kn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,15 @@ class Matcher(Protocol):
 
     def forced_ids(self) -> list[int]:
         """Return ids that must come next, as far as that is known at little cost: each is the only one of its mask."""
+
+    def num_possible(self, token_ids: list[int]) -> int:
+        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
+
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: np.ndarray) -> None:
+        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
+
+        Rows behind the end, or from one on that would take too much, are left as they are.
+        """
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come next."""
@@ -77,9 +86,26 @@ class Constraint:
         """Return the ids that come next whatever the model computes, if nobody asks what it would have computed."""
         return self._matcher.forced_ids() if self._forces else []
 
+    def possible(self, draft: list[int]) -> list[int]:
+        """Return the first tokens of a draft: as many as may come next, and are all under the grammar or all free."""
+        return draft[: self._matcher.num_possible(draft)]
+
+    def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
+        """Fill a row for each of the draws after `num_generated` tokens and behind each token of a possible draft.
+
+        A row has the bits of the ids that may be drawn there, and no others.
+        """
+        self._matcher.fill_mask(rows[0])
+        if draft:
+            self._matcher.fill_masks_behind(draft, rows[1:])
+        for number, words in enumerate(rows):
+            self._leave_end_out(words, num_generated + number)
+
     def fill_mask(self, words: np.ndarray, num_generated: int) -> None:
         """Set the bits of the ids that may be drawn after `num_generated` tokens, and no others."""
-        self._matcher.fill_mask(words)
+        self.fill_masks(words[None], num_generated, ())
+
+    def _leave_end_out(self, words: np.ndarray, num_generated: int) -> None:
         if self._ignores_eos:
             _remove(words, self._eos_token_ids)
         if num_generated < self._min_tokens:

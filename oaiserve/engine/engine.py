@@ -23,6 +23,7 @@ from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
@@ -139,6 +140,7 @@ class Engine:
         self._clock_ns = clock_ns
         self._is_draining = False
         self._processes = processes
+        has_drafts = options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu")
         self._loop = EngineLoop(
             Scheduler(
                 BlockPool(num_blocks, options.block_size),
@@ -167,7 +169,9 @@ class Engine:
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             pools=pooling is not None,
-            overlap=options.overlap and runner.is_asynchronous,
+            # What a draft follows must be known before the step is launched.
+            overlap=options.overlap and runner.is_asynchronous and not has_drafts,
+            drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and pooling is None else None,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
             profiler=profiler,

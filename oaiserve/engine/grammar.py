@@ -7,6 +7,7 @@ told the tokens of the choice one by one. It must not know HTTP, torch, the sche
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -252,6 +253,32 @@ class Matcher:
         # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
+
+    def num_possible(self, token_ids: list[int]) -> int:
+        """Return how many of these may come next, one after the other, before it changes whether any id may come."""
+        if not self.is_free:
+            return self._matcher.validate_tokens(token_ids)
+        text = self._tail
+        for number, token_id in enumerate(token_ids):
+            text += self._tokens.table.bytes_of(token_id)
+            if self._after in text:
+                return number
+        return len(token_ids)
+
+    def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
+        """Fill a row behind each of these tokens, as `fill_mask` will when they have come. All of them may come next.
+
+        Rows behind the end, or from one on that would take too much, are left as they are.
+        """
+        ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
+        for words, token_id in zip(rows, token_ids, strict=True):
+            ahead.consume_token(token_id)
+            if ahead.is_stopped():
+                return
+            ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if ahead.is_error():
+                words[:] = 0
+                return
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""

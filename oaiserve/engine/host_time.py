@@ -66,9 +66,11 @@ def kind_of(step: Step, num_tokens: int) -> StepKind:
     """Return the kind of a step of `num_tokens` tokens."""
     if step.chunks[0].sequence.is_whole:
         return StepKind.PREFILL
-    if num_tokens == len(step.chunks):
+    if num_tokens - step.num_draft_tokens == len(step.chunks):
         return StepKind.DECODE
-    return StepKind.MIXED if step.chunks[0].num_tokens == 1 else StepKind.PREFILL
+    # Of the chunks that decode, those without a draft come first.
+    has_decodes = step.chunks[0].num_tokens == 1 or any(chunk.draft and chunk.num_known == 1 for chunk in step.chunks)
+    return StepKind.MIXED if has_decodes else StepKind.PREFILL
 
 
 def describe(step: Step) -> str:

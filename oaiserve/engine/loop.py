@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.host_time import HostTime, Ranges
 from oaiserve.engine.masks import fill_masks
 from oaiserve.engine.open_requests import Bounds, OpenRequest, OpenRequests
@@ -51,6 +52,10 @@ class Runner(Protocol):
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
     kv_version: int  # sequences that began with different versions may have keys and values that differ in last bits
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether a token's logits are bitwise the same whatever else is in its step."""
 
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
@@ -135,6 +140,7 @@ class EngineLoop:
         stop_tokenizing: Callable[[str], None],
         pools: bool = False,
         overlap: bool = False,
+        drafts: Drafts | None = None,
         itl_target_seconds: float | None = None,
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
@@ -144,6 +150,7 @@ class EngineLoop:
         self._vocab_size = vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
+        self._drafts = drafts
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
@@ -230,6 +237,8 @@ class EngineLoop:
         if self._shortage.is_on:
             self._shortage.recover(now_ns)
             self._scheduler.max_step_tokens = self._shortage.step_tokens
+        if self._drafts is not None and (self._runner.is_exact or not self._drafts.only_if_exact):
+            self._drafts.propose(self._scheduler.running, others_wait=self._scheduler.num_waiting > 0)
         step = self._scheduler.schedule(now_ns)
         if step is None:
             return None
@@ -276,6 +285,8 @@ class EngineLoop:
         chunks = [chunk for chunk in step.chunks if chunk.sequence.place is Place.RUNNING and not is_void(chunk)]
         if not chunks:
             return
+        # Without their drafts they are smaller. Chunks of one token come first.
+        chunks = sorted((chunk.without_draft() for chunk in chunks), key=lambda chunk: chunk.num_tokens > 1)
         results = compute_in_parts(self._compute, Step(chunks), self._shortage.step_tokens)
         self._profiling.launched()
         self._fail_for_memory([chunk.sequence for chunk, result in zip(chunks, results, strict=True) if result is None])
@@ -308,8 +319,8 @@ class EngineLoop:
         self._host.enter(HostPart.MASKS, step)
         masks, failed = fill_masks(constrained, self._vocab_size)
         if masks is not None:
-            self._account.masks_filled(len(masks.rows))
-            self.requests.masked(masks.rows)
+            self._account.masks_filled(len(masks.words))
+            self.requests.masked(chunk for chunk in constrained if chunk.sequence in masks.rows)
         for sequence, error in failed:
             self.requests.grammar_failed(sequence, error)
         return masks
@@ -329,6 +340,8 @@ class EngineLoop:
         for opened in launched.newcomers:
             opened.notes.first_step_ended(self._account.totals)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
+        if self._drafts is not None:
+            self._drafts.verified(step, result.chunks, step_ns)
         self.requests.computed(step, result.chunks, ended_ns)
         self._pace(step, step_ns)
         self._hand_over()
@@ -423,8 +436,9 @@ class EngineLoop:
 
     def _pace(self, step: Step, step_ns: int) -> None:
         if self._pacing is not None:
-            num_decodes = sum(chunk.num_tokens == 1 for chunk in step.chunks)
-            self._pacing.observe(num_decodes, step.num_tokens - num_decodes, step_ns)
+            num_decodes = sum(chunk.num_known == 1 for chunk in step.chunks)
+            num_prefill_tokens = step.num_tokens - step.num_draft_tokens - num_decodes
+            self._pacing.observe(num_decodes, num_prefill_tokens, step_ns)
             self._scheduler.prefill_budget = self._pacing.tokens
 
     def _hand_over(self) -> None:
@@ -440,6 +454,9 @@ class EngineLoop:
             drain_rate=self.requests.drain_rate.per_second,
             num_out_of_memory=self._shortage.num_steps,
             num_forced_tokens=self.requests.num_forced_tokens,
+            num_drafts=self.requests.num_drafts,
+            num_draft_tokens=self.requests.num_draft_tokens,
+            num_accepted_tokens=self.requests.num_accepted_tokens,
         )
 
     def _close(self) -> None:

@@ -9,9 +9,10 @@ from oaiserve.engine.step import Chunk, Masks
 
 
 def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:
-    """Return the masks of these chunks, which draw a token, and the sequences whose grammar has failed, with the error.
+    """Return the masks of these chunks, which draw tokens, and the sequences whose grammar has failed, with the error.
 
-    There is no mask for a chunk that may draw any id, nor for one whose draw is dropped.
+    There is no mask for a chunk that may draw any id, nor for one whose draw is dropped. A chunk with a draft has one
+    for each of its draws.
     """
     drawing = [
         (chunk, constraint)
@@ -20,11 +21,17 @@ def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list
     ]
     if not drawing:
         return None, []
-    words = np.zeros((len(drawing), -(-vocab_size // 32)), dtype=np.uint32)
-    failed = []
-    for row, (chunk, constraint) in zip(words, drawing, strict=True):
+    num_rows = sum(1 + len(chunk.draft) for chunk, _ in drawing)
+    words = np.zeros((num_rows, -(-vocab_size // 32)), dtype=np.uint32)
+    rows: dict[Sequence, int] = {}
+    failed: list[tuple[Sequence, BaseException]] = []
+    first = 0
+    for chunk, constraint in drawing:
+        rows[chunk.sequence] = first
+        of_chunk = words[first : first + 1 + len(chunk.draft)]
+        first += len(of_chunk)
         try:
-            constraint.fill_mask(row, chunk.end - chunk.sequence.prompt_len)
+            constraint.fill_masks(of_chunk, chunk.known_end - chunk.sequence.prompt_len, chunk.draft)
         except BaseException as error:  # a panic in Rust code is no Exception, and other requests go on
             failed.append((chunk.sequence, error))
-    return Masks({chunk.sequence: row for row, (chunk, _) in enumerate(drawing)}, words), failed
+    return Masks(rows, words), failed

@@ -139,6 +139,9 @@ class OpenRequests:
         self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
         self._num_forceable = 0  # tokens that grammars may force as results of the step under way
         self.num_forced_tokens = 0  # so far
+        self.num_drafts = 0  # that were verified so far
+        self.num_draft_tokens = 0  # of these
+        self.num_accepted_tokens = 0  # of these, those that came true
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -267,10 +270,10 @@ class OpenRequests:
         if opened is not None:
             self._fail(opened, error)
 
-    def masked(self, sequences: Iterable[Sequence]) -> None:
-        """Note that the next token of each of these is drawn among those that its grammar lets come next."""
-        for sequence in sequences:
-            self._open[sequence.request_id].account.num_masked_draws += 1
+    def masked(self, chunks: Iterable[Chunk]) -> None:
+        """Note that the tokens of each of these are drawn among those that its grammar lets come next."""
+        for chunk in chunks:
+            self._open[chunk.sequence.request_id].account.num_masked_draws += 1 + len(chunk.draft)
 
     def grammar_failed(self, sequence: Sequence, error: BaseException) -> None:
         """Fail the request of a sequence whose grammar does not say what may come next, or forbids what came."""
@@ -376,12 +379,13 @@ class OpenRequests:
             prompt.logprobs.truncate(chunk.start + 1)
             for row in result.prompt_logprobs:
                 add_logprobs(prompt.logprobs, self._table, row)
-        if chunk.num_tokens > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
+        if chunk.num_known > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
             notes.computed(chunk, now_ns, batch)
         if chunk.is_superseded:
             self._scheduler.commit(chunk, [])
             return
         if result.error is not None:
+            chunk = chunk.without_draft()
             is_exhausted = leaves_no_token(chunk, self._vocab_size)
             self._fail(opened, _no_token_left(chunk) if is_exhausted else InternalError(result.error))
             return
@@ -390,6 +394,8 @@ class OpenRequests:
             return
         output = opened.outputs[sequence]
         token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
+        if chunk.draft:
+            self._note_draft(opened, chunk, token_ids)
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
         self._emit_chunk(opened, prompt, sequence, output)
@@ -437,6 +443,15 @@ class OpenRequests:
             if output.finish_reason is not None:
                 break
         return taken
+
+    def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
+        """Note how much of a chunk's draft is in the answer."""
+        num_accepted = chunk.num_accepted(token_ids)
+        self.num_drafts += 1
+        self.num_draft_tokens += len(chunk.draft)
+        self.num_accepted_tokens += num_accepted
+        opened.account.num_draft_tokens += len(chunk.draft)
+        opened.account.num_accepted_tokens += num_accepted
 
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult

@@ -62,19 +62,14 @@ def is_void(chunk: Chunk) -> bool:
 
     The answer holds when it is the chunk's turn to be committed. The results of a void chunk mean nothing.
     """
-    return chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids)
-
-
-def _max_draws(sequence: Sequence, end: int) -> int:
-    """Return how many tokens may be drawn after the first `end` ones: at least one, also for `max_tokens=0`."""
-    return max(1, min(sequence.max_draws, sequence.max_len - end))
+    return chunk.known_end > len(chunk.sequence.token_ids)
 
 
 class Scheduler:
     """The scheduler has each sequence in one place: it is waiting, parked, running or nowhere.
 
-    A running sequence owns blocks for all its tokens but the one that it decodes next. A waiting one owns blocks only
-    if it shares them with another choice of its prompt (`_forked`).
+    A running sequence owns blocks for all its tokens but the one that it decodes next; and if it had a draft, for that.
+    A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`).
     """
 
     def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
@@ -163,9 +158,9 @@ class Scheduler:
         """
         size = self.pool.block_size
         for chunk in step.chunks:
-            sequence, start, num_tokens, max_draws = chunk
-            sequence.num_computed = end = start + num_tokens
-            if end % size < num_tokens and end <= len(sequence.token_ids):  # it has filled a block
+            sequence, start, num_tokens, max_draws, draft = chunk
+            sequence.num_computed = end = start + num_tokens - len(draft)
+            if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
             if sequence.siblings and end >= sequence.prompt_len:
                 self._fork(sequence)
@@ -179,14 +174,14 @@ class Scheduler:
         """Append the tokens that a chunk has drawn to its sequence: at most its `max_draws`, none for `max_tokens=0`.
 
         Behind at least one of these may be any number of forced ones. A superseded chunk appends nothing: its token is
-        known.
+        known. Where the tokens are those of the chunk's draft, they have been computed already.
         Chunks of a sequence are committed in their order, and none after the sequence was removed. A void chunk changes
         nothing. If other than the reserved number of tokens came, the sequence goes on from those that are known.
         Return True if it had left for its length and turns out to be shorter: then it waits again, like a preempted
         sequence.
         """
-        sequence, start, num_tokens, max_draws = chunk
-        known, end = sequence.token_ids, start + num_tokens
+        sequence, start, num_tokens, max_draws, draft = chunk
+        known, end = sequence.token_ids, chunk.known_end
         if end > len(known):  # see is_void
             return False
         is_superseded = chunk.is_superseded
@@ -198,8 +193,12 @@ class Scheduler:
             self._publish(sequence, start, end)
         if is_superseded:
             return False
-        if len(token_ids) > max_draws:
-            self._waiting.charge_forced(sequence, len(token_ids) - max_draws)
+        if draft and sequence.place is Place.RUNNING:
+            # The last known token is computed again, also where it was in the draft: its logits draw the next one.
+            sequence.num_computed = min(end + chunk.num_accepted(token_ids), len(known) - 1)
+            self._publish(sequence, end, sequence.num_computed)
+        if len(token_ids) > 1:
+            self._waiting.charge_further(sequence, len(token_ids) - 1)
         if len(token_ids) == max_draws:
             if max_draws > 1 and len(known) >= sequence.max_len:
                 self.remove(sequence)
@@ -215,7 +214,9 @@ class Scheduler:
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
     def _continue_decodes(self, step: Step) -> int:
+        """Add the sequences that decode, and return the tokens that they take of the step, with those of drafts."""
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
+        drafting: list[Sequence] = []
         for sequence in self.running.copy():  # the one loop whose cost grows with what runs, in every step
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
@@ -223,11 +224,35 @@ class Scheduler:
                 continue
             index = start // size
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
-                if sequence.max_draws == 1:
-                    chunks.append(Chunk(sequence, start, 1))
+                if sequence.draft:
+                    drafting.append(sequence)
                 else:
-                    chunks.append(Chunk(sequence, start, 1, _max_draws(sequence, start + 1)))
-        return len(chunks)
+                    chunks.append(Chunk(sequence, start, 1))
+        # Drafts get what is left when all others have their tokens and blocks. A sequence may have been preempted.
+        drafting = [sequence for sequence in drafting if sequence.place is Place.RUNNING]
+        num_tokens = len(chunks) + len(drafting)
+        for sequence in drafting:
+            draft = self._fitting_draft(sequence, self.max_step_tokens - num_tokens)
+            chunk = Chunk(sequence, sequence.num_computed, 1 + len(draft), 1 + len(draft), draft)
+            chunks.insert(len(chunks) if draft else 0, chunk)
+            num_tokens += len(draft)
+        return num_tokens
+
+    def _fitting_draft(self, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
+        """Return the part of a sequence's draft that fits, and give the sequence blocks for it.
+
+        It takes only blocks that no running sequence needs for its next token, so no draft costs a preemption.
+        """
+        if sequence.num_pending:
+            return ()  # what the draft would follow is not known
+        end, blocks, pool = sequence.num_tokens, sequence.blocks, self.pool
+        length = max(0, min(len(sequence.draft), most_tokens, sequence.max_len - end - 1))
+        while pool.blocks_for(end + length) > len(blocks):
+            if pool.num_blocks - pool.num_used <= len(self.running) or (new := pool.allocate(1)) is None:
+                length = len(blocks) * pool.block_size - end
+                break
+            blocks += new
+        return tuple(sequence.draft[: max(0, length)])
 
     def _make_room_for_several(self, sequence: Sequence, step: Step) -> None:
         """Give a sequence that has drawn several tokens in one step the blocks to compute them.
@@ -420,8 +445,12 @@ class Scheduler:
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
         num_tokens = num_uncomputed if sequence.is_whole else min(num_uncomputed, max(1, budget // cost))
-        max_draws = _max_draws(sequence, sequence.num_tokens) if num_tokens == num_uncomputed else 0
-        chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws)
+        draft: tuple[int, ...] = ()
+        if sequence.draft and num_tokens == num_uncomputed:
+            draft = self._fitting_draft(sequence, budget - num_tokens)
+            num_tokens += len(draft)
+        max_draws = 1 + len(draft) if num_tokens >= num_uncomputed else 0
+        chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft)
         self._waiting.charge_prompt(chunk)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)

@@ -7,6 +7,7 @@ from enum import Enum
 
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.constraint import Constraint
+from oaiserve.engine.lookup import Lookup
 from oaiserve.engine.request import SamplingParams
 from oaiserve.record import WaitReason
 
@@ -38,6 +39,13 @@ class TokenCounts:
                 self.times.append(0)
             self.times[place] += 1
         self.num_added += len(generated)
+
+    def copy(self) -> TokenCounts:
+        """Return counts that can go on without these."""
+        copied = TokenCounts([])
+        copied._places, copied.ids, copied.times = self._places.copy(), self.ids[:], self.times[:]
+        copied.num_added = self.num_added
+        return copied
 
 
 class Client:
@@ -73,13 +81,14 @@ class Sequence:
         "client",
         "client_name",
         "constraint",
+        "draft",
         "draw_key",
         "hashes",
         "index",
         "is_whole",
         "key",
         "last_token_ns",
-        "max_draws",
+        "lookup",
         "max_len",
         "needs_ids",
         "num_cached",
@@ -168,8 +177,9 @@ class Sequence:
         # written by the engine loop
         self.wants_prompt_logprobs = False  # the first choice of a prompt reports them, once
         self.last_token_ns: int | None = None
-        # written by whatever drafts or forces its tokens
-        self.max_draws = 1  # the most tokens that a step may draw for it
+        # written by Drafts
+        self.draft: list[int] = []  # a guess at its next tokens, all of which its grammar lets come in this order
+        self.lookup: Lookup | None = None  # in its own text
         # written by the sampler, if there is a penalty
         self.token_counts: TokenCounts | None = None
 

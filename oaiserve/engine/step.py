@@ -19,27 +19,60 @@ class Chunk(NamedTuple):
 
     With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
     so many, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
+
+    The last tokens of a chunk may be a `draft`: a guess at the tokens that follow the known ones, computed with these
+    to draw behind each of them. What is drawn counts up to the first token that is not the draft's.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     max_draws: int = 1
+    draft: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
 
     @property
+    def known_end(self) -> int:
+        """The end of the tokens that are the sequence's own: what follows is the draft."""
+        return self.start + self.num_tokens - len(self.draft)
+
+    @property
+    def num_known(self) -> int:
+        return self.num_tokens - len(self.draft)
+
+    def draws(self) -> list[Chunk]:
+        """Return the chunk up to each token that it draws after: the last known one, then each one of its draft."""
+        if not self.draft:
+            return [self] if self.max_draws else []
+        sequence, start, num_known, draft = self.sequence, self.start, self.num_known, self.draft
+        return [Chunk(sequence, start, num_known + i, 1, draft[:i]) for i in range(len(draft) + 1)]
+
+    def without_draft(self) -> Chunk:
+        """Return the chunk of the known tokens alone."""
+        return Chunk(self.sequence, self.start, self.num_known, 1) if self.draft else self
+
+    def num_accepted(self, token_ids: list[int]) -> int:
+        """Return how many tokens of the draft came true, given the tokens that follow the known ones."""
+        number = 0
+        for guess, token_id in zip(self.draft, token_ids, strict=False):
+            if guess != token_id:
+                break
+            number += 1
+        return number
+
+    @property
     def waits_for_ids(self) -> bool:
         """Return whether the chunk's draw has to wait: it needs ids on the host that the step in flight still draws."""
         sequence = self.sequence
-        return sequence.needs_ids and self.max_draws > 0 and self.end > len(sequence.token_ids)
+        return sequence.needs_ids and self.max_draws > 0 and self.known_end > len(sequence.token_ids)
 
     @property
     def ends_at_last_id(self) -> bool:
-        """Return whether all ids up to the chunk's end are known, and none after it, so that it may draw now."""
-        return self.end == len(self.sequence.token_ids)
+        """Return whether all ids of the chunk are known but for its draft, and none after it, so that it may draw."""
+        return self.known_end == len(self.sequence.token_ids)
 
     @property
     def draws_late(self) -> bool:
@@ -50,16 +83,16 @@ class Chunk(NamedTuple):
     @property
     def is_superseded(self) -> bool:
         """Return whether the token that the chunk is to draw is known meanwhile, because a grammar has forced it."""
-        return self.max_draws > 0 and self.end < len(self.sequence.token_ids)
+        return self.max_draws > 0 and self.known_end < len(self.sequence.token_ids)
 
 
 class Masks(NamedTuple):
     """The masks of a step's draws: the ids that may be drawn for those of its sequences that a grammar constrains now.
 
-    Bit i % 32 of word i // 32 says whether id i may be drawn.
+    Bit i % 32 of word i // 32 says whether id i may be drawn. The masks behind a draft's tokens follow the first one.
     """
 
-    rows: dict[Sequence, int]  # of `words`
+    rows: dict[Sequence, int]  # of `words`: the first draw of each sequence
     words: np.ndarray  # uint32 [number of rows, ceil(vocab / 32)]
 
 
@@ -79,6 +112,10 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(len(chunk.draft) for chunk in self.chunks)
 
 
 class OutOfMemory(Exception):

@@ -35,6 +35,9 @@ class EngineSnapshot(NamedTuple):
     num_out_of_memory: int = 0  # steps that the device had no memory for as a whole
     num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
     num_forced_tokens: int = 0  # tokens that grammars forced, so that none was drawn
+    num_drafts: int = 0  # drafts that were verified
+    num_draft_tokens: int = 0  # tokens of these
+    num_accepted_tokens: int = 0  # of these, those that came true
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int = 0  # prompt tokens that were found there
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
@@ -94,7 +97,7 @@ class RequestNotes:
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
         """Note that a chunk of several tokens has been computed, in a step with `batch` chunks."""
-        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_tokens
+        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_known
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
@@ -191,6 +194,9 @@ class StepAccount:
         drain_rate: float,
         num_out_of_memory: int,
         num_forced_tokens: int,
+        num_drafts: int,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
     ) -> EngineSnapshot:
         pool = scheduler.pool
         return EngineSnapshot(
@@ -204,6 +210,9 @@ class StepAccount:
             num_out_of_memory=num_out_of_memory,
             num_masked_draws=self._num_masked,
             num_forced_tokens=num_forced_tokens,
+            num_drafts=num_drafts,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,

@@ -115,7 +115,7 @@ class WaitingQueue:
     def charge_prompt(self, chunk: Chunk) -> None:
         """Count the prompt tokens of a chunk as service, as far as they are computed for the first time."""
         sequence = chunk.sequence
-        end = min(chunk.end, sequence.prompt_len)
+        end = min(chunk.known_end, sequence.prompt_len)
         if end == sequence.prompt_len - 1:
             end += 1  # it is computed like a token of the answer, and those are not looked at one by one
         first = max(chunk.start, sequence.num_charged)
@@ -124,13 +124,14 @@ class WaitingQueue:
             sequence.num_charged = end
 
     def charge_draws(self, step: Step) -> None:
-        """Count the tokens that a step draws as service. If fewer come than may, they were computed all the same."""
+        """Count one token as service for each chunk of a step that draws. Those behind it count when they have come."""
         if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
-            for sequence, _, _, max_draws in step.chunks:
-                sequence.client.service += GENERATED_WEIGHT * max_draws
+            for chunk in step.chunks:
+                if chunk.max_draws:
+                    chunk.sequence.client.service += GENERATED_WEIGHT
 
-    def charge_forced(self, sequence: Sequence, number: int) -> None:
-        """Count so many tokens as service that the sequence got without a draw. They are computed as drawn ones are."""
+    def charge_further(self, sequence: Sequence, number: int) -> None:
+        """Count so many tokens as service that came behind the first one of a step: of a draft, or forced."""
         if len(self._clients) > 1:
             sequence.client.service += GENERATED_WEIGHT * number
 

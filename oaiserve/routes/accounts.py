@@ -47,6 +47,8 @@ class Account(msgspec.Struct):
     completion_tokens: int
     num_preemptions: int
     stalled_ns: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     grammar: AccountGrammar | None
     tool_calls: dict[str, int]
     params: dict[str, Any]

@@ -32,6 +32,8 @@ class RequestTimings(msgspec.Struct):
     queue_waits_ns: dict[str, int]
     stalled_ns: int
     cached_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
     trace_id: str
 
 
@@ -87,6 +89,8 @@ class Exchange:
             {str(reason): wait_ns for reason, wait_ns in self.account.waits_ns.items()},
             self.account.stalled_ns,
             usage.cached_tokens,
+            self.account.num_draft_tokens,
+            self.account.num_accepted_tokens,
             self.trace.trace_id_hex,
         )
 

@@ -37,6 +37,9 @@ def _head(entry: Entry) -> Iterable[str]:
     yield f"duration    {_ms(entry['duration_ns'])}{first_token}"
     tokens = f"{entry['prompt_tokens']} prompt ({entry['cached_tokens']} cached)"
     yield f"tokens      {tokens}, {entry['completion_tokens']} generated"
+    if (drafted := entry["num_draft_tokens"]) > 0:
+        accepted = entry["num_accepted_tokens"]
+        yield f"drafts      {drafted} tokens: {accepted} accepted, {drafted - accepted} rejected"
     if (grammar := entry["grammar"]) is not None:
         took = "not compiled"
         if grammar["compile_ns"] is not None:

@@ -143,6 +143,10 @@ def log_request(record: RequestRecord) -> None:
             fields |= {"grammar_compile_ms": compile_ms, "grammar_cache": account.grammar_cache}
             message += f"compiled in {compile_ms} ms ({account.grammar_cache}), "
         message += f"masked draws {num_masked}, forced tokens {num_forced}, "
+    if account.num_draft_tokens:
+        accepted = account.num_accepted_tokens
+        fields |= {"num_draft_tokens": account.num_draft_tokens, "num_accepted_tokens": accepted}
+        message += f"draft tokens {account.num_draft_tokens}, accepted {accepted}, "
     if calls:
         message += f"tool calls: {_named(calls)}, "
     if waits_ms:

@@ -249,14 +249,26 @@ ENGINE_OUT_OF_MEMORY = Metric(
 GRAMMAR_MASKED_DRAWS = Metric(
     "oaiserve_grammar_masked_draws_total",
     "counter",
-    "Tokens drawn from those that a grammar lets come next. The time to find these is the part masks of "
-    "oaiserve_engine_host_seconds_total.",
+    "Tokens drawn from those that a grammar lets come next, those behind a draft that did not come true included. The "
+    "time to find which may come is the part masks of oaiserve_engine_host_seconds_total.",
 )
 GRAMMAR_FORCED_TOKENS = Metric(
     "oaiserve_grammar_forced_tokens_total",
     "counter",
     "Tokens that were not drawn, because a grammar left no other.",
     "tokens",
+)
+DRAFTS = Metric(
+    "oaiserve_drafts_total",
+    "counter",
+    "Drafts that steps have verified: guesses at the next tokens of a sequence.",
+)
+DRAFT_TOKENS = Metric(
+    "oaiserve_draft_tokens_total",
+    "counter",
+    "Tokens of drafts. accepted: they came true, so the answer has them. rejected: they were computed in vain.",
+    "tokens",
+    labels=("outcome",),
 )
 ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
 ENGINE_STEP_SECONDS = Metric(
@@ -382,7 +394,7 @@ METRICS = (
     *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
     *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
-    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS),
+    *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
@@ -410,6 +422,8 @@ DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer a
 GRAMMAR_KIND = "oaiserve.grammar.kind"  # this and the next two only if a grammar constrains the answer
 NUM_MASKED_DRAWS = "oaiserve.grammar.masked_draws"
 NUM_FORCED_TOKENS = "oaiserve.grammar.forced_tokens"
+NUM_DRAFT_TOKENS = "oaiserve.draft.tokens"  # this and the next one only if drafts were verified
+NUM_ACCEPTED_TOKENS = "oaiserve.draft.accepted_tokens"
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
 EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
@@ -542,6 +556,16 @@ VLLM_PREFIX_CACHE_QUERIES = _vllm(
 )
 VLLM_PREFIX_CACHE_HITS = _vllm("prefix_cache_hits_total", "counter", "Same as oaiserve_prefix_cache_hit_tokens_total.")
 VLLM_PREEMPTIONS = _vllm("num_preemptions_total", "counter", "Same as oaiserve_preemptions_total.")
+VLLM_DRAFTS = _vllm("spec_decode_num_drafts_total", "counter", "Same as oaiserve_drafts_total.")
+VLLM_DRAFT_TOKENS = _vllm(
+    "spec_decode_num_draft_tokens_total", "counter", "The sum of oaiserve_draft_tokens_total.", unit="tokens"
+)
+VLLM_ACCEPTED_TOKENS = _vllm(
+    "spec_decode_num_accepted_tokens_total",
+    "counter",
+    "Same as oaiserve_draft_tokens_total of the outcome accepted.",
+    unit="tokens",
+)
 VLLM_PROMPT_TOKENS = _vllm("prompt_tokens_total", "counter", "Same as oaiserve_prompt_tokens_total.", unit="tokens")
 VLLM_GENERATION_TOKENS = _vllm(
     "generation_tokens_total", "counter", "Same as oaiserve_generation_tokens_total.", unit="tokens"
@@ -651,6 +675,7 @@ VLLM_STEP_TOKENS = _vllm(
 VLLM_METRICS = (
     *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
     *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),
+    *(VLLM_DRAFTS, VLLM_DRAFT_TOKENS, VLLM_ACCEPTED_TOKENS),
     *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),
     *(VLLM_TIME_TO_FIRST_TOKEN, VLLM_INTER_TOKEN_LATENCY, VLLM_TIME_PER_OUTPUT_TOKEN, VLLM_DURATION),
     *(VLLM_QUEUE, VLLM_PREFILL, VLLM_DECODE, VLLM_INFERENCE),

@@ -101,6 +101,8 @@ class RecentRequests:
             "completion_tokens": record.completion_tokens,
             "num_preemptions": record.account.num_preemptions,
             "stalled_ns": record.account.stalled_ns,
+            "num_draft_tokens": record.account.num_draft_tokens,
+            "num_accepted_tokens": record.account.num_accepted_tokens,
             "grammar": _grammar(record.account),
             "tool_calls": {outcome.value: number for outcome, number in record.tool_calls.items()},
             "params": dict(record.params),

@@ -45,6 +45,12 @@ class Snapshot(Protocol):
     @property
     def num_forced_tokens(self) -> int: ...
     @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_tokens(self) -> int: ...
+    @property
     def num_steps(self) -> int: ...
     @property
     def model_ns(self) -> int: ...
@@ -123,6 +129,8 @@ def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:
         from_snapshot(names.ENGINE_OUT_OF_MEMORY, lambda snapshot: snapshot.num_out_of_memory),
         from_snapshot(names.GRAMMAR_MASKED_DRAWS, lambda snapshot: snapshot.num_masked_draws),
         from_snapshot(names.GRAMMAR_FORCED_TOKENS, lambda snapshot: snapshot.num_forced_tokens),
+        from_snapshot(names.DRAFTS, lambda snapshot: snapshot.num_drafts),
+        CallbackFamily(names.DRAFT_TOKENS, lambda: _draft_tokens(now())),
         from_snapshot(names.ENGINE_STEPS, lambda snapshot: snapshot.num_steps),
         from_snapshot(names.ENGINE_MODEL_SECONDS, lambda snapshot: snapshot.model_ns / NS_PER_SECOND),
         from_snapshot(names.ENGINE_IDLE_WITH_WORK_SECONDS, lambda snapshot: snapshot.idle_with_work_ns / NS_PER_SECOND),
@@ -137,6 +145,11 @@ def kv_cache_usage(snapshot: Snapshot) -> float:
 
 def _host_seconds(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
     return {(part,): spent_ns / NS_PER_SECOND for part, spent_ns in snapshot.host_ns.items()}
+
+
+def _draft_tokens(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
+    accepted = snapshot.num_accepted_tokens
+    return {("accepted",): accepted, ("rejected",): snapshot.num_draft_tokens - accepted}
 
 
 def _blocks(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:

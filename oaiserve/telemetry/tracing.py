@@ -366,6 +366,9 @@ def _engine_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         attributes[names.GRAMMAR_KIND] = record.account.grammar_kind
         attributes[names.NUM_MASKED_DRAWS] = record.account.num_masked_draws
         attributes[names.NUM_FORCED_TOKENS] = record.account.num_forced_tokens
+    if record.account.num_draft_tokens:
+        attributes[names.NUM_DRAFT_TOKENS] = record.account.num_draft_tokens
+        attributes[names.NUM_ACCEPTED_TOKENS] = record.account.num_accepted_tokens
     if record.account.num_events_dropped:
         attributes[names.EVENTS_DROPPED] = record.account.num_events_dropped
     steps = steps_of(record)

@@ -34,6 +34,9 @@ def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model:
         from_snapshot(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
         from_snapshot(names.VLLM_PREFIX_CACHE_HITS, lambda snapshot: snapshot.num_prefix_hits),
         from_snapshot(names.VLLM_PREEMPTIONS, lambda snapshot: snapshot.num_preemptions),
+        from_snapshot(names.VLLM_DRAFTS, lambda snapshot: snapshot.num_drafts),
+        from_snapshot(names.VLLM_DRAFT_TOKENS, lambda snapshot: snapshot.num_draft_tokens),
+        from_snapshot(names.VLLM_ACCEPTED_TOKENS, lambda snapshot: snapshot.num_accepted_tokens),
         CounterFamily(names.VLLM_PROMPT_TOKENS, observed.prompt_tokens, **shared),
         CounterFamily(names.VLLM_GENERATION_TOKENS, observed.generation_tokens, **shared),
         CounterFamily(

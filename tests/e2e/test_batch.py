@@ -39,6 +39,7 @@ class RecordingRunner:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self.is_exact = runner.is_exact
         self.is_asynchronous = runner.is_asynchronous
         self.kv_version = runner.kv_version
         self.held, self.open = Event(), Event()

@@ -20,7 +20,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, Masks, OutOfMemory, Step
-from tests.engine.doubles import EOS, LETTERS, Launched, Leaver, ScriptedRunner, make_engine
+from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, Leaver, ScriptedRunner, make_engine
 from tests.engine.grammars import allowed_ids
 from tests.engine.memory import NEVER
 
@@ -32,8 +32,8 @@ class Device(ScriptedRunner):
     """A device that computes a step when it is launched, and returns what it draws when the step is collected.
 
     A slot of the cache holds all ids up to its token. A draw that is edited by ids waits until the host knows these,
-    and one under a grammar until it has its mask. `has_room` returns which steps fit, `can_copy` which copies do. With
-    `max_draws`, 0 to so many tokens are drawn.
+    and one under a grammar until it has its mask. `has_room` returns which steps fit, `can_copy` which copies do. Of a
+    draft, as many draws count as behind its right tokens. With `max_draws`, 0 to so many tokens are drawn instead.
     """
 
     def __init__(self, has_room: Callable[[Step], bool] = lambda _: True, *, seed: int = 0, max_draws: int = 1) -> None:
@@ -72,9 +72,9 @@ class Device(ScriptedRunner):
             raise OutOfMemory("2 GiB were asked for")
         launched = self.begin(step)
         for chunk in step.chunks:
-            chunk.sequence.max_draws = self._random.randint(1, self.max_draws)
+            del chunk.sequence.draft[self._random.randrange(self.max_draws) :]
         ids_of = {chunk.sequence: self._ids(chunk) for chunk in step.chunks}
-        self._compute(step, ids_of)
+        self._compute(step, ids_of.copy())
         self._drawn = {}
         launched.results = [self._result(chunk, ids_of[chunk.sequence]) for chunk in step.chunks]
         return launched
@@ -84,12 +84,12 @@ class Device(ScriptedRunner):
         assert launched.results is not None
         for chunk, result in zip(launched.step.chunks, launched.results, strict=True):
             self.num_superseded += chunk.is_superseded
-            if chunk.sequence in self._waiting and chunk.end == len(chunk.sequence.token_ids):
+            if chunk.sequence in self._waiting and chunk.known_end == len(chunk.sequence.token_ids):
                 self._draw(chunk, chunk.sequence.token_ids, result, masks)
 
     def _compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
         for chunk in step.chunks:
-            ids = ids_of[chunk.sequence]
+            ids = ids_of[chunk.sequence] = [*ids_of[chunk.sequence][: chunk.known_end], *chunk.draft]
             for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
                 self._slots[slot] = tuple(ids[: position + 1])
         for chunk in step.chunks:
@@ -109,13 +109,16 @@ class Device(ScriptedRunner):
         return result
 
     def _draw(self, chunk: Chunk, ids: list[int], result: ChunkResult, masks: Masks | None = None) -> None:
-        assert chunk.max_draws == 0 or chunk.end == len(ids)
+        assert chunk.max_draws == 0 or chunk.known_end == len(ids)
         num_tokens = chunk.max_draws if self.max_draws == 1 else self._random.randint(0, chunk.max_draws)
-        if chunk.sequence.constraint is not None:
-            num_tokens = min(num_tokens, 1)  # its mask is for one
-        mask = None if masks is None or chunk.sequence not in masks.rows else masks.words[masks.rows[chunk.sequence]]
+        first_mask = None if masks is None else masks.rows.get(chunk.sequence)
         drawn: list[int] = []
-        for _ in range(num_tokens):
+        for index in range(num_tokens):
+            if self.max_draws == 1 and drawn != [*chunk.draft[:index]]:
+                break  # what was computed behind the draft is of another text
+            mask = None if masks is None or first_mask is None else masks.words[first_mask + index]
+            if index and mask is not None and not mask.any():
+                break  # the draft has come to the end of the answer
             drawn.append(drawn_after([*ids, *drawn], mask))
         result.token_ids = drawn
         if chunk.sequence.params.logprobs is not None:
@@ -125,16 +128,53 @@ class Device(ScriptedRunner):
     def _ids(self, chunk: Chunk) -> list[int]:
         """Return the ids of a sequence, with those that the step before has drawn and the engine does not know yet."""
         ids = chunk.sequence.token_ids.copy()
-        if chunk.end > len(ids):
+        if chunk.known_end > len(ids):
             num_before, drawn = self._drawn.get(chunk.sequence, (len(ids), []))
             assert num_before == len(ids)
             self.num_void += not drawn
             ids += drawn or [NEVER]
-        assert chunk.end <= len(ids)
+        assert chunk.known_end <= len(ids)
         return ids
 
     def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[Slot]:
         return [(sequence.blocks[p // self._size], p % self._size) for p in range(start, end)]
+
+
+class Guesses:
+    """Writes drafts in place of `Drafts`: whatever the device is going to draw, with a wrong token now and then."""
+
+    only_if_exact = False
+
+    def __init__(self, seed: int, share_right: float = 0.8) -> None:
+        self._random = random.Random(seed)
+        self._share_right = share_right
+        self.num_verified = 0  # tokens
+        self.num_accepted = 0
+
+    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
+        for sequence in running:
+            sequence.draft = []
+            for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
+                guess = self._next(sequence) if self._random.random() < self._share_right else LETTERS[0]
+                sequence.draft.append(guess)
+            if sequence.constraint is not None:
+                sequence.draft = sequence.constraint.possible(sequence.draft)
+
+    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
+        for chunk, result in zip(step.chunks, results, strict=True):
+            self.num_verified += len(chunk.draft)
+            self.num_accepted += chunk.num_accepted(result.token_ids)
+
+    @staticmethod
+    def _next(sequence: Sequence) -> int:
+        draft, constraint = sequence.draft, sequence.constraint
+        mask = None
+        if constraint is not None and not constraint.is_free:
+            possible = constraint.possible(draft)
+            rows = np.zeros((1 + len(possible), -(-TOKENIZER.vocab_size // 32)), np.uint32)
+            constraint.fill_masks(rows, sequence.num_generated, possible)
+            mask = rows[-1] if rows[-1].any() else None  # there is none behind the end
+        return drawn_after([*sequence.token_ids, *draft], mask)
 
 
 def drawn_after(ids: list[int], mask: np.ndarray | None = None) -> int:
@@ -197,10 +237,16 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
 
 
 def answers(
-    device: Device, requests: list[Request], leaves_after: dict[str, int] | None = None, **options: int
+    device: Device,
+    requests: list[Request],
+    leaves_after: dict[str, int] | None = None,
+    *,
+    drafts: Guesses | None = None,
+    **options: int,
 ) -> Answers:
     """Run requests on a device and return their answers. Check that each ends once and that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
+    engine._loop._drafts = drafts  # type: ignore[assignment]
     inbox = Leaver(engine, leaves_after or {})
     with engine:
         for asked in requests:

@@ -32,6 +32,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.times import monotonic_ns
+from tests.engine.memory import NEVER
 from tests.engine.tokenizers_for_tests import CHATML, byte_level
 
 TIMEOUT_SECONDS = 30  # of waits that end at once unless a test fails
@@ -67,9 +68,10 @@ class ScriptedRunner:
     """A runner that draws for each sequence the token, or the list of tokens, that `token_of` returns.
 
     With `gated`, each step waits for `permit()`. An asynchronous one computes a step when its results are collected.
-    `max_draws` is what it lets the next step draw for the sequences of this one, as a drafter would.
+    With `max_draws`, sequences without a grammar get drafts of that many tokens less one, which never come true.
     """
 
+    is_exact = True
     is_asynchronous = False
     kv_version = 0
 
@@ -103,7 +105,8 @@ class ScriptedRunner:
     def begin(self, step: Step) -> Launched:
         assert self._last is None or self._last.is_drawn, "a step is launched before the draw of the one before"
         for chunk in step.chunks:
-            chunk.sequence.max_draws = self.max_draws
+            if chunk.sequence.constraint is None:
+                chunk.sequence.draft = [NEVER] * (self.max_draws - 1)
         self._last = Launched(step)
         return self._last
 

@@ -12,8 +12,6 @@ from oaiserve.engine.scheduler import Limits, Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
-NEVER = -1  # stands for a token that is not drawn
-
 
 def make(
     kv_blocks: int = 16,
@@ -34,6 +32,9 @@ def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fiel
     return Sequence(name, 0, ids, SamplingParams(), max_len=len(ids) + max_tokens, **fields)
 
 
+NEVER = -1  # stands for a token that is not drawn
+
+
 class Memory:
     """A device that computes steps in their order.
 
@@ -51,6 +52,8 @@ class Memory:
         self.last_token = last_token
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.num_computed = 0  # tokens, in all
+        self.num_drafted = 0  # tokens of drafts among these
+        self.num_accepted = 0  # tokens of drafts that came true
         self.num_void = 0  # chunks whose last token was never drawn
         self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._drawn: dict[Sequence, list[int]] = {}  # ids that the scheduler does not know yet
@@ -98,11 +101,11 @@ class Memory:
 
     def _draw(self, chunk: Chunk, next_token: int | Callable[[Sequence], int | list[int]]) -> list[int]:
         sequence, ids = chunk.sequence, self._ids(chunk.sequence)
-        assert (chunk.max_draws > 0) == (chunk.end >= len(ids))
+        assert (chunk.max_draws > 0) == (chunk.known_end >= len(ids))
         if not chunk.max_draws or sequence.max_len == sequence.prompt_len:
             return []
-        assert chunk.end + chunk.max_draws <= sequence.max_len
-        if chunk.end > len(ids):
+        assert chunk.known_end + chunk.max_draws <= sequence.max_len
+        if chunk.known_end > len(ids):
             return [NEVER] * chunk.max_draws
         drawn = next_token if isinstance(next_token, int) else next_token(sequence)
         tokens = drawn[: chunk.max_draws] if isinstance(drawn, list) else [drawn]
@@ -114,7 +117,10 @@ class Memory:
         for old, new in step.copies:
             self.slots |= {(new, i): self.slots[old, i] for i in range(size) if (old, i) in self.slots}
         # The device writes something even for a token that the step before was expected to draw, and did not.
-        ids_of = {chunk.sequence: [*self._ids(chunk.sequence), NEVER][: chunk.end] for chunk in step.chunks}
+        ids_of = {
+            chunk.sequence: [*[*self._ids(chunk.sequence), NEVER][: chunk.known_end], *chunk.draft]
+            for chunk in step.chunks
+        }
         for chunk in step.chunks:
             blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
             assert not chunk.sequence.is_held
@@ -122,6 +128,7 @@ class Memory:
             for position in range(chunk.start, chunk.end):
                 self.slots[blocks[position // size], position % size] = tuple(ids[: position + 1])
             self.num_computed += chunk.num_tokens
+            self.num_drafted += len(chunk.draft)
         for chunk in step.chunks:
             blocks, ids = chunk.sequence.blocks, ids_of[chunk.sequence]
             for position in range(chunk.end):
@@ -142,12 +149,13 @@ class Memory:
             if tokens:
                 del self._drawn[sequence][: len(tokens)]
             if tokens and self.last_token not in tokens:
-                forced = self.forced(sequence)[: sequence.max_len - chunk.end - len(tokens)]
+                forced = self.forced(sequence)[: sequence.max_len - chunk.known_end - len(tokens)]
                 tokens = [*tokens, *forced]
                 if forced and sequence in self._drawn:
                     del self._drawn[sequence]  # what the step in flight draws is dropped
             if self.last_token in tokens:
                 tokens = tokens[: tokens.index(self.last_token) + 1]  # what comes after the end does not count
+            self.num_accepted += chunk.num_accepted(tokens)
             self.scheduler.commit(chunk, tokens)
             assert sequence.num_pending == len(self._drawn.get(sequence, ())) or self.is_in_flight(sequence)
             if self.last_token in tokens or len(sequence.token_ids) == sequence.max_len:

@@ -49,6 +49,9 @@ def test_a_range_is_named_after_the_part_and_the_step() -> None:
     assert shown.names == ["schedule", "launch mixed, 2 sequences, 10 tokens"]
     assert describe(Step([Chunk(sequence("a", 4), 4, 1)])) == "decode, 1 sequence, 1 token"
     assert describe(Step([Chunk(sequence("a", 4), 0, 4)])) == "prefill, 1 sequence, 4 tokens"
+    verified = Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
+    assert describe(Step([verified])) == "decode, 1 sequence, 3 tokens"
+    assert describe(Step([verified, Chunk(sequence("b", 9), 0, 9)])) == "mixed, 2 sequences, 12 tokens"
 
 
 def test_parts_can_be_shown_by_another_profiler() -> None:

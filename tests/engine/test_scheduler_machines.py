@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Collection
 
 import pytest
 from hypothesis import settings
@@ -70,18 +71,24 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         tokens=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=4), min_size=4, max_size=4),
-        max_draws=st.integers(0, 99),
+        drafts=st.lists(st.integers(0, LAST_TOKEN), max_size=8),
+        num_right=st.integers(0, 4),
         took_ns=st.integers(0, 9),
         forced=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=6), min_size=4, max_size=4),
     )
     def step(
-        self, tokens: list[list[int]], max_draws: int = 0, took_ns: int = 1, forced: list[list[int]] | None = None
+        self,
+        tokens: list[list[int]],
+        drafts: Collection[int] = (),
+        num_right: int = 0,
+        took_ns: int = 1,
+        forced: list[list[int]] | None = None,
     ) -> None:
         self.now_ns += took_ns
         if forced is not None:
             self.memory.forced = lambda one: forced[self.open.index(one) % len(forced)][: self.most_forced]
         for number, one in enumerate(self.open):
-            one.max_draws = 1 + (max_draws + number) % self.most_draws
+            one.draft = [*drafts][number : number + self.most_draws - 1]
         if self.fewest_draws == 1:
             tokens = [row or [0] for row in tokens]
         step = self.scheduler.schedule(self.now_ns)
@@ -109,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(written) == len(set(written)), "two sequences write to one place"
         assert all(self.scheduler.pool.is_writable(block) for block, _ in written), "a shared block is written to"
         positions = iter(tokens)
-        self.memory.execute(step, lambda _: next(positions))
+        self.memory.execute(step, lambda one: [*one.draft[:num_right], *next(positions)])
         self.forget_those_that_left()
 
     def forget_those_that_left(self) -> None:
@@ -256,7 +263,7 @@ def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind
             for _ in range(rng.choice([1, 1, 3])):
                 fields = {"priority": num_arrived // 50, "client_name": "aaab"[num_arrived % 4]}
                 made = sequence(f"{num_arrived}", prompt, rng.randint(1, 24), **fields)
-                made.max_draws = rng.randint(1, most_draws)
+                made.draft = [rng.randrange(50) for _ in range(rng.randrange(most_draws))]
                 scheduler.add(made, leader)
                 leader, alive[made], num_arrived = leader or made, number, num_arrived + 1
         if rng.random() < 0.02:
@@ -271,7 +278,7 @@ def test_20000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind
             if chunk.sequence not in alive:
                 continue
             num_tokens = min(chunk.max_draws, rng.randint(int(most_draws == 1), 4))
-            tokens = [rng.randrange(50) for _ in range(num_tokens)]
+            tokens = [*chunk.draft[: rng.randrange(most_draws)], *(rng.randrange(50) for _ in range(4))][:num_tokens]
             tokens = tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
             scheduler.commit(chunk, tokens)
             if 0 in chunk.sequence.generated_ids or len(chunk.sequence.token_ids) == chunk.sequence.max_len:

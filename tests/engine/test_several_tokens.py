@@ -12,7 +12,7 @@ from oaiserve.engine.step import Chunk
 from oaiserve.record import EventKind
 from tests.engine.device import Device, answers, some_requests
 from tests.engine.doubles import EOS, LETTERS, Clock, Inbox, ScriptedRunner, letter_id, make_engine, request
-from tests.engine.memory import Memory, make, sequence
+from tests.engine.memory import NEVER, Memory, make, sequence
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
 
@@ -26,12 +26,12 @@ def launch(scheduler: object) -> list[Chunk]:
 
 def drafted(name: str, max_draws: int, prompt: int | list[int] = 4, max_tokens: int = 8) -> Sequence:
     one = sequence(name, prompt, max_tokens)
-    one.max_draws = max_draws
+    one.draft = [NEVER] * (max_draws - 1)
     return one
 
 
 def test_a_sequence_that_may_draw_several_is_held_until_their_commit_and_others_go_on() -> None:
-    scheduler, several, other = make(), drafted("several", 3), sequence("other")
+    scheduler, several, other = make(max_step_tokens=16), drafted("several", 3), sequence("other")
     scheduler.add(several)
     scheduler.add(other)
     first = launch(scheduler)
@@ -42,7 +42,7 @@ def test_a_sequence_that_may_draw_several_is_held_until_their_commit_and_others_
     assert (several.is_held, several.num_tokens, several.num_computed, several.generated_ids) == (False, 6, 4, [7, 8])
     (decode, catch_up) = launch(scheduler)
     assert (decode.sequence, decode.max_draws) == (other, 1)
-    assert (catch_up.sequence, catch_up.start, catch_up.num_tokens, catch_up.max_draws) == (several, 4, 2, 3)
+    assert (catch_up.sequence, catch_up.start, catch_up.num_known, catch_up.max_draws) == (several, 4, 2, 3)
 
 
 def test_a_sequence_reserves_no_more_than_its_length_has_room_for_and_leaves_when_that_is_known() -> None:
@@ -62,7 +62,7 @@ def test_with_no_token_the_last_one_is_computed_again_for_its_logits() -> None:
     scheduler.commit(chunk, [])
     assert (one.num_tokens, one.num_computed) == (4, 3)
     (again,) = launch(scheduler)
-    assert (again.start, again.num_tokens, again.max_draws) == (3, 1, 3)
+    assert (again.start, again.num_known, again.max_draws) == (3, 1, 3)
     assert scheduler.pool.is_writable(one.blocks[0]), "the block was in the prefix cache, so it is copied"
 
 
@@ -99,7 +99,7 @@ def test_a_block_is_published_when_the_last_of_several_tokens_in_it_is_computed(
     scheduler.commit(chunk, [3, 4, 5])
     assert scheduler.pool.num_cached == 0
     (chunk,) = launch(scheduler)
-    assert (chunk.start, chunk.num_tokens, scheduler.pool.num_cached) == (2, 3, 1)
+    assert (chunk.start, chunk.num_known, scheduler.pool.num_cached) == (2, 3, 1)
 
 
 def test_choices_that_draw_several_tokens_share_their_prompt_and_copy_its_last_block() -> None:

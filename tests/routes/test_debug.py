@@ -56,6 +56,8 @@ def full_record() -> RequestRecord:
         grammar_compile_ns=3 * MS,
         num_masked_draws=3,
         num_forced_tokens=1,
+        num_draft_tokens=7,
+        num_accepted_tokens=2,
     )
     account.note(EventKind.GRAMMAR_COMPILED, 1005 * MS, None, compile_ns=3 * MS, cache="miss", kind="json_schema")
     account.note(EventKind.PREFIX_CACHE_HIT, 1110 * MS, 0, tokens=2)
@@ -146,6 +148,7 @@ trace       00000000000000000000000000000abc
 received    1970-01-01 00:00:01.000 UTC
 duration    400.000 ms, first token after 160.000 ms
 tokens      4 prompt (2 cached), 4 generated
+drafts      7 tokens: 2 accepted, 5 rejected
 grammar     json_schema, compiled in 3.000 ms (miss)
             masked draws 3, forced tokens 1
 tool calls  1 called, 2 unparsed
@@ -230,6 +233,7 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
         grammar_kind=st.none() | st.just("lark_with_schemas"),
         grammar_compile_ns=st.none() | st.integers(0, 10**13),
         num_masked_draws=st.integers(0, 10**12),
+        num_draft_tokens=st.integers(0, 10**12),
     ),
 )
 def test_no_line_is_too_long_and_every_phase_has_its_bar(

@@ -44,6 +44,8 @@ def expected_timings(record: RequestRecord) -> dict[str, Any]:
         "queue_waits_ns": record.account.waits_ns,
         "stalled_ns": record.account.stalled_ns,
         "cached_tokens": record.cached_tokens,
+        "draft_tokens": record.account.num_draft_tokens,
+        "accepted_tokens": record.account.num_accepted_tokens,
         "trace_id": record.trace.trace_id_hex,
     }
 

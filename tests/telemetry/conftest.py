@@ -106,6 +106,9 @@ def snapshot() -> SimpleNamespace:
         num_out_of_memory=4,
         num_masked_draws=600,
         num_forced_tokens=50,
+        num_drafts=20,
+        num_draft_tokens=90,
+        num_accepted_tokens=70,
         num_steps=99,
         blocks_reusable=25,  # free ones that the prefix cache can find
         num_waiting_tokens=2000,

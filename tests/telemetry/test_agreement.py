@@ -67,6 +67,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
         grammar_was_cached=draw(st.booleans()),
         num_masked_draws=draw(st.integers(0, 10**6)),
         num_forced_tokens=draw(st.integers(0, 10**6)),
+        num_draft_tokens=(num_drafted := draw(st.integers(0, 10**6))),
+        num_accepted_tokens=draw(st.integers(0, num_drafted)),
     )
     return RequestRecord(
         request_id="req-1",
@@ -169,6 +171,9 @@ def test_spans_log_line_and_ring_tell_the_same_of_grammars_and_tool_calls(record
     for name in ("num_masked_draws", "num_forced_tokens"):
         number = getattr(account, name) if grammar else None
         assert grammar.get(name) == line.get(name) == attributes.get(getattr(names, name.upper())) == number
+    for name in ("num_draft_tokens", "num_accepted_tokens"):
+        number = getattr(account, name)
+        assert entry[name] == line.get(name, 0) == attributes.get(getattr(names, name.upper()), 0) == number
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number
@@ -188,6 +193,8 @@ def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: Reques
         "queue_waits_ns": record.account.waits_ns,
         "stalled_ns": record.account.stalled_ns,
         "cached_tokens": record.cached_tokens,
+        "draft_tokens": record.account.num_draft_tokens,
+        "accepted_tokens": record.account.num_accepted_tokens,
         "trace_id": record.trace.trace_id_hex,
     }
     assert exchange.server_timing() == ", ".join(f"{p.name};dur={p.duration_ns / 1e6:.3f}" for p in over)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import TraceState
 
-from oaiserve.record import Outcome, ToolCallOutcome, WaitReason
+from oaiserve.record import EngineAccount, Outcome, ToolCallOutcome, WaitReason
 from oaiserve.telemetry import logs
 from oaiserve.times import PHASES
 
@@ -192,6 +192,14 @@ def test_a_line_tells_of_the_grammar_and_of_the_tool_calls(stream: io.StringIO, 
         ", grammar json_schema: compiled in 2.0 ms (miss), masked draws 3, forced tokens 2, "
         "tool calls: called 2 unparsed 1, request req-1"
     ) in fields["message"]
+
+
+def test_a_line_tells_of_drafts(stream: io.StringIO, make_record) -> None:
+    logs.configure(form="json", stream=stream)
+    logs.log_request(make_record(account=EngineAccount(num_draft_tokens=9, num_accepted_tokens=4)))
+    fields = json.loads(stream.getvalue())
+    assert (fields["num_draft_tokens"], fields["num_accepted_tokens"]) == (9, 4)
+    assert ", draft tokens 9, accepted 4, " in fields["message"]
 
 
 def test_a_line_omits_steps_and_token_times_of_a_request_without_them(stream: io.StringIO, make_record) -> None:

@@ -36,7 +36,8 @@ class Batch:
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
-    sample_chunks: list[int]  # chunks that draw, in order: their logits are the first rows
+    # The chunk of each draw, in order: their logits are the first rows. A chunk with a draft draws several times.
+    sample_chunks: list[int]
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
 
 
@@ -59,7 +60,7 @@ def build_batch(
     sample_chunks: list[int] = []
     prompt_rows: list[tuple[int, int, int]] = []
     num_decodes = 0
-    for index, (sequence, start, num_tokens, max_draws) in enumerate(step.chunks):
+    for index, (sequence, start, num_tokens, max_draws, draft) in enumerate(step.chunks):
         first = len(input_ids)
         if num_tokens == 1:
             num_decodes += 1
@@ -74,11 +75,15 @@ def build_batch(
             slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         else:
             end = start + num_tokens
-            input_ids += sequence.token_ids[start:end]
+            input_ids += sequence.token_ids[start : end - len(draft)]
+            input_ids += draft
             positions += range(start, end)
             slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
         query_start.append(len(input_ids))
-        if max_draws:
+        if draft:
+            sample_chunks += [index] * (1 + len(draft))
+            last_rows += range(len(input_ids) - 1 - len(draft), len(input_ids))
+        elif max_draws:
             sample_chunks.append(index)
             last_rows.append(len(input_ids) - 1)
         if sequence.wants_prompt_logprobs:

@@ -14,6 +14,8 @@ from oaiserve.engine.model.spec import LoadedModel
 class EagerExecutor:
     """Runs the model operation by operation. `backend` computes attention, and reads and writes `caches`, by layer."""
 
+    is_exact = False  # matrix products round by the number of rows
+
     def __init__(self, loaded: LoadedModel, caches: dict[int, LayerCache], backend: Backend) -> None:
         self._model = loaded.model
         self._backend = backend

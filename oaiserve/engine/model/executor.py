@@ -12,6 +12,8 @@ from oaiserve.engine.model.batch import Batch
 class Executor(Protocol):
     """An executor runs the model, and owns the KV cache in the layout that suits it."""
 
+    is_exact: bool  # a token's logits are bitwise the same whatever else is in its step
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`.
 

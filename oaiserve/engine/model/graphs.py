@@ -134,7 +134,7 @@ class DecodeGraphs:
         """Return whether each sequence of the step decodes one token and wants no log-probabilities of its prompt."""
         return all(
             num_tokens == 1 and max_draws and not sequence.wants_prompt_logprobs
-            for sequence, _, num_tokens, max_draws in step.chunks
+            for sequence, _, num_tokens, max_draws, _ in step.chunks
         )
 
     def launch(
@@ -181,7 +181,7 @@ class DecodeGraphs:
         token_ids, sources, positions, slots, tables = [], [], [], [], []
         block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
         assert width <= self._tables.shape[1]
-        for row, (sequence, start, _, _) in enumerate(step.chunks):
+        for row, (sequence, start, *_) in enumerate(step.chunks):
             blocks = sequence.blocks
             is_known = start < len(sequence.token_ids)
             token_ids.append(sequence.token_ids[start] if is_known else 0)

@@ -49,7 +49,8 @@ def edit_logits(
     _penalise(logits, asking)
     if masks is not None and masked:
         apply = apply_masks or (apply_masks_on_cpu if logits.device.type == "cpu" else apply_masks_in_torch)
-        apply(logits, [row for row, _ in masked], masks.words[[masks.rows[chunk.sequence] for _, chunk in masked]])
+        words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
+        apply(logits, [row for row, _ in masked], words)
     return logits
 
 
@@ -109,7 +110,7 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
     for row, chunk in asking:
         if not _has_penalty(chunk.sequence):
             continue
-        params, counts = chunk.sequence.params, _token_counts(chunk.sequence)
+        params, counts = chunk.sequence.params, _token_counts(chunk)
         times = np.asarray(counts.times)
         ids.append((row, counts.ids))
         factors.append(np.full(len(times), params.repetition_penalty))
@@ -145,15 +146,20 @@ def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray)
         np.minimum(of_row[row], limits.ravel()[: logits.shape[1]], out=of_row[row])
 
 
-def _token_counts(sequence: Sequence) -> TokenCounts:
-    """Return the sequence's token counts, updated with its newest tokens.
+def _token_counts(chunk: Chunk) -> TokenCounts:
+    """Return the counts of the sequence's tokens and of the chunk's draft.
 
-    They are kept with the sequence: counting thousands of tokens in each step would take longer than all other edits.
+    Those of its own tokens are kept with the sequence: counting thousands of tokens in each step would take longer than
+    all other edits.
     """
+    sequence = chunk.sequence
     counts = sequence.token_counts
     if counts is None:
         repeats_count = sequence.params.repetition_penalty != 1.0
         counts = TokenCounts(sequence.token_ids[: sequence.prompt_len] if repeats_count else [])
         sequence.token_counts = counts
     counts.add(sequence.token_ids[sequence.prompt_len + counts.num_added :])
+    if chunk.draft:
+        counts = counts.copy()
+        counts.add([*chunk.draft])
     return counts

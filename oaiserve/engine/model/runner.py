@@ -33,6 +33,7 @@ class Launched:
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch
     sample_chunks: list[int]  # as in Batch: the chunk that row i of the logits belongs to
+    draws: list[Chunk]  # that chunk, up to the token that row i follows
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
     waiting_rows: list[int]  # rows that `draw` draws
     waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
@@ -78,6 +79,11 @@ class ModelRunner:
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether a token's logits are bitwise the same whatever else is in its step."""
+        return self._executor.is_exact
 
     @property
     def has_graphs(self) -> bool:
@@ -130,8 +136,9 @@ class ModelRunner:
             logits = executor.forward(batch)
             sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
         all_rows = list(range(len(sample_chunks)))
-        waiting_rows = [row for row in all_rows if step.chunks[sample_chunks[row]].draws_late]
-        launched = Launched(step, logits, sample_chunks, prompt_rows, waiting_rows, [], began, self._ended)
+        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
+        waiting_rows = [row for row in all_rows if draws[row].draws_late]
+        launched = Launched(step, logits, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended)
         if replayed is not None:
             launched.samplings.append((all_rows, replayed))
         elif waiting_rows and not self.is_asynchronous:
@@ -155,7 +162,7 @@ class ModelRunner:
         if not launched.waiting_rows:
             return
         # A sequence that ended without the token that its draw waits for will never have that token.
-        rows = [row for row in launched.waiting_rows if _chunk(launched, row).ends_at_last_id]
+        rows = [row for row in launched.waiting_rows if launched.draws[row].ends_at_last_id]
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
@@ -171,14 +178,19 @@ class ModelRunner:
             for row, token_id, is_finite, logprobs in zip(
                 rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
             ):
-                result = results[launched.sample_chunks[row]]
+                result, draft = results[launched.sample_chunks[row]], launched.draws[row].draft
+                if result.token_ids != [*draft]:
+                    continue  # it was drawn behind a draft that has not come true
                 if is_finite:
-                    result.token_ids, result.logprobs = [token_id], None if logprobs is None else [logprobs]
-                else:
+                    result.token_ids.append(token_id)
+                    if logprobs is not None:
+                        result.logprobs = [*(result.logprobs or []), logprobs]
+                elif not draft:  # or else the next step, which draws behind the same tokens, finds the same
                     result.error = BAD_LOGITS  # or the request's own parameters leave no token
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
-            results[launched.sample_chunks[row]].error = NO_MEMORY
+            if not launched.draws[row].draft:
+                results[launched.sample_chunks[row]].error = NO_MEMORY
         for index, first_row, num_rows in launched.prompt_rows:
             first = first_row - len(launched.sample_chunks)
             results[index].prompt_logprobs = known_logprobs[first : first + num_rows]
@@ -206,7 +218,7 @@ class ModelRunner:
         num_rows, logits = len(launched.sample_chunks), launched.logits
         if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
-        chunks = [_chunk(launched, row) for row in rows]
+        chunks = [launched.draws[row] for row in rows]
         sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
         launched.samplings.append((rows, sampling))
 
@@ -228,7 +240,7 @@ class ModelRunner:
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
         self._drawn_ids = None if not ids else ids[0] if len(ids) == 1 else torch.cat(ids)
-        self._drawn_rows = {_chunk(launched, row).sequence: place for place, row in enumerate(rows)}
+        self._drawn_rows = {launched.draws[row].sequence: place for place, row in enumerate(rows)}
         # Read-backs arrive in the order in which they were launched.
         self._ended = launched.ended = samplings[-1].read_back.arrived if samplings else None
 
@@ -242,10 +254,6 @@ def _without_torch(run: Callable[[], T]) -> T:
     # The exception has been freed by now, and with its traceback the tensors of the step.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
-
-
-def _chunk(launched: Launched, row: int) -> Chunk:
-    return launched.step.chunks[launched.sample_chunks[row]]
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:

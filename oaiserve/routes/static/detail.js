@@ -27,6 +27,7 @@ function account(entry) {
       ["Outcome", `${entry.outcome}${entry.status ? `, status ${entry.status}` : ""}${entry.error_type ? `, ${entry.error_type}` : ""}`],
       ["Finish", entry.finish_reasons.join(", ") || "–"],
       ["Tokens", `${entry.prompt_tokens} prompt (${entry.cached_tokens} cached), ${entry.completion_tokens} generated`],
+      ...drafts(entry),
       ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(nanoseconds(entry.time_to_first_token_ns))}`],
       ["Between tokens", gaps(entry.token_gaps)],
       ["Steps", steps(entry.steps)],
@@ -46,6 +47,10 @@ function nanoseconds(ns) {
 
 function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+function drafts({ num_draft_tokens: drafted, num_accepted_tokens: accepted }) {
+  return drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : [];
 }
 
 function gaps(found) {

@@ -74,3 +74,14 @@ def test_prompt_logprobs_need_the_logits_of_every_position_except_for_the_last(
     batch = build_batch(Step([Chunk(prompt, start, count, max_draws=int(start + count == 4))]), 4, CPU)
     assert batch.logits_rows.tolist() == rows  # the row that samples comes first
     assert batch.prompt_rows == [(0, len(batch.sample_chunks), len(rows) - len(batch.sample_chunks))]
+
+
+def test_a_chunk_with_a_draft_has_its_tokens_and_a_row_behind_each_of_them() -> None:
+    decode, verified = sequence([1, 2, 3], [0]), sequence([5, 6, 7], [2, 3])
+    step = Step([Chunk(decode, 2, 1), Chunk(verified, 2, 4, 4, (8, 9, 10))])
+    batch = build_batch(step, 4, CPU)
+    assert batch.input_ids.tolist() == [3, 7, 8, 9, 10]
+    assert batch.positions.tolist() == [2, 2, 3, 4, 5]
+    assert batch.slots.tolist() == [2, 10, 11, 12, 13]
+    assert (batch.num_decodes, batch.query_lens, batch.context_lens) == (1, [1, 4], [3, 6])
+    assert (batch.sample_chunks, batch.logits_rows.tolist()) == ([0, 1, 1, 1, 1], [0, 1, 2, 3, 4])

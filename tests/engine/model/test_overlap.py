@@ -112,6 +112,7 @@ def run(
     num_blocks: int,
     leaves: dict[str, int] | None = None,
     executor: type[CountingExecutor] = CountingExecutor,
+    drafts: Any = None,
 ) -> Run:
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
@@ -124,6 +125,7 @@ def run(
         eos_token_ids=frozenset([EOS]),
         options=EngineOptions(block_size=4, max_running=12, max_step_tokens=24),
     )
+    engine._loop._drafts = drafts
     inbox = Leaver(engine, leaves or {})
     with engine:
         for asked in requests:

@@ -23,6 +23,7 @@ class NativeDecoder:
 
     # The decoder has threads of its own. Torch has little left to do, and its threads would only compete with these.
     torch_threads = 1
+    is_exact = True
 
     def __init__(
         self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int

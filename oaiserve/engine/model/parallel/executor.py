@@ -17,6 +17,8 @@ from oaiserve.engine.model.parallel.workers import Workers
 class ParallelExecutor:
     """Computes the server's part with `own` while the workers compute theirs. All have the same number of blocks."""
 
+    is_exact = False
+
     def __init__(self, own: Executor, workers: Workers) -> None:
         self._own = own
         self._workers = workers

@@ -15,6 +15,7 @@ BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this re
 class PoolingRunner:
     """The runner of the engine loop for a model that pools. A launch computes the step."""
 
+    is_exact = False
     is_asynchronous = False
     kv_version = 0
 

@@ -1,0 +1,58 @@
+"""The look-up of a sequence's next tokens in its own text: prompt and answer. No torch.
+
+Where a text repeats itself, what followed the last tokens when they came before is a good guess at what follows now.
+"""
+
+from __future__ import annotations
+
+# The tokens by which a place in the text is found, longest first: what follows a long match comes true more often.
+SIZES = (5, 2)
+FIRST_GUESS = (0.8, 0.5)  # of the share of tokens that come true, before anything is known
+WEIGHT = 0.1  # of the newest token in the moving average of that share
+
+
+class Lookup:
+    """The places in one sequence where a run of tokens came before, and how often a guess by these came true.
+
+    Each token is indexed once. An entry is a hash: if two are the same, there is one more guess that is wrong.
+    """
+
+    __slots__ = ("_num_indexed", "_places", "_size", "acceptance")
+
+    def __init__(self) -> None:
+        self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
+        self._num_indexed = 0
+        self._size = 0  # of the last guess, as an index into SIZES
+        self.acceptance = [*FIRST_GUESS]  # by size
+
+    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], float]:
+        """Return at most `most` tokens that may come next, and the probability that the next one of them comes true."""
+        self._index(token_ids)
+        for index, size in enumerate(SIZES):
+            place = self._places[index].get(hash(tuple(token_ids[-size:])))
+            if place is None:
+                continue
+            self._size = index
+            found = token_ids[place : place + most]
+            period = len(token_ids) - place
+            while len(found) < most:  # the text ends within the repetition, which then goes round
+                found.append(found[-period])
+            return found, self.acceptance[index]
+        return [], 0.0
+
+    def verified(self, num_guessed: int, num_accepted: int) -> None:
+        """Note how many tokens of the last guess came true. Behind the first one that did not, nothing is known."""
+        share = self.acceptance[self._size]
+        for _ in range(num_accepted):
+            share += WEIGHT * (1 - share)
+        if num_accepted < num_guessed:
+            share -= WEIGHT * share
+        self.acceptance[self._size] = share
+
+    def _index(self, token_ids: list[int]) -> None:
+        """Index what is new: the place behind each run of tokens, where another token follows."""
+        start, end = self._num_indexed, len(token_ids)
+        for size, places in zip(SIZES, self._places, strict=True):
+            for place in range(max(start, size), end):
+                places[hash(tuple(token_ids[place - size : place]))] = place
+        self._num_indexed = end

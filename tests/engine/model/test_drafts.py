@@ -1,0 +1,263 @@
+"""Drafts with a model: the tokens that count are those of one token a step, and have the model's distribution."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine import open_requests
+from oaiserve.engine.drafts import Drafts, StepTimes
+from oaiserve.engine.draws import draw_key
+from oaiserve.engine.masks import fill_masks
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Step
+from tests.engine.grammars import OneOf, constraint
+from tests.engine.model.cpu.small_models import config, load, native_runner
+from tests.engine.model.runners import eager_runner
+from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
+from tools.random_models import FAMILIES, random_model
+
+PROMPT = [5, 9, 3, 17, 60]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return prepare(random_model(FAMILIES["llama"]))
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> Run:
+    return run(loaded, some_requests(1), overlap=False, num_blocks=1000)
+
+
+class Known:
+    """Writes drafts in place of `Drafts`: the known answer, of which tokens are wrong now and then."""
+
+    only_if_exact = False
+
+    def __init__(self, expected: Run, share_right: float) -> None:
+        self._expected, self._share_right = expected, share_right
+        self._random = random.Random(3)
+        self.num_accepted = 0
+
+    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
+        for sequence in running:
+            sequence.draft = []
+            if (
+                sequence.num_pending
+                or (answer := self._expected.answers.get((sequence.request_id, sequence.index))) is None
+            ):
+                continue
+            known = answer.token_ids[sequence.num_generated :][: self._random.randrange(6)]
+            sequence.draft = [
+                i if self._random.random() < self._share_right else self._random.randrange(97) for i in known
+            ]
+            if sequence.constraint is not None:
+                sequence.draft = sequence.constraint.possible(sequence.draft)
+
+    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
+        pairs = zip(step.chunks, results, strict=True)
+        self.num_accepted += sum(chunk.num_accepted(result.token_ids) for chunk, result in pairs)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
+def test_answers_are_those_without_drafts(
+    loaded: LoadedModel, expected: Run, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
+    monkeypatch.setattr(open_requests, "FEW_TOKENS", 100 * overlap)
+    drafts = Known(expected, share_right=0.85)
+    found = run(loaded, some_requests(1), overlap=overlap, num_blocks=num_blocks, drafts=drafts)
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    check_answers(found, expected)
+    num_accepted = sum(event.account.num_accepted_tokens for event in found.ended.values())
+    assert 20 < num_accepted <= drafts.num_accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_without_the_look_up(
+    loaded: LoadedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
+    params = SamplingParams(
+        max_tokens=30, n=2, seed=5, temperature=temperature, ignore_eos=True, allowed_token_ids=[5, 9], logprobs=1
+    )
+    requests = [Request(f"r{i}", (TokenPrompt([5, 9, 9, i]),), params) for i in range(3)]
+    expected, found = (
+        run(loaded, requests, overlap=False, num_blocks=1000, drafts=drafts) for drafts in (None, Drafts())
+    )
+    check_answers(found, expected)
+    accounts = [event.account for event in found.ended.values()]
+    assert sum(account.num_draft_tokens for account in accounts) > 30
+    assert sum(account.num_accepted_tokens for account in accounts) > 5
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def sequence_of(key: int = 0, *, first_block: int = 0, prompt: list[int] = PROMPT, **params: Any) -> Sequence:
+    sequence = Sequence(f"{key}", 0, prompt, SamplingParams(**params), max_len=40, draw_key=draw_key(key, 0))
+    sequence.blocks = [first_block, first_block + 1, first_block + 2]
+    return sequence
+
+
+def drafted(sequence: Sequence, draft: list[int]) -> Chunk:
+    num_tokens = len(sequence.token_ids) + len(draft)
+    return Chunk(sequence, 0, num_tokens, 1 + len(draft), tuple(draft))
+
+
+def one_by_one(runner: ModelRunner, sequence: Sequence, number: int) -> ChunkResult:
+    """Return what so many steps draw that compute one token each."""
+    whole = ChunkResult()
+    for _ in range(number):
+        (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, len(sequence.token_ids))]))).chunks
+        sequence.token_ids += result.token_ids
+        whole.token_ids += result.token_ids
+        whole.logprobs = [*(whole.logprobs or []), *(result.logprobs or [])]
+    return whole
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "logprobs": 2},
+    "drawn": {"temperature": 1.0, "top_p": 0.9, "logprobs": 1},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": 0.4},
+    "bias": {"temperature": 0.0, "logit_bias": {7: 4.0, 60: -5.0}},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+@pytest.mark.parametrize("num_right", [0, 2, 4])
+def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedModel, kind: str, num_right: int) -> None:
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    asked = EDITS[kind]
+    stops = frozenset(range(0, 97, 2)) if "min_tokens" in asked else frozenset()
+
+    def sequence() -> Sequence:
+        made = sequence_of(8, **asked)
+        made.stop_ids = stops
+        return made
+
+    whole = one_by_one(runner, sequence(), 5)
+    draft = [*whole.token_ids[:num_right], *((token_id + 1) % 97 for token_id in whole.token_ids[num_right:4])]
+    (found,) = runner.collect(runner.launch(Step([drafted(sequence(), draft)]))).chunks
+    assert found.token_ids == whole.token_ids[: num_right + 1]
+    assert [row.token_id for row in found.logprobs or []] == (found.token_ids if "logprobs" in asked else [])
+    for row, other in zip(found.logprobs or [], whole.logprobs or [], strict=False):
+        assert (row.logprob, row.top_ids) == (pytest.approx(other.logprob, abs=1e-4), other.top_ids)
+
+
+def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> None:
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    free = one_by_one(runner, sequence_of(temperature=0.0), 3)
+    held = sequence_of(temperature=0.0)
+    held.bad_words, held.needs_ids = [free.token_ids[:3]], True
+    launched = runner.launch(Step([drafted(held, free.token_ids[:2])]))
+    runner.draw(launched)
+    (found,) = runner.collect(launched).chunks
+    assert found.token_ids[:2] == free.token_ids[:2]
+    assert len(found.token_ids) == 3
+    assert found.token_ids[2] != free.token_ids[2]
+
+
+def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
+    runner = eager_runner(loaded, num_blocks=16, block_size=4)
+    alone, held = sequence_of(temperature=0.0), sequence_of(first_block=4, temperature=0.0)
+    held.constraint, held.needs_ids = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15])), True
+    step = Step([drafted(alone, [96]), drafted(held, [11, 13])])
+    masks, failed = fill_masks(step.chunks[1:], 97)
+    assert not failed
+    launched = runner.launch(step)
+    runner.draw(launched, masks)
+    first, second = runner.collect(launched).chunks
+    assert first.token_ids == one_by_one(runner, sequence_of(temperature=0.0), 1).token_ids
+    assert second.token_ids[0] in (11, 12)
+    assert second.token_ids[1:] in ([], [13, 14], [13, 15])
+
+
+def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: LoadedModel) -> None:
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    executor, forward = runner._executor, runner._executor.forward
+    (first,) = one_by_one(runner, sequence_of(temperature=0.0), 1).token_ids
+    for bad_row, tokens, error in ((0, [], BAD_LOGITS), (1, [first], None)):
+
+        def broken(batch: Any, bad_row: int = bad_row) -> torch.Tensor:
+            logits = forward(batch)
+            logits[bad_row] = torch.nan
+            return logits
+
+        executor.forward = broken  # type: ignore[method-assign]
+        (found,) = runner.collect(runner.launch(Step([drafted(sequence_of(temperature=0.0), [first, 1])]))).chunks
+        assert (found.token_ids, found.error) == (tokens, error)
+
+
+# -- the distribution -------------------------------------------------------------------------------------------------
+
+
+def deviation(drawn: list[int], probabilities: torch.Tensor) -> float:
+    """Return by how many standard deviations the chi-squared statistic is above its mean."""
+    counts = Counter(drawn)
+    expected = {i: len(drawn) * p for i, p in enumerate(probabilities.tolist())}
+    often = [i for i, number in expected.items() if number >= 10]
+    rest = len(drawn) - sum(expected[i] for i in often), len(drawn) - sum(counts[i] for i in often)
+    pairs = [*((expected[i], counts[i]) for i in often), rest]
+    statistic = sum((seen - number) ** 2 / number for number, seen in pairs)
+    return (statistic - (len(pairs) - 1)) / sqrt(2 * (len(pairs) - 1))
+
+
+class Fixed:
+    """An executor that computes the same three rows of logits for each chunk with a draft of two tokens."""
+
+    is_exact = True
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self._logits.repeat(len(batch.logits_rows) // 3, 1)
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        raise AssertionError
+
+
+def test_tokens_of_drafts_have_the_distribution_of_the_model() -> None:
+    """The first token follows the known ones, and the second one, where the draft's first came true, that one."""
+    logits = 1.5 * torch.randn(3, 97, generator=torch.Generator().manual_seed(1))
+    runner = ModelRunner(Fixed(logits), torch.device("cpu"), 4)
+    first, second, _ = torch.softmax(logits / 0.7, dim=-1)
+    draft = [int(first.argmax()), int(second.argmax())]
+    results: list[list[int]] = []
+    for number in range(20):
+        chunks = [drafted(sequence_of(500 * number + i, temperature=0.7), draft) for i in range(500)]
+        results += [result.token_ids for result in runner.collect(runner.launch(Step(chunks))).chunks]
+    behind = [token_ids[1] for token_ids in results if len(token_ids) > 1]
+    assert len(behind) == sum(token_ids[0] == draft[0] for token_ids in results) > 500
+    assert deviation([token_ids[0] for token_ids in results], first) < 4
+    assert deviation(behind, second) < 4
+    assert deviation(behind, first) > 4, "the test sees a difference"
+
+
+# -- the native step --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_right", [0, 2, 7])
+def test_the_native_step_verifies_drafts(num_right: int, dtype: torch.dtype) -> None:
+    runner = native_runner(load(config("llama", num_hidden_layers=2), dtype=dtype), num_blocks=8)
+    for temperature in (0.0, 1.0):
+        whole = one_by_one(runner, sequence_of(4, temperature=temperature), 8)
+        draft = [*whole.token_ids[:num_right], *((i + 1) % 50 for i in whole.token_ids[num_right:7])]
+        (found,) = runner.collect(runner.launch(Step([drafted(sequence_of(4, temperature=temperature), draft)]))).chunks
+        assert found.token_ids == whole.token_ids[: num_right + 1]
