@@ -70,7 +70,9 @@ MODEL_ROWS = {
     # the native step
     "cpu": "",
     "cpu.cores": "",
-    "cpu.build": "",
+    "cpu.variants": "",
+    "cpu.prebuilt": "cpu.variants",
+    "cpu.build": "cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.describe": "spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
