@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,10 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
         chosen = [variant for variant in variants.VARIANTS if variant.machine == machine and "linux" in target]
         if not chosen:
             raise ValueError(f"There is no native code for {target}, the target of {shlex.join(compiler)}.")
-        folder = Path(self.root) / "build" / "native"
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = tempfile.TemporaryDirectory()
 
         def compile_one(kind: str, variant: variants.Variant) -> Path:
-            path = folder / variants.library_name(kind, variant)
+            path = Path(self.folder.name) / variants.library_name(kind, variant)
             flags = [*variants.FLAGS, *variant.flags, *variants.KINDS[kind], *EXTRA_FLAGS]
             sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
             subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
@@ -54,3 +54,8 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(path)] = f"{PACKAGE}/lib/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-linux_{machine}"  # auditwheel finds which manylinux this is
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the libraries, which are in the wheel now."""
+        if version != "editable":
+            self.folder.cleanup()
