@@ -370,3 +370,9 @@ def test_only_cli_imports_app_and_only_main_imports_cli() -> None:
 def test_torch_is_imported_late(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_build_of_a_wheel_needs_no_package() -> None:
+    """hatch_build.py imports how native code is compiled, in an environment that has hatchling alone."""
+    code = "import sys, oaiserve.engine.model.cpu.variants; assert not any('site-packages' in p for p in sys.path)"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)
