@@ -21,7 +21,7 @@ PACKAGE = "oaiserve/engine/model/cpu"
 EXTRA_FLAGS = ["-Wl,--strip-all"]
 
 
-class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
+class NativeCode(BuildHookInterface):
     """Compiles the libraries that `prebuilt.py` finds in an installed wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
     """
     kind, compiler = _kind(dtype, quantize), _compiler()
     parts = (_FORMAT, _version(compiler), *compiler[1:], *FLAGS, *variants.KINDS[kind], _cpu_features())
-    digest = variants.digest(*parts, sources=SOURCES).hexdigest()
+    digest = variants.digest(*parts, sources=SOURCES).hex()
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
 

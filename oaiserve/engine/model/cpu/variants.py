@@ -50,19 +50,19 @@ def library_name(kind: str, variant: Variant) -> str:
     return f"{kind}-{variant.name}.so"
 
 
-def digest(*parts: str, sources: Path = SOURCES) -> hashlib._Hash:
+def digest(*parts: str, sources: Path = SOURCES) -> bytes:
     """Return the SHA-256 of the sources and of whatever else the code depends on."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part.encode() + b"\0")
     for source in sorted(sources.iterdir()):
         found.update(source.name.encode() + b"\0" + source.read_bytes())
-    return found
+    return found.digest()
 
 
 def origin(kind: str, variant: Variant) -> bytes:
     """Return the digest of what a wheel's library is made of, apart from the compiler. The library carries it."""
-    return digest(*FLAGS, *variant.flags, *KINDS[kind]).digest()
+    return digest(*FLAGS, *variant.flags, *KINDS[kind])
 
 
 def seal(path: Path, made_of: bytes = b"") -> None:
