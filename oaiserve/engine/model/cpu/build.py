@@ -38,12 +38,16 @@ class BuildError(Exception):
     """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
 
 
-def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
-    """Return the path of the compiled library for a dtype and a quantization, whether or not it has been compiled.
+def library_path(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> Path:
+    """Return the path of the library that `load` takes, whether or not it has been compiled.
 
-    Raises BuildError if there is no compiler, or if the native code does not support the dtype.
+    It is the wheel's where one fits and `native_build` does not ask for one that is compiled here. Raises BuildError if
+    there is no compiler for that, or if the native code does not support the dtype.
     """
-    kind, compiler = _kind(dtype, quantize), _compiler()
+    kind = _kind(dtype, quantize)
+    if not native_build and (path := prebuilt.find(kind)):
+        return path
+    compiler = _compiler()
     parts = (_FORMAT, _version(compiler), *compiler[1:], *FLAGS, *variants.KINDS[kind], _cpu_features())
     digest = variants.digest(*parts, sources=SOURCES).hex()
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
@@ -51,9 +55,9 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 
 def is_built(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> bool:
     """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
-    if _find_prebuilt(dtype, quantize, native_build):
+    path = library_path(dtype, quantize, native_build=native_build)
+    if path.parent == prebuilt.FOLDER:
         return True
-    path = library_path(dtype, quantize)
     try:
         return _is_sound(private.verified(path.parent) / path.name)
     except (NotPrivate, OSError):
@@ -65,7 +69,7 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 
     Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
-    path = library_path(dtype, quantize)
+    path = library_path(dtype, quantize, native_build=True)
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
@@ -114,11 +118,6 @@ def _kind(dtype: torch.dtype, quantize: Quantize) -> str:
     return ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
 
 
-def _find_prebuilt(dtype: torch.dtype, quantize: Quantize, native_build: bool) -> Path | None:
-    """Return the wheel's library for this CPU if there is one and none is to be compiled."""
-    return None if native_build else prebuilt.find(_kind(dtype, quantize))
-
-
 def _compiler() -> list[str]:
     """Return the compiler's program and its first arguments: CXX may be "ccache g++", for example."""
     asked = shlex.split(os.environ.get("CXX", ""))
@@ -152,7 +151,7 @@ def load(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool 
     `native_build` does without the wheel's. If others can write to the folder of a compiled library, it is compiled and
     loaded in a folder of its own instead, which is then removed.
     """
-    if path := _find_prebuilt(dtype, quantize, native_build):
+    if not native_build and (path := prebuilt.find(_kind(dtype, quantize))):
         return _open(path)
     try:
         return _open(build(dtype, quantize))
@@ -163,7 +162,7 @@ def load(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool 
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / library_path(dtype, quantize).name, dtype, quantize))
+        return _open(_compile(Path(folder) / library_path(dtype, quantize, native_build=True).name, dtype, quantize))
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -63,10 +63,12 @@ def cpu_features(cpuinfo: Path) -> frozenset[str]:
 def _why_unusable(path: Path, made_of: bytes) -> str | None:
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing: the wheel is not whole, or its native code is of other sources than these"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if not is_sound(content):
         return "is damaged"
     if origin_of(content) != made_of:
-        return "was compiled from other sources than this version has"
+        return "is of other sources than these"
     return None

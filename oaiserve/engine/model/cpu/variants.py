@@ -46,10 +46,6 @@ VARIANTS = (
 )
 
 
-def library_name(kind: str, variant: Variant) -> str:
-    return f"{kind}-{variant.name}.so"
-
-
 def digest(*parts: str, sources: Path = SOURCES) -> bytes:
     """Return the SHA-256 of the sources and of whatever else the code depends on."""
     found = hashlib.sha256()
@@ -63,6 +59,11 @@ def digest(*parts: str, sources: Path = SOURCES) -> bytes:
 def origin(kind: str, variant: Variant) -> bytes:
     """Return the digest of what a wheel's library is made of, apart from the compiler. The library carries it."""
     return digest(*FLAGS, *variant.flags, *KINDS[kind])
+
+
+def library_name(kind: str, variant: Variant) -> str:
+    """Return the name of a wheel's library. As that of a compiled one, it is never that of other code."""
+    return f"{kind}-{variant.name}-{origin(kind, variant).hex()[:16]}.so"
 
 
 def seal(path: Path, made_of: bytes = b"") -> None:

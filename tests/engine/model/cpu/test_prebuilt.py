@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.variants import VARIANTS, Variant
+from oaiserve.engine.model.cpu.variants import VARIANTS
 
 NAMES = {variant.name: variant for variant in VARIANTS}
 V3 = (
@@ -52,6 +52,10 @@ def be_a_cpu_with(tmp_path: Path, features: str) -> None:
     (tmp_path / "cpuinfo").write_text(
         f"processor\t: 0\nflags\t\t: {features}\n\nprocessor\t: 1\nflags\t\t: {features}\n"
     )
+
+
+def library(wheel: Path, kind: str, variant: str = "x86-64-v4") -> Path:
+    return wheel / variants.library_name(kind, NAMES[variant])
 
 
 def put_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +115,12 @@ def test_a_feature_counts_if_all_cores_have_it(tmp_path: Path) -> None:
 def test_the_library_of_dtype_quantization_and_cpu_is_found(wheel: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = [
-        build._find_prebuilt(dtype, quantize, False)
+        build.library_path(dtype, quantize)
         for dtype in (torch.bfloat16, torch.float32)
         for quantize in ("none", "int8")
     ]
     names = ("bf16", "bf16-int8", "float", "float-int8")
-    assert found == [wheel / f"{name}-x86-64-v4.so" for name in names]
+    assert found == [library(wheel, name) for name in names]
     assert set(caplog.messages) == {"The native code is the wheel's for x86-64-v4"}
     assert build.is_built(torch.float32)
 
@@ -124,38 +128,47 @@ def test_the_library_of_dtype_quantization_and_cpu_is_found(wheel: Path, caplog:
 # -- whether it may be used -------------------------------------------------------------------------------------------
 
 
-def of_other_sources(path: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(variants, "FLAGS", [*variants.FLAGS, "-DNEW"])
-    return "was compiled from other sources than this version has"
+def of_other_sources(path: Path) -> str:
+    variants.seal(path, b"what is sealed with another digest")
+    return "is of other sources than these"
 
 
-def of_another_variant(path: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> str:
-    path.write_bytes((path.parent / path.name.replace("-v4", "-v3")).read_bytes())
-    return "was compiled from other sources than this version has"
+def of_another_variant(path: Path) -> str:
+    path.write_bytes(library(path.parent, "float", "x86-64-v3").read_bytes())
+    return "is of other sources than these"
 
 
-def damaged(path: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> str:
+def damaged(path: Path) -> str:
     path.write_bytes(b"x" + path.read_bytes()[1:])
     return "is damaged"
 
 
-def cut(path: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> str:
+def cut(path: Path) -> str:
     path.write_bytes(path.read_bytes()[:-1])
     return "is damaged"
 
 
-def missing(path: Path, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> str:
+def missing(path: Path) -> str:
     path.unlink()
-    return "cannot be read: No such file or directory"
+    return "is missing: the wheel is not whole, or its native code is of other sources than these"
 
 
-@pytest.mark.parametrize("spoil", [of_other_sources, of_another_variant, damaged, cut, missing])
+def in_the_way(path: Path) -> str:
+    missing(path)
+    path.mkdir()
+    return "cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize("spoil", [of_other_sources, of_another_variant, damaged, cut, missing, in_the_way])
 def test_a_library_that_does_not_match_is_refused_and_one_is_compiled(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoil: object
+    wheel: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], str],
 ) -> None:
-    assert callable(spoil)
-    path = wheel / "float-x86-64-v4.so"
-    reason = spoil(path, NAMES["x86-64-v4"], monkeypatch)
+    path = library(wheel, "float")
+    reason = spoil(path)
     put_a_compiler(tmp_path, monkeypatch)
     assert not build.is_built(torch.float32)
     with pytest.raises(BuildError, match=r"/cache/native/float-[0-9a-f]{16}\.so cannot be loaded"):
@@ -170,8 +183,16 @@ def test_the_origin_depends_on_sources_and_flags(tmp_path: Path) -> None:
     first = variants.digest("-O3", sources=sources)
     (sources / "a.h").write_text("int b;")
     assert variants.digest("-O3", sources=sources) != first
+    assert variants.digest("-O2", sources=sources) != variants.digest("-O3", sources=sources)
     origins = {variants.origin(kind, variant) for kind in variants.KINDS for variant in VARIANTS}
     assert len(origins) == len(variants.KINDS) * len(VARIANTS)
+
+
+def test_a_library_of_other_sources_has_another_name(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library(wheel, "float")
+    monkeypatch.setattr(variants, "FLAGS", [*variants.FLAGS, "-DNEW"])
+    assert library(wheel, "float") != before
+    assert prebuilt.find("float") is None
 
 
 def test_a_library_is_compiled_although_the_wheel_has_one_if_that_is_asked_for(
@@ -185,7 +206,7 @@ def test_a_library_is_compiled_although_the_wheel_has_one_if_that_is_asked_for(
     assert build.is_built(torch.float32, native_build=True)
     with pytest.raises(BuildError, match="/cache/native/float-"):
         build.load(torch.float32, native_build=True)
-    with pytest.raises(BuildError, match=f"{wheel}/float-x86-64-v4.so cannot be loaded"):
+    with pytest.raises(BuildError, match=f"{library(wheel, 'float')} cannot be loaded"):
         build.load(torch.float32)
 
 
