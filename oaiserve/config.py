@@ -237,10 +237,14 @@ class EngineOptions:
     fast with it."""
 
     compile: bool = True
-    """On a CPU, compile the native code of the model's step for this machine with the system's C++ compiler, in the
-    background of the first start. On a GPU, compile the model's layers with torch's Inductor; the start then takes
-    longer, especially the first one. Without it, and for models that it does not cover, the slower code of transformers
-    runs."""
+    """On a CPU, run the model's step in native code: the wheel's, or else code that the system's C++ compiler makes for
+    this machine, in the background of the first start. On a GPU, compile the model's layers with torch's Inductor; the
+    start then takes longer, especially the first one. Without it, and for models that it does not cover, the slower
+    code of transformers runs."""
+
+    native_build: bool = False
+    """On a CPU, compile the native code for this very machine even if oaiserve was installed as a wheel that has native
+    code for its kind of CPU. Without a wheel it is always compiled."""
 
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
@@ -361,6 +365,8 @@ class EngineOptions:
         _check_choice("--attention", self.attention, Attention)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
+        if self.native_build and not self.compile:
+            raise OptionError("--native-build needs --compile: without it there is no native code.")
         if self.quantize != "none" and self.tensor_parallel > 1:
             both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
             raise OptionError(f"{both} do not go together: weights in 8 bits cannot be split.")

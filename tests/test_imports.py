@@ -73,7 +73,9 @@ MODEL_ROWS = {
     # the native step
     "cpu": "",
     "cpu.cores": "",
-    "cpu.build": "",
+    "cpu.variants": "",
+    "cpu.prebuilt": "cpu.variants",
+    "cpu.build": "cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.describe": "spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
@@ -377,3 +379,9 @@ def test_only_cli_imports_app_and_only_main_imports_cli() -> None:
 def test_torch_is_imported_late(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_build_of_a_wheel_needs_no_package() -> None:
+    """hatch_build.py imports how native code is compiled, in an environment that has hatchling alone."""
+    code = "import sys, oaiserve.engine.model.cpu.variants; assert not any('site-packages' in p for p in sys.path)"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)

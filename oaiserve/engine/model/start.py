@@ -108,6 +108,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
             eager,
             loaded,
             quantize=options.quantize,
+            native_build=options.native_build,
             num_blocks=num_blocks,
             block_size=block_size,
             num_threads=options.cpu_threads or default_threads(),

@@ -1,6 +1,6 @@
-"""The native code is compiled once with the machine's compiler, for the machine's CPU. The library stays on disk.
+"""The native code comes with the wheel, or is compiled once by the machine's compiler, for its CPU, and stays on disk.
 
-The name of the library has a hash of the sources, the compiler, its flags and the features of the CPU. So a library is
+The name of a compiled library has a hash of the sources, the compiler, its flags and the features of the CPU. So it is
 never used with other sources or on another kind of CPU, and several servers may build it at the same time.
 
 The server runs what is in that file, so it is loaded only from a folder that nobody else can write to. The file ends
@@ -10,7 +10,6 @@ with the SHA-256 of all before it, which loaders ignore: a file that was cut or 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import shlex
@@ -24,44 +23,41 @@ import torch
 from oaiserve import private
 from oaiserve.cache import cache_folder
 from oaiserve.config import Quantize
+from oaiserve.engine.model.cpu import prebuilt, variants
 from oaiserve.private import NotPrivate
 
 log = logging.getLogger(__name__)
 
-SOURCES = Path(__file__).parent / "src"
+SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
-FLAGS = [
-    *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
-]
+FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class BuildError(Exception):
     """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
 
 
-def library_path(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
-    """Return the path of the library for a dtype and a quantization, whether or not the library has been built.
+def library_path(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> Path:
+    """Return the path of the library that `load` takes, whether or not it has been compiled.
 
-    Raises BuildError if there is no compiler, or if the native code does not support the dtype.
+    It is the wheel's where one fits and `native_build` does not ask for one that is compiled here. Raises BuildError if
+    there is no compiler for that, or if the native code does not support the dtype.
     """
+    kind = _kind(dtype, quantize)
+    if not native_build and (path := prebuilt.find(kind)):
+        return path
     compiler = _compiler()
-    if dtype not in ELEMENTS:
-        raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
-    digest = hashlib.sha256()
-    for part in (_FORMAT, _version(compiler), *compiler[1:], *_flags(dtype, quantize), _cpu_features()):
-        digest.update(part.encode() + b"\0")
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    name = ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
-    return cache_folder() / "native" / f"{name}-{digest.hexdigest()[:16]}.so"
+    parts = (_FORMAT, _version(compiler), *compiler[1:], *FLAGS, *variants.KINDS[kind], _cpu_features())
+    digest = variants.digest(*parts, sources=SOURCES).hex()
+    return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
 
-def is_built(dtype: torch.dtype, quantize: Quantize = "none") -> bool:
+def is_built(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> bool:
     """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
-    path = library_path(dtype, quantize)
+    path = library_path(dtype, quantize, native_build=native_build)
+    if path.parent == prebuilt.FOLDER:
+        return True
     try:
         return _is_sound(private.verified(path.parent) / path.name)
     except (NotPrivate, OSError):
@@ -73,7 +69,7 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 
     Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
-    path = library_path(dtype, quantize)
+    path = library_path(dtype, quantize, native_build=True)
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
@@ -88,16 +84,15 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 def _compile(path: Path, dtype: torch.dtype, quantize: Quantize) -> Path:
     """Compile the library to this path, in a folder that is there for nothing else."""
     compiler = _compiler()
-    command = [*compiler, *_flags(dtype, quantize), str(SOURCES / "decoder.cpp"), "-o", str(path)]
+    flags = [*FLAGS, *variants.KINDS[_kind(dtype, quantize)]]
+    command = [*compiler, *flags, str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
     priority = ["nice", "-n", "10"] if shutil.which("nice") else []
     run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
         raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    with path.open("ab") as file:
-        file.write(digest)
+    variants.seal(path)
     path.chmod(private.FILE_MODE)
     return path
 
@@ -111,15 +106,16 @@ def _is_sound(path: Path) -> bool:
     except (NotPrivate, OSError) as error:
         log.warning("The native code is compiled again: %s", error)
         return False
-    code, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if not code or hashlib.sha256(code).digest() != digest:
+    if not variants.is_sound(content):
         log.warning("The native code is compiled again: %s is damaged", path)
         return False
     return True
 
 
-def _flags(dtype: torch.dtype, quantize: Quantize) -> list[str]:
-    return [*FLAGS, f"-DELEMENT={ELEMENTS[dtype]}", *(["-DINT8_WEIGHTS"] if quantize == "int8" else [])]
+def _kind(dtype: torch.dtype, quantize: Quantize) -> str:
+    if dtype not in ELEMENTS:
+        raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
+    return ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
 
 
 def _compiler() -> list[str]:
@@ -149,12 +145,14 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
 
 
-def load(dtype: torch.dtype, quantize: Quantize = "none") -> ctypes.CDLL:
-    """Load the library, compiling it first if it is not on disk. Raises BuildError.
+def load(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> ctypes.CDLL:
+    """Load the wheel's library, or one that is compiled first if it is not on disk. Raises BuildError.
 
-    If others can write to the folder of the library, it is compiled and loaded in a folder of its own instead, which is
-    then removed.
+    `native_build` does without the wheel's. If others can write to the folder of a compiled library, it is compiled and
+    loaded in a folder of its own instead, which is then removed.
     """
+    if not native_build and (path := prebuilt.find(_kind(dtype, quantize))):
+        return _open(path)
     try:
         return _open(build(dtype, quantize))
     except NotPrivate as reason:
@@ -164,7 +162,7 @@ def load(dtype: torch.dtype, quantize: Quantize = "none") -> ctypes.CDLL:
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / library_path(dtype, quantize).name, dtype, quantize))
+        return _open(_compile(Path(folder) / library_path(dtype, quantize, native_build=True).name, dtype, quantize))
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -107,9 +107,9 @@ class Library:
     The functions that add a part to a decoder raise MemoryError. The others return null or -1, which the caller checks.
     """
 
-    def __init__(self, dtype: torch.dtype, quantize: Quantize = "none") -> None:
-        """Load the library, compiling it first if it is not on disk. Raises BuildError."""
-        loaded = build.load(dtype, quantize)
+    def __init__(self, dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> None:
+        """Load the library as `build.load` does. Raises BuildError."""
+        loaded = build.load(dtype, quantize, native_build=native_build)
         for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes, function.restype = arguments, result

@@ -47,6 +47,7 @@ def start_native(
     block_size: int,
     num_threads: int,
     quantize: Quantize = "none",
+    native_build: bool = False,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
@@ -56,7 +57,7 @@ def start_native(
     since no other code runs quantized weights.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    make = partial(native_decoder, loaded, quantize=quantize, **sizes)
+    make = partial(native_decoder, loaded, quantize=quantize, native_build=native_build, **sizes)
     if quantize != "none":
         try:
             native = make()
@@ -67,7 +68,7 @@ def start_native(
         runner.replace(_hand_over(eager, native, native))
         return
     try:
-        is_on_disk = is_built(loaded.dtype)
+        is_on_disk = is_built(loaded.dtype, native_build=native_build)
     except BuildError as error:
         log.warning(_SLOWER, error)
         return
@@ -90,7 +91,7 @@ def start_native(
 
     def start_attention() -> None:
         try:
-            native = native_attention(loaded, **sizes)
+            native = native_attention(loaded, native_build=native_build, **sizes)
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
@@ -121,14 +122,20 @@ def _hand_over(
 
 @torch.inference_mode()
 def native_decoder(
-    loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int, quantize: Quantize = "none"
+    loaded: LoadedModel,
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_threads: int,
+    quantize: Quantize = "none",
+    native_build: bool = False,
 ) -> NativeDecoder:
     """Make the native step of a model, and compile the library if that has not been done.
 
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
-    library = Library(loaded.dtype, quantize)
+    library = Library(loaded.dtype, quantize, native_build=native_build)
     batches = _batches(loaded, block_size)
     eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size)
     parameters: dict[int, AttentionParameters] = {}
@@ -145,14 +152,16 @@ def native_decoder(
     return native
 
 
-def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:
+def native_attention(
+    loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int, native_build: bool = False
+) -> NativeAttention:
     """Make native attention for a model, and compile the library if that has not been done.
 
     Raises BuildError, and NotKnown for sizes that the library does not support.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     return NativeAttention(
-        Library(loaded.dtype),
+        Library(loaded.dtype, native_build=native_build),
         loaded.kv_shapes,
         loaded.dtype,
         num_threads=num_threads,

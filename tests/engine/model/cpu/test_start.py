@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -115,6 +116,61 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     assert line.endswith(reason)
     monkeypatch.undo()
     assert len(answer(loaded, runner)) == 20
+
+
+@pytest.fixture
+def installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pretend that oaiserve was installed from a wheel, on a machine without a compiler. Return its /proc/cpuinfo."""
+    compiled = build.build(torch.float32).read_bytes()
+    variant = variants.VARIANTS[0]
+    library = tmp_path / "lib" / variants.library_name("float", variant)
+    library.parent.mkdir()
+    library.write_bytes(compiled)
+    variants.seal(library, variants.origin("float", variant))
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t: {' '.join(variant.features)}\n")
+    monkeypatch.setattr("platform.machine", lambda: variant.machine)
+    monkeypatch.setattr(prebuilt, "FOLDER", library.parent)
+    monkeypatch.setattr(prebuilt, "CPUINFO", cpuinfo)
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    prebuilt.find.cache_clear()
+    yield cpuinfo
+    prebuilt.find.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("asked", "logged"),
+    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["mixtral"], "Its attention is native after ")],
+)
+def test_with_the_library_of_a_wheel_there_is_native_code_at_once_and_without_a_compiler(
+    asked: PreTrainedConfig, logged: str, installed_wheel: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(asked)
+    started_runner(loaded)
+    first, *_, last = lines(caplog, logging.INFO)
+    assert first.startswith("The native code is the wheel's for ")
+    assert last.startswith(logged)
+
+
+def test_where_no_library_of_the_wheel_fits_and_there_is_no_compiler_requests_are_answered(
+    loaded: LoadedModel, installed_wheel: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed_wheel.write_text("flags\t: fpu sse2\n")
+    runner = started_runner(loaded)
+    lacks, slower = lines(caplog, logging.INFO)
+    assert lacks.startswith("The wheel has no native code for this CPU, which lacks ")
+    assert slower == f"{SLOWER}no C++ compiler was found (install g++)"
+    assert len(answer(loaded, runner)) == 20
+
+
+def test_a_compiler_is_needed_if_native_code_for_this_machine_is_asked_for(
+    loaded: LoadedModel, installed_wheel: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    started_runner(loaded, native_build=True)
+    assert lines(caplog, logging.INFO) == [f"{SLOWER}no C++ compiler was found (install g++)"]
 
 
 def test_a_model_that_computes_more_than_its_modules_show_is_refused(caplog: pytest.LogCaptureFixture) -> None:

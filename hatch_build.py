@@ -1,0 +1,61 @@
+"""Adds native code to a wheel, compiled for every variant of the compiler's architecture.
+
+It is left out unless HATCH_BUILD_HOOK_ENABLE_CUSTOM is set to true: a wheel is pure Python then, and the native code is
+compiled where it runs. CXX is the compiler, and may be one for another architecture.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = "oaiserve/engine/model/cpu"
+EXTRA_FLAGS = ["-Wl,--strip-all"]
+
+
+class NativeCode(BuildHookInterface):
+    """Compiles the libraries that `prebuilt.py` finds in an installed wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the libraries, and name the wheel after the architecture that they are for."""
+        if version == "editable":
+            return
+        sys.path.insert(0, self.root)
+        from oaiserve.engine.model.cpu import variants
+
+        compiler = shlex.split(os.environ.get("CXX") or "g++")
+        target = subprocess.run([*compiler, "-dumpmachine"], check=True, capture_output=True, text=True).stdout.strip()
+        machine = target.split("-")[0]
+        chosen = [variant for variant in variants.VARIANTS if variant.machine == machine and "linux" in target]
+        if not chosen:
+            raise ValueError(f"There is no native code for {target}, the target of {shlex.join(compiler)}.")
+        self.folder = tempfile.TemporaryDirectory()
+
+        def compile_one(kind: str, variant: variants.Variant) -> Path:
+            path = Path(self.folder.name) / variants.library_name(kind, variant)
+            flags = [*variants.FLAGS, *variant.flags, *variants.KINDS[kind], *EXTRA_FLAGS]
+            sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
+            subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
+            variants.seal(path, variants.origin(kind, variant))
+            return path
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            libraries = [threads.submit(compile_one, kind, variant) for variant in chosen for kind in variants.KINDS]
+        for library in libraries:
+            path = library.result()
+            build_data["force_include"][str(path)] = f"{PACKAGE}/lib/{path.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-linux_{machine}"  # auditwheel finds which manylinux this is
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the libraries, which are in the wheel now."""
+        if version != "editable":
+            self.folder.cleanup()

@@ -1,0 +1,74 @@
+"""The libraries that an installed wheel has, and the one of them that fits this machine's CPU.
+
+There are none where oaiserve was installed from its sources. They lie beside the code that reads them, and whoever can
+change the one can change the other: so it is not asked who may write to their folder, only whether they are sound, and
+compiled from the sources beside them.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from functools import cache
+from pathlib import Path
+
+from oaiserve.engine.model.cpu.variants import VARIANTS, Variant, is_sound, library_name, origin, origin_of
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent / "lib"
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@cache  # so that the log says only once why there is none
+def find(kind: str) -> Path | None:
+    """Return the library of this kind for this CPU, or None. Why one of the wheel's cannot be used is logged."""
+    if not FOLDER.is_dir():
+        return None
+    variant = fitting(platform.machine(), cpu_features(CPUINFO))
+    if variant is None:
+        return None
+    path = FOLDER / library_name(kind, variant)
+    if reason := _why_unusable(path, origin(kind, variant)):
+        log.warning("The wheel's native code is not used: %s %s", path, reason)
+        return None
+    log.info("The native code is the wheel's for %s", variant.name)
+    return path
+
+
+def fitting(machine: str, features: frozenset[str]) -> Variant | None:
+    """Return the best variant for a CPU. If there is none, what the CPU lacks is logged."""
+    variants = [variant for variant in VARIANTS if variant.machine == machine]
+    for variant in variants:
+        if variant.features <= features:
+            return variant
+    if variants:
+        lacks = ", ".join(sorted(variants[-1].features - features))
+        log.warning("The wheel has no native code for this CPU, which lacks %s", lacks)
+    else:
+        log.warning("The wheel has no native code for %s", machine)
+    return None
+
+
+def cpu_features(cpuinfo: Path) -> frozenset[str]:
+    """Return the features that all cores have. There are none where the system does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    cores = {line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))}
+    return frozenset.intersection(*(frozenset(core.split()) for core in cores)) if cores else frozenset()
+
+
+def _why_unusable(path: Path, made_of: bytes) -> str | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing: the wheel is not whole, or its native code is of other sources than these"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not is_sound(content):
+        return "is damaged"
+    if origin_of(content) != made_of:
+        return "is of other sources than these"
+    return None

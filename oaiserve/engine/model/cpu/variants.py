@@ -1,0 +1,83 @@
+"""How the native code is compiled, and the kinds of CPU that a wheel has it for.
+
+Stdlib only, because the build of a wheel imports it, too. It does not know where libraries lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parent / "src"
+MAIN_SOURCE = "decoder.cpp"
+# What is compiled for a CPU: the end of a library's name, and the flags that make it.
+KINDS = {
+    "bf16": ["-DELEMENT=bf16"],
+    "float": ["-DELEMENT=float"],
+    "bf16-int8": ["-DELEMENT=bf16", "-DINT8_WEIGHTS"],
+    "float-int8": ["-DELEMENT=float", "-DINT8_WEIGHTS"],
+}
+FLAGS = [
+    *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
+]
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class Variant(NamedTuple):
+    """A kind of CPU, as the compiler and Linux describe it."""
+
+    name: str
+    machine: str  # by the name of platform.machine, with which the compiler's target begins
+    flags: tuple[str, ...]
+    features: frozenset[str]  # as /proc/cpuinfo calls them
+
+
+_V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+# From the best to the one that most CPUs can run. On aarch64 the sources use only what every CPU has.
+VARIANTS = (
+    Variant("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
+    Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
+    Variant("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),
+)
+
+
+def digest(*parts: str, sources: Path = SOURCES) -> bytes:
+    """Return the SHA-256 of the sources and of whatever else the code depends on."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() + b"\0")
+    for source in sorted(sources.iterdir()):
+        found.update(source.name.encode() + b"\0" + source.read_bytes())
+    return found.digest()
+
+
+def origin(kind: str, variant: Variant) -> bytes:
+    """Return the digest of what a wheel's library is made of, apart from the compiler. The library carries it."""
+    return digest(*FLAGS, *variant.flags, *KINDS[kind])
+
+
+def library_name(kind: str, variant: Variant) -> str:
+    """Return the name of a wheel's library. As that of a compiled one, it is never that of other code."""
+    return f"{kind}-{variant.name}-{origin(kind, variant).hex()[:16]}.so"
+
+
+def seal(path: Path, made_of: bytes = b"") -> None:
+    """Append to a library what it is made of, and the SHA-256 of all before. Loaders ignore what follows the code."""
+    content = path.read_bytes() + made_of
+    path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def is_sound(content: bytes) -> bool:
+    """Return whether this is the content of a file that was sealed, and neither cut nor changed since."""
+    code, found = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    return bool(code) and hashlib.sha256(code).digest() == found
+
+
+def origin_of(content: bytes) -> bytes:
+    """Return what a library of a wheel was made of."""
+    return content[-2 * _DIGEST_BYTES : -_DIGEST_BYTES]

@@ -1,0 +1,86 @@
+"""A wheel that is asked for native code has it for each variant of an architecture. The compilers are scripts."""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from oaiserve.engine.model.cpu import prebuilt, variants
+from oaiserve.engine.model.cpu.variants import VARIANTS
+
+ROOT = Path(__file__).parent.parent
+LIBRARY = re.compile(r"oaiserve/engine/model/cpu/lib/(.*\.so)")
+
+
+def build_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, *, target: str = "") -> Path:
+    """Build a wheel of this repository, with a compiler for `target` that writes its flags in place of code."""
+    if target:
+        compiler = folder / "fake-g++"
+        compiler.write_text(
+            f'#!/bin/sh\nfor out; do :; done\ncase $1 in -dumpmachine) echo {target} ;; *) echo "$@" > "$out" ;; esac\n'
+        )
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setenv("HATCH_BUILD_HOOK_ENABLE_CUSTOM", "true")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(folder / "dist"), versions=["standard"])
+    return Path(built)
+
+
+def libraries(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {match[1]: archive.read(name) for name in archive.namelist() if (match := LIBRARY.fullmatch(name))}
+
+
+@pytest.mark.parametrize(("target", "machine"), [("x86_64-linux-gnu", "x86_64"), ("aarch64-redhat-linux", "aarch64")])
+def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, machine: str
+) -> None:
+    wheel = build_wheel(tmp_path, monkeypatch, target=target)
+    assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
+    asked = {
+        variants.library_name(kind, variant): (kind, variant)
+        for kind in variants.KINDS
+        for variant in VARIANTS
+        if variant.machine == machine
+    }
+    found = libraries(wheel)
+    assert found.keys() == asked.keys()
+    for name, content in found.items():
+        kind, variant = asked[name]
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert prebuilt._why_unusable(path, variants.origin(kind, variant)) is None
+        flags = content.split(b"\n")[0].decode().split()
+        assert {*variants.FLAGS, *variant.flags, *variants.KINDS[kind]} <= set(flags)
+        assert ("-DINT8_WEIGHTS" in flags) == name.startswith(("bf16-int8", "float-int8"))
+
+
+def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    wheel = build_wheel(tmp_path, monkeypatch)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert libraries(wheel) == {}
+
+
+def test_an_editable_installation_compiles_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("HATCH_BUILD_HOOK_ENABLE_CUSTOM", "true")
+    hook = WheelBuilder(str(ROOT)).get_build_hooks(str(tmp_path))["custom"]
+    build_data: dict[str, Any] = {}
+    hook.initialize("editable", build_data)
+    hook.finalize("editable", build_data, "")
+    assert build_data == {}
+
+
+def test_a_target_without_native_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="There is no native code for riscv64-linux-gnu, the target of .*/fake-g"):
+        build_wheel(tmp_path, monkeypatch, target="riscv64-linux-gnu")
