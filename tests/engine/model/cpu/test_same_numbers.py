@@ -190,7 +190,7 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
         (64, {"max_running": 16, "max_step_tokens": 100}),
-        (7, {"max_running": 8, "max_step_tokens": 7}),
+        (7, {"max_running": 7, "max_step_tokens": 7}),
     ):
         n = 1 if limits["max_running"] == 1 else 2
         params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
