@@ -21,7 +21,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_engine
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load, make_engine
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -185,7 +185,7 @@ class RecordingRunner(ModelRunner):
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(quantize: Quantize) -> None:
-    loaded = load(FAMILIES["gemma3_text"], dtype=torch.bfloat16)
+    loaded = load(GROUPED, dtype=torch.bfloat16)
     found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
