@@ -21,7 +21,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_engine
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load, make_engine
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -45,9 +45,17 @@ CASES = {
 }
 
 
+BLOCK_SIZES = {1: 16, 2: 48, 3: 16}  # by threads
+
+
+class Native(NamedTuple):
+    decoder: NativeDecoder
+    block_size: int
+
+
 class Decoders(NamedTuple):
     vocab_size: int
-    by_threads: dict[int, NativeDecoder]
+    by_threads: dict[int, Native]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -55,11 +63,22 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
     asked, dtype, quantize, instructions = CASES[request.param]
     loaded = load(asked, dtype=dtype)
     with compiled_for(instructions):
-        return Decoders(loaded.vocab_size, {threads: decoder(loaded, threads, quantize) for threads in (1, 2, 3)})
+        by_threads = {
+            threads: Native(decoder(loaded, threads, quantize, block_size=block_size), block_size)
+            for threads, block_size in BLOCK_SIZES.items()
+        }
+    return Decoders(loaded.vocab_size, by_threads)
 
 
-def decoder(loaded: LoadedModel, num_threads: int, quantize: Quantize, num_blocks: int = NUM_BLOCKS) -> NativeDecoder:
-    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": num_threads}
+def decoder(
+    loaded: LoadedModel,
+    num_threads: int,
+    quantize: Quantize,
+    *,
+    num_blocks: int = NUM_BLOCKS,
+    block_size: int = BLOCK_SIZE,
+) -> NativeDecoder:
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     return native_decoder(loaded, **sizes, quantize=quantize)
 
 
@@ -77,12 +96,12 @@ def chunk_of(sequence: Sequence, num_tokens: int) -> Chunk:
     return Chunk(sequence, start, num_tokens, max_draws=int(sequence.num_computed == len(sequence.token_ids)))
 
 
-def compute(native: NativeDecoder, step: Step, found: dict[tuple[str, int], Tensor]) -> None:
+def compute(native: Native, step: Step, found: dict[tuple[str, int], Tensor]) -> None:
     """Compute a step, and keep the logits of each token under its sequence and position."""
     step.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
-    batch = build_batch(step, BLOCK_SIZE, CPU)
+    batch = build_batch(step, native.block_size, CPU)
     with torch.inference_mode():
-        logits = native.forward(batch).clone()
+        logits = native.decoder.forward(batch).clone()
     for row, index in enumerate(batch.sample_chunks):
         chunk = step.chunks[index]
         found[chunk.sequence.request_id, chunk.end - 1] = logits[row]
@@ -92,7 +111,7 @@ def compute(native: NativeDecoder, step: Step, found: dict[tuple[str, int], Tens
             found[chunk.sequence.request_id, chunk.start + i] = logits[first + i]
 
 
-def alone(native: NativeDecoder, prompts: list[list[int]]) -> dict[tuple[str, int], Tensor]:
+def alone(native: Native, prompts: list[list[int]]) -> dict[tuple[str, int], Tensor]:
     """Compute each prompt by itself, in one step."""
     found: dict[tuple[str, int], Tensor] = {}
     for index, ids in enumerate(prompts):
@@ -100,12 +119,12 @@ def alone(native: NativeDecoder, prompts: list[list[int]]) -> dict[tuple[str, in
     return found
 
 
-def in_company(native: NativeDecoder, prompts: list[list[int]], rng: random.Random) -> dict[tuple[str, int], Tensor]:
+def in_company(native: Native, prompts: list[list[int]], rng: random.Random) -> dict[tuple[str, int], Tensor]:
     """Compute the prompts together, in random pieces, in blocks in random order."""
     found: dict[tuple[str, int], Tensor] = {}
     blocks = iter(rng.sample(range(NUM_BLOCKS), NUM_BLOCKS))
     sequences = [
-        new_sequence(index, ids, [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))])
+        new_sequence(index, ids, [next(blocks) for _ in range(-(-len(ids) // native.block_size))])
         for index, ids in enumerate(prompts)
     ]
     while left := [sequence for sequence in sequences if sequence.num_computed < len(sequence.token_ids)]:
@@ -185,16 +204,16 @@ class RecordingRunner(ModelRunner):
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(quantize: Quantize) -> None:
-    loaded = load(FAMILIES["gemma3_text"], dtype=torch.bfloat16)
+    loaded = load(GROUPED, dtype=torch.bfloat16)
     found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
         (64, {"max_running": 16, "max_step_tokens": 100}),
-        (7, {"max_running": 8, "max_step_tokens": 7}),
+        (7, {"max_running": 7, "max_step_tokens": 7}),
     ):
         n = 1 if limits["max_running"] == 1 else 2
         params = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, n=n)
-        recording = Recording(decoder(loaded, 2, quantize, num_blocks))
+        recording = Recording(decoder(loaded, 2, quantize, num_blocks=num_blocks))
         with make_engine(loaded, RecordingRunner(recording), num_blocks=num_blocks, **limits) as engine:
             answers = [completion.token_ids for _ in range(2) for completion in engine.generate(SHORT, params)[::n]]
             found.append((answers, recording.logits, engine.snapshot()))
