@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The tokens by which a place in the text is found, longest first: what follows a long match comes true more often.
 SIZES = (5, 2)
-FIRST_GUESS = (0.8, 0.5)  # of the share of tokens that come true, before anything is known
+FIRST_GUESS = (0.8, 0.3)  # of the share of tokens that come true, before anything is known
 WEIGHT = 0.1  # of the newest token in the moving average of that share
 
 

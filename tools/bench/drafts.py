@@ -52,16 +52,25 @@ _STORY = (
     "The baker saw it first, and he told the teacher, and the teacher told the priest, who did not believe a word."
 )
 _WORDS = ("ash", "bell", "cloud", "door", "ember", "field", "gate", "harbour", "iron", "juniper", "kettle", "lantern")
+_ORDERS = [
+    {"id": i, "name": name, "tags": ["new", "paid"], "price": {"amount": 100 + 7 * i, "currency": "EUR"}}
+    for i, name in enumerate(_WORDS[:8])
+]
+
+
+def _as_json(currency: str) -> str:
+    return json.dumps(_ORDERS, indent=2).replace("EUR", currency)
+
+
+_EDITED = _CODE.replace("3.14159", "math.pi").replace("def area", "import math\n\n\ndef area")
 # A prompt is text that the model goes on with: a small model follows a beginning better than an instruction.
 PROMPTS = {
-    "code edit": f"Old file:\n```python\n{_CODE}```\nNew file, with `shape` renamed to `figure`:\n```python\n"
-    "def area(figure):\n    if figure.kind",
+    "code edit": f"Old file:\n```python\n{_CODE}```\nNew file, with `math.pi`:\n```python\n{_EDITED[:120]}",
     "quote": f"{_STORY}\n\nThe same text again, word for word:\n\n{_STORY[:60]}",
-    "JSON": json.dumps(
-        [{"id": i, "name": name, "tags": ["new", "paid"], "price": {"amount": 100 + 7 * i, "currency": "EUR"}}
-         for i, name in enumerate(_WORDS[:3])], indent=2)[:-2] + ",\n",
+    "JSON edit": f"Orders:\n{_as_json('EUR')}\nThe same orders in dollars:\n{_as_json('USD')[:290]}",
+    "JSON": f"A long list of orders:\n{_as_json('EUR')[:400]}",
     "chat": "User: How does a bicycle stay upright when it is ridden?\nAssistant: That is a good question.",
-}  # fmt: skip
+}
 
 
 class Case(NamedTuple):
@@ -77,8 +86,8 @@ class Case(NamedTuple):
 
 
 CASES = (
-    *(Case(kind, 0.0) for kind in ("code edit", "quote", "JSON", "chat")),
-    *(Case(kind, 0.7) for kind in ("code edit", "quote", "JSON", "chat")),
+    *(Case(kind, 0.0) for kind in PROMPTS),
+    *(Case(kind, 0.7) for kind in PROMPTS),
     Case("random words", 1.0),
 )
 
