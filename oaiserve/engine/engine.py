@@ -54,13 +54,15 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
+from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import find_model
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.parallel.workers import Workers
     from oaiserve.engine.model.pooling.load import LoadedPooler
-    from oaiserve.engine.model.spec import LoadedModel
+    from oaiserve.engine.model.spec import LoadedModel, ModelSpec
+    from oaiserve.engine.model.started import Started
 
 log = logging.getLogger(__name__)
 
@@ -195,18 +197,41 @@ class Engine:
         served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        if model == "demo":
-            model = demo.resolve()
+        if model != "demo":
+            return cls._load(model, options)
+        folder = demo.fetched()
+        # Its digests are computed beside the imports, which leave a core idle.
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
+            unchanged = beside.submit(demo.refuse_unless_unchanged, folder)
+            try:
+                return cls._load(folder, options)
+            finally:
+                unchanged.result()  # its error says why another one was raised
+
+    @classmethod
+    def _load(cls, model: str | Path, options: EngineOptions) -> Engine:
         source = find_model(model)
         refuse_unless_sound(source)
-        # torch and transformers take seconds to import, so `import oaiserve` does not import them.
+        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+        asked: Subject | None = None
+        if source.is_local and source.gguf_file is None and options.task in ("auto", "generate") and options.compile:
+            from oaiserve.engine.model.cpu.checked import checked_subject
+
+            asked = checked_subject(Path(source.location), options)
+            if options.recheck:
+                log.info("--recheck: the model is compared with transformers' code anew")
+            else:
+                try:
+                    return cls._from_checked(asked, template, options)
+                except NotRemembered as reason:
+                    log.info("The model is loaded and checked by transformers' code: %s", reason)
+        # transformers takes seconds to import.
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
         offline = not source.is_local and not hub.is_reachable()
         task = find_model_task(model, options, offline=offline)
-        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
-        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline)
+        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
         # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
         # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
         # takes two thirds longer. Afterwards only the engine thread computes.
@@ -232,48 +257,91 @@ class Engine:
                 max_model_len=options.max_model_len,
                 offline=offline,
             ).result()
-        return cls.from_loaded(loaded, tokenizer, options)
+        return cls.from_loaded(loaded, tokenizer, options, asked=asked)
+
+    @classmethod
+    def _from_checked(cls, asked: Subject, template: str | None, options: EngineOptions) -> Engine:
+        """Make the engine of a model that an earlier start has checked. Raises NotRemembered."""
+        from oaiserve.engine.model.cpu.checked import recall_model
+        from oaiserve.engine.model.restart import restart_runner
+
+        checked = recall_model(asked, options)
+        # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+            started = loader.submit(restart_runner, checked, options)
+            tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+            grammars = cls._grammars(checked.spec, tokenizer)
+            engine = cls._of(checked.spec, started.result(), tokenizer, grammars, options)
+        log.info(
+            "Its native step computes what transformers' code did on %s, with the same files, versions and CPU "
+            "(--recheck asks that code again)",
+            checked.day,
+        )
+        return engine
 
     @classmethod
     def from_loaded(
-        cls, loaded: LoadedModel, tokenizer: Tokenizer, options: EngineOptions, workers: Workers | None = None
+        cls,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer,
+        options: EngineOptions,
+        workers: Workers | None = None,
+        asked: Subject | None = None,
     ) -> Engine:
         """Make the engine of a loaded model. `workers` hold the other parts of a model that is split.
 
-        Raises StartupError where the options ask for what the device or its memory does not have.
+        If the native step computes what the model does, that is remembered for `asked`. Raises StartupError where the
+        options ask for what the device or its memory does not have.
         """
+        from oaiserve.engine.model.cpu.checked import remember_checked
         from oaiserve.engine.model.start import start_runner
 
-        eos_token_id = tokenizer.eos_token_id
-        eos_token_ids = loaded.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
-        grammars = Grammars(tokenizer.backend, vocab_size=loaded.vocab_size, eos_token_ids=eos_token_ids)
+        grammars = cls._grammars(loaded, tokenizer)
         grammars.prepare()  # while the model's code is made ready, most of which is native
-        started = start_runner(loaded, options, workers)
+        when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
+        started = start_runner(loaded, options, workers, when_checked)
+        return cls._of(loaded, started, tokenizer, grammars, options, workers)
+
+    @staticmethod
+    def _grammars(spec: ModelSpec, tokenizer: Tokenizer) -> Grammars:
+        eos_token_ids = _end_of_sequence(spec, tokenizer)
+        return Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
+
+    @classmethod
+    def _of(
+        cls,
+        spec: ModelSpec,
+        started: Started,
+        tokenizer: Tokenizer,
+        grammars: Grammars,
+        options: EngineOptions,
+        workers: Workers | None = None,
+    ) -> Engine:
         engine = cls(
             tokenizer=tokenizer,
             runner=started.runner,
             num_blocks=started.num_blocks,
             max_model_len=started.max_model_len,
-            vocab_size=loaded.vocab_size,
-            eos_token_ids=eos_token_ids,
+            vocab_size=spec.vocab_size,
+            eos_token_ids=_end_of_sequence(spec, tokenizer),
             grammars=grammars,
-            default_params=loaded.default_params if options.generation_config else {},
+            default_params=spec.default_params if options.generation_config else {},
             options=options,
             max_step_tokens_default=started.max_step_tokens_default,
-            device=str(loaded.device),
-            dtype=str(loaded.dtype).removeprefix("torch."),
+            device=str(spec.device),
+            dtype=str(spec.dtype).removeprefix("torch."),
             ranges=started.ranges,
             profiler=started.profiler,
             processes=workers,
         )
         log.info(
             "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
-            type(loaded.model).__name__,
-            loaded.device,
-            str(loaded.dtype).removeprefix("torch."),
+            spec.name,
+            spec.device,
+            str(spec.dtype).removeprefix("torch."),
             started.num_blocks,
             options.block_size,
-            started.num_blocks * options.block_size * loaded.kv_bytes_per_token / 2**30,
+            started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
             started.max_model_len,
         )
         if engine.default_params:
@@ -495,6 +563,11 @@ def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, TextPrompt | TokenPrompt | PairPrompt | ChatPrompt):
         return prompt
     return TokenPrompt(prompt)
+
+
+def _end_of_sequence(spec: ModelSpec, tokenizer: Tokenizer) -> frozenset[int]:
+    eos_token_id = tokenizer.eos_token_id
+    return spec.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
 
 
 def _default_limits(options: EngineOptions, asked: Mapping[str, float | int]) -> dict[str, int]:
