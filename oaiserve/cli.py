@@ -30,6 +30,7 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
+from oaiserve.start_times import StartTimes
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -230,7 +231,12 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 
 
 def _serve_app(config: Config, sock: socket.socket) -> int:
-    from oaiserve.telemetry import logs
+    times = StartTimes()
+    times.since_begin("command line")
+    # Each collection would look at all that has been imported, again and again; all of it stays.
+    gc.disable()
+    with times.part("import of logging"):
+        from oaiserve.telemetry import logs
 
     log_limit = logs.configure(config.server.log_level, config.server.log_format)
     for path in _files_with_keys(config):
@@ -239,19 +245,26 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     logger.info("Loading %s ...", config.model)
     sys.setswitchinterval(SWITCH_SECONDS)
 
-    from oaiserve.app import create_app
-    from oaiserve.engine.engine import Engine
-    from oaiserve.engine.system_memory import give_back, keep_freed
+    with times.part("import of the engine"):
+        from oaiserve.engine.engine import Engine
+        from oaiserve.engine.system_memory import give_back, keep_freed
 
-    engine = Engine.from_pretrained(config.model, config.engine)
-    connections = allowed_connections(config.server)
-    app = create_app(config, engine, connections=connections, log_limit=log_limit)
+    with times.part("model"):
+        engine = Engine.from_pretrained(config.model, config.engine, times=times)
+    with times.part("import of the server"):
+        from oaiserve.app import create_app
+    with times.part("server"):
+        connections = allowed_connections(config.server)
+        app = create_app(config, engine, connections=connections, log_limit=log_limit)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second.
-    gc.collect()
-    gc.freeze()
-    give_back()  # what the start has freed
-    keep_freed()
+    with times.part("clearing up"):
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        give_back()  # what the start has freed
+        keep_freed()
+    logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task)
     return 0 if engine.failure is None else 1

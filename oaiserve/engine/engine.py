@@ -56,6 +56,7 @@ from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import find_model
+from oaiserve.start_times import StartTimes
 from oaiserve.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -190,48 +191,58 @@ class Engine:
             processes.watch(lambda failure: self._loop.post(Broken(failure)))
 
     @classmethod
-    def from_pretrained(cls, model: str | Path = "demo", options: EngineOptions | None = None, **kwargs: Any) -> Engine:
+    def from_pretrained(
+        cls,
+        model: str | Path = "demo",
+        options: EngineOptions | None = None,
+        *,
+        times: StartTimes | None = None,
+        **kwargs: Any,
+    ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
-        The options are an EngineOptions, or its fields by name. Raises StartupError if the model cannot be loaded or
+        The options are an EngineOptions, or its fields by name. `times` gets the parts of the load.
+        Raises StartupError if the model cannot be loaded or
         served.
         """
-        options = replace(options or EngineOptions(), **kwargs)
+        options, times = replace(options or EngineOptions(), **kwargs), times or StartTimes()
         if model != "demo":
-            return cls._load(model, options)
+            return cls._load(model, options, times)
         folder = demo.fetched()
         # Its digests are computed beside the imports, which leave a core idle.
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
-            unchanged = beside.submit(demo.refuse_unless_unchanged, folder)
+            unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return cls._load(folder, options)
+                return cls._load(folder, options, times)
             finally:
                 unchanged.result()  # its error says why another one was raised
 
     @classmethod
-    def _load(cls, model: str | Path, options: EngineOptions) -> Engine:
+    def _load(cls, model: str | Path, options: EngineOptions, times: StartTimes) -> Engine:
         source = find_model(model)
         refuse_unless_sound(source)
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         asked: Subject | None = None
         if source.is_local and source.gguf_file is None and options.task in ("auto", "generate") and options.compile:
-            from oaiserve.engine.model.cpu.checked import checked_subject
-
+            with times.part("import of torch"):
+                from oaiserve.engine.model.cpu.checked import checked_subject
+                from oaiserve.engine.model.restart import restart_runner  # noqa: F401
             asked = checked_subject(Path(source.location), options)
             if options.recheck:
                 log.info("--recheck: the model is compared with transformers' code anew")
             else:
                 try:
-                    return cls._from_checked(asked, template, options)
+                    return cls._from_checked(asked, template, options, times)
                 except NotRemembered as reason:
                     log.info("The model is loaded and checked by transformers' code: %s", reason)
-        # transformers takes seconds to import.
-        from oaiserve.engine.model.load import load_model
-        from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
+        with times.part("import of transformers"):  # takes seconds
+            from oaiserve.engine.model.load import load_model
+            from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
         offline = not source.is_local and not hub.is_reachable()
         task = find_model_task(model, options, offline=offline)
-        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
+        with times.part("tokenizer"):
+            tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
         # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
         # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
         # takes two thirds longer. Afterwards only the engine thread computes.
@@ -250,6 +261,8 @@ class Engine:
                     workers.stop()
                     raise
             loaded = loader.submit(
+                times.run,
+                "weights",
                 load_model,
                 model,
                 device=options.device,
@@ -257,19 +270,22 @@ class Engine:
                 max_model_len=options.max_model_len,
                 offline=offline,
             ).result()
-        return cls.from_loaded(loaded, tokenizer, options, asked=asked)
+        with times.part("native step"):
+            return cls.from_loaded(loaded, tokenizer, options, asked=asked)
 
     @classmethod
-    def _from_checked(cls, asked: Subject, template: str | None, options: EngineOptions) -> Engine:
+    def _from_checked(cls, asked: Subject, template: str | None, options: EngineOptions, times: StartTimes) -> Engine:
         """Make the engine of a model that an earlier start has checked. Raises NotRemembered."""
         from oaiserve.engine.model.cpu.checked import recall_model
         from oaiserve.engine.model.restart import restart_runner
 
-        checked = recall_model(asked, options)
+        with times.part("what is remembered"):
+            checked = recall_model(asked, options)
         # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-            started = loader.submit(restart_runner, checked, options)
-            tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+            started = loader.submit(times.run, "weights and check", restart_runner, checked, options)
+            with times.part("tokenizer"):
+                tokenizer = Tokenizer.from_pretrained(asked.folder, template)
             grammars = cls._grammars(checked.spec, tokenizer)
             engine = cls._of(checked.spec, started.result(), tokenizer, grammars, options)
         log.info(

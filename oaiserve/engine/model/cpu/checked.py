@@ -141,6 +141,7 @@ def remember_checked(
             else:
                 log.info("The next start need not ask transformers' code again: the check is remembered in %s", path)
 
-    thread = Thread(target=run, name="remember")  # no daemon: a process must not end within torch's code
+    # It is waited for at the end: a process must not end while a thread is in torch.
+    thread = Thread(target=run, name="remember", daemon=False)
     thread.start()
     return thread
