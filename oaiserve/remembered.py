@@ -85,9 +85,9 @@ def recall(asked: Subject) -> Remembered:
     header = json.loads(content[: content.index(b"\n")])
     if header["format"] != _FORMAT:
         raise NotRemembered(f"{path} has another format")
-    for package, found in asked.versions.items():
-        if header["versions"].get(package) != found:
-            raise NotRemembered(f"{package} is {found} now, and was {header['versions'].get(package)}")
+    for package, now in asked.versions.items():
+        if header["versions"].get(package) != now:
+            raise NotRemembered(f"{package} is {now} now, and was {header['versions'].get(package)}")
     known: dict[str, dict[str, Any]] = header["files"]
     if differing := sorted(known.keys() ^ asked.stats.keys()):
         raise NotRemembered(f"{differing[0]} was {'removed' if differing[0] in known else 'added'}")

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
@@ -20,6 +20,9 @@ from oaiserve.engine.stored_tokenizer import recall_tokenizer, remember_tokenize
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_errors import reported, within
 from oaiserve.remembered import NotRemembered
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class TokenizerData(Protocol):
     chat_template: Any  # Jinja source, or several by name
 
     @property
-    def backend_tokenizer(self) -> Any: ...
+    def backend_tokenizer(self) -> RustTokenizer: ...
 
     @property
     def special_tokens_map(self) -> dict[str, str]: ...
