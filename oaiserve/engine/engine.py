@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
+# What the first answer need not wait for, and would: most of it keeps the interpreter.
+AFTER_FIRST_ANSWER_SECONDS = 0.5
 Result = TypeVar("Result")
 
 
@@ -197,28 +199,31 @@ class Engine:
         options: EngineOptions | None = None,
         *,
         times: StartTimes | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
         **kwargs: Any,
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
-        The options are an EngineOptions, or its fields by name. `times` gets the parts of the load.
-        Raises StartupError if the model cannot be loaded or
-        served.
+        The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
+        called while native code packs the weights of a model that has been checked, which leaves time to import more.
+        Raises StartupError if the model cannot be loaded or served.
         """
         options, times = replace(options or EngineOptions(), **kwargs), times or StartTimes()
         if model != "demo":
-            return cls._load(model, options, times)
+            return cls._load(model, options, times, meanwhile)
         folder = demo.fetched()
         # Its digests are computed beside the imports, which leave a core idle.
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return cls._load(folder, options, times)
+                return cls._load(folder, options, times, meanwhile)
             finally:
                 unchanged.result()  # its error says why another one was raised
 
     @classmethod
-    def _load(cls, model: str | Path, options: EngineOptions, times: StartTimes) -> Engine:
+    def _load(
+        cls, model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
+    ) -> Engine:
         source = find_model(model)
         refuse_unless_sound(source)
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
@@ -232,7 +237,7 @@ class Engine:
                 log.info("--recheck: the model is compared with transformers' code anew")
             else:
                 try:
-                    return cls._from_checked(asked, template, options, times)
+                    return cls._from_checked(asked, template, options, times, meanwhile)
                 except NotRemembered as reason:
                     log.info("The model is loaded and checked by transformers' code: %s", reason)
         with times.part("import of transformers"):  # takes seconds
@@ -274,7 +279,14 @@ class Engine:
             return cls.from_loaded(loaded, tokenizer, options, asked=asked)
 
     @classmethod
-    def _from_checked(cls, asked: Subject, template: str | None, options: EngineOptions, times: StartTimes) -> Engine:
+    def _from_checked(
+        cls,
+        asked: Subject,
+        template: str | None,
+        options: EngineOptions,
+        times: StartTimes,
+        meanwhile: Callable[[], object],
+    ) -> Engine:
         """Make the engine of a model that an earlier start has checked. Raises NotRemembered."""
         from oaiserve.engine.model.cpu.checked import recall_model
         from oaiserve.engine.model.restart import restart_runner
@@ -287,7 +299,9 @@ class Engine:
             with times.part("tokenizer"):
                 tokenizer = Tokenizer.from_pretrained(asked.folder, template)
             grammars = cls._grammars(checked.spec, tokenizer)
+            meanwhile()
             engine = cls._of(checked.spec, started.result(), tokenizer, grammars, options)
+        grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
         log.info(
             "Its native step computes what transformers' code did on %s, with the same files, versions and CPU "
             "(--recheck asks that code again)",
