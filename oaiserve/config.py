@@ -243,8 +243,8 @@ class EngineOptions:
 
     recheck: bool = False
     """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them
-    equal, with the same files of the model, versions and CPU. Without it, that is remembered, and the start takes a
-    third of the time. Each start compares the native step with the logits that transformers' code had then."""
+    equal, with the same files of the model, versions and CPU. Without it, that is remembered, and the start takes
+    less than half the time. Each start compares the native step with the logits that transformers' code had then."""
 
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait

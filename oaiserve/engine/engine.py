@@ -228,18 +228,16 @@ class Engine:
         refuse_unless_sound(source)
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         asked: Subject | None = None
-        if source.is_local and source.gguf_file is None and options.task in ("auto", "generate") and options.compile:
+        if source.is_local and source.gguf_file is None:
             with times.part("import of torch"):
                 from oaiserve.engine.model.cpu.checked import checked_subject
                 from oaiserve.engine.model.restart import restart_runner  # noqa: F401
             asked = checked_subject(Path(source.location), options)
-            if options.recheck:
-                log.info("--recheck: the model is compared with transformers' code anew")
-            else:
+            if asked is not None and not options.recheck:
                 try:
                     return cls._from_checked(asked, template, options, times, meanwhile)
                 except NotRemembered as reason:
-                    log.info("The model is loaded and checked by transformers' code: %s", reason)
+                    log.info("The check of this model is not remembered, so transformers' code is loaded: %s", reason)
         with times.part("import of transformers"):  # takes seconds
             from oaiserve.engine.model.load import load_model
             from oaiserve.engine.model.pooling.load import find_model_task, load_pooler

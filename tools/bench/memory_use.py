@@ -15,7 +15,7 @@ from tools.load import StreamsLoad
 from tools.server_process import CHAT, QUESTION, ServerProcess, exit_on_sigterm, running_oaiserve
 
 MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) \d+ *(.*)$")
-HEAP_PIECE_KIB = 64 * 1024  # that glibc maps for an arena
+LARGE_KIB = 16 * 1024  # larger than what arenas hold in one piece
 
 
 def main() -> None:
@@ -56,14 +56,14 @@ def name_of(path: str, size_kib: int) -> str:
     if "/torch/" in path:
         return "libraries of torch"
     if path == "[heap]":
-        return "heap of the main thread"
+        return "heap: Python's and torch's objects"
     if path.startswith("["):
         return "stacks"
     if path:
         return "other libraries and files"
-    if size_kib > HEAP_PIECE_KIB:
-        return "large arrays: weights, KV cache"
-    return "arenas, stacks of threads and smaller arrays"
+    if size_kib >= LARGE_KIB:
+        return "large pieces: weights, KV cache"
+    return "smaller pieces: arenas, stacks of threads"
 
 
 def peak_mib(server: ServerProcess) -> float:

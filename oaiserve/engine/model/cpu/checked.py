@@ -45,8 +45,14 @@ class CheckedModel(NamedTuple):
     day: str  # of the check
 
 
-def checked_subject(folder: Path, options: EngineOptions) -> Subject:
-    """Return what the check of a model depends on, apart from the native library."""
+def checked_subject(folder: Path, options: EngineOptions) -> Subject | None:
+    """Return what the check of a model depends on, apart from the native library.
+
+    None if the options, or this machine, ask for something else than the native step.
+    """
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
+    if not on_cpu or not options.compile or options.tensor_parallel > 1 or options.task not in ("auto", "generate"):
+        return None
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size")}
     found = subject("model", folder, _FILES, options=asked, packages=_PACKAGES)
     code = hashlib.sha256(Path(describe.__file__).read_bytes()).hexdigest()[:16]
@@ -55,8 +61,6 @@ def checked_subject(folder: Path, options: EngineOptions) -> Subject:
 
 def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
     """Return the model as an earlier start has checked it. Raises NotRemembered."""
-    if options.device == "auto" and torch.cuda.is_available():
-        raise NotRemembered("the native step is for a CPU, and there is a GPU")
     found = recall(asked)
     try:
         dtype = getattr(torch, found.data["dtype"])

@@ -23,7 +23,7 @@ from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.request import ChatPrompt, SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.remembered import NotRemembered
+from oaiserve.remembered import NotRemembered, Subject
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.tokenizers_for_tests import CHATML
@@ -66,13 +66,19 @@ def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in found if "transformers' code" in line]
 
 
+def subject_of(folder: Path, options: EngineOptions) -> Subject:
+    asked = checked_subject(folder, options)
+    assert asked is not None
+    return asked
+
+
 def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     expected = answer(folder)
     (line,) = started_how(caplog)
-    assert line.endswith("by transformers' code: no earlier start has found it with these options")
+    assert line.endswith("is loaded: no earlier start has found it with these options")
     with monkeypatch.context() as patch:
         patch.setattr(load, "load_model", None)
         patch.setattr("oaiserve.engine.tokenizer._load", None)
@@ -80,7 +86,7 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     (line,) = started_how(caplog)
     assert line.startswith("Its native step computes what transformers' code did on ")
     assert answer(folder, recheck=True) == expected
-    assert started_how(caplog) == ["--recheck: the model is compared with transformers' code anew"]
+    assert started_how(caplog) == []
 
 
 def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +101,7 @@ def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureF
     started_how(caplog)
     after = answer(folder)
     assert started_how(caplog) == [
-        "The model is loaded and checked by transformers' code: model.safetensors has changed"
+        "The check of this model is not remembered, so transformers' code is loaded: model.safetensors has changed"
     ]
     assert after != before
     assert answer(folder) == after
@@ -104,7 +110,7 @@ def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureF
 def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Path) -> None:
     answer(folder)
     options = EngineOptions(**OPTIONS)
-    checked = recall_model(checked_subject(folder, options), options)
+    checked = recall_model(subject_of(folder, options), options)
     start_checked(checked, options, num_blocks=4, num_threads=1)
     other = checked._replace(expected=[logits * 1.01 for logits in checked.expected])
     with pytest.raises(NotRemembered, match=r"its outputs differ by 1\.0% from those of transformers' code"):
@@ -116,7 +122,12 @@ def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pyte
     options = EngineOptions(**OPTIONS)
     monkeypatch.setattr(build, "_cpu_features", lambda: "another CPU")
     with pytest.raises(NotRemembered, match="the CPU, the compiler or the native code is another"):
-        recall_model(checked_subject(folder, options), options)
+        recall_model(subject_of(folder, options), options)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"tensor_parallel": 2}, {"task": "embed"}])
+def test_nothing_is_remembered_of_what_the_native_step_is_not_for(folder: Path, options: dict[str, Any]) -> None:
+    assert checked_subject(folder, EngineOptions(**OPTIONS | options)) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
