@@ -36,6 +36,10 @@ class NotRemembered(Exception):
     """There is nothing to go by. The message says why, without a full stop."""
 
 
+class NoRecord(NotRemembered):
+    """There has not been such a start yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """Something that is found out about the files of a model."""
@@ -76,7 +80,7 @@ def recall(asked: Subject) -> Remembered:
     try:
         content = bytearray(private.read_file(private.verified(path.parent) / path.name))
     except FileNotFoundError:
-        raise NotRemembered("no earlier start has found it with these options") from None
+        raise NoRecord("no earlier start has found it with these options") from None
     except (NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     end = len(content) - _DIGEST_BYTES

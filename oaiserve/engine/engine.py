@@ -54,7 +54,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
-from oaiserve.remembered import NotRemembered, Subject
+from oaiserve.remembered import NoRecord, NotRemembered, Subject
 from oaiserve.source import find_model
 from oaiserve.start_times import StartTimes
 from oaiserve.times import monotonic_ns
@@ -237,7 +237,9 @@ class Engine:
                 try:
                     return cls._from_checked(asked, template, options, times, meanwhile)
                 except NotRemembered as reason:
-                    log.info("The check of this model is not remembered, so transformers' code is loaded: %s", reason)
+                    level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
+                    text = "The check of this model is not remembered, so transformers' code is loaded: %s"
+                    log.log(level, text, reason)
         with times.part("import of transformers"):  # takes seconds
             from oaiserve.engine.model.load import load_model
             from oaiserve.engine.model.pooling.load import find_model_task, load_pooler

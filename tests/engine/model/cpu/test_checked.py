@@ -75,7 +75,7 @@ def subject_of(folder: Path, options: EngineOptions) -> Subject:
 def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "oaiserve")
     expected = answer(folder)
     (line,) = started_how(caplog)
     assert line.endswith("is loaded: no earlier start has found it with these options")
