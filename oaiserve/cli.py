@@ -30,6 +30,7 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
+from oaiserve.start_times import StartTimes
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -230,7 +231,14 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 
 
 def _serve_app(config: Config, sock: socket.socket) -> int:
-    from oaiserve.telemetry import logs
+    times = StartTimes()
+    times.since_begin("command line")
+    # Each collection would look at all that has been imported, again and again; all of it stays.
+    gc.disable()
+    # torch would look for plugins for other devices in all installed packages.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    with times.part("import of the log"):
+        from oaiserve.telemetry import logs
 
     log_limit = logs.configure(config.server.log_level, config.server.log_format)
     for path in _files_with_keys(config):
@@ -239,19 +247,28 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     logger.info("Loading %s ...", config.model)
     sys.setswitchinterval(SWITCH_SECONDS)
 
-    from oaiserve.app import create_app
-    from oaiserve.engine.engine import Engine
-    from oaiserve.engine.system_memory import give_back, keep_freed
+    with times.part("import of the engine"):
+        from oaiserve.engine.engine import Engine
+        from oaiserve.engine.system_memory import give_back, keep_freed
 
-    engine = Engine.from_pretrained(config.model, config.engine)
-    connections = allowed_connections(config.server)
-    app = create_app(config, engine, connections=connections, log_limit=log_limit)
+    def import_server() -> None:
+        with times.part("import of the server"):
+            import oaiserve.app  # noqa: F401
+
+    with times.part("model"):
+        engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
+    with times.part("server"):
+        from oaiserve.app import create_app
+
+        connections = allowed_connections(config.server)
+        app = create_app(config, engine, connections=connections, log_limit=log_limit)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     give_back()  # what the start has freed
     keep_freed()
+    logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task)
     return 0 if engine.failure is None else 1

@@ -246,6 +246,11 @@ class EngineOptions:
     """On a CPU, compile the native code for this very machine even if oaiserve was installed as a wheel that has native
     code for its kind of CPU. Without a wheel it is always compiled."""
 
+    recheck: bool = False
+    """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them
+    equal, with the same files of the model, versions and CPU. Without it, that is remembered, and the start takes
+    less than half the time. Each start compares the native step with the logits that transformers' code had then."""
+
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
     while they are processed. An answer that ends before its max_tokens then takes part in one useless step. A step with

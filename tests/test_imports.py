@@ -23,6 +23,7 @@ MODEL_USES = {
     "oaiserve.model_errors",
     "oaiserve.private",
     "oaiserve.source",
+    "oaiserve.remembered",
     *(f"{ENGINE}.{name}" for name in ("banned", "draws", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.
@@ -46,21 +47,23 @@ MODEL_ROWS = {
     "rehearsal": "sampler",
     # attention
     "attention": "batch",
+    "attention.hook": "attention batch",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
     "attention.triton": "attention attention.triton_kernels batch transfer",
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
-    "eager": "attention attention.reference batch kv_cache spec",
+    "eager": "attention attention.hook attention.reference batch kv_cache spec",
     "graphs": "batch draw_rows logit_edits sampler spec transfer",
     "runner": "batch draw_rows executor graphs logit_edits sampler",
+    "started": "profiler runner",
     # loading, measuring, compiling, capturing
     "split": "",
-    "load": "attention attention.select batch rehearsal spec split",
+    "load": "attention attention.hook attention.select batch rehearsal spec split",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
-    "compiled": "attention batch executor rehearsal spec",
+    "compiled": "attention.hook batch executor rehearsal spec",
     "graph_capture": "executor graphs spec triton_sampling",
     # models that pool
     "pooling": "",
@@ -81,18 +84,23 @@ MODEL_ROWS = {
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.native": "attention batch cpu.describe cpu.kv_layout cpu.library kv_cache",
-    "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.describe cpu.kv_layout cpu.library "
-    "cpu.native eager executor rehearsal runner spec",
+    "cpu.check": "batch cpu.describe cpu.native rehearsal spec",
+    "cpu.stored": "cpu.describe spec",
+    "cpu.checked": "cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
+    "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe cpu.kv_layout "
+    "cpu.library cpu.native eager executor runner spec",
     # a model that is split
     "parallel": "",
     "parallel.group": "",
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "batch executor parallel.messages parallel.workers",
+    # what starts a model that has been checked, without transformers
+    "restart": "cpu.checked cpu.cores memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
     "device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
-    "parallel.workers pooling.load pooling.runner profiler rehearsal runner spec triton_sampling",
+    "parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -111,6 +119,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.cache": set(),
     "oaiserve.private": set(),
+    "oaiserve.remembered": {"oaiserve.cache", "oaiserve.private"},
+    "oaiserve.start_times": {"oaiserve.times"},
     "oaiserve.model_errors": {"oaiserve.errors"},
     "oaiserve.model_numbers": set(),
     "oaiserve.gguf": {"oaiserve.model_numbers"},
@@ -142,11 +152,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waiting", "waits")),
         "oaiserve.record",
     },
-    f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.request"},
+    f"{ENGINE}.jinja_template": set(),
+    f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
+    f"{ENGINE}.stored_tokenizer": {"oaiserve.private", "oaiserve.remembered"},
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
         "oaiserve.model_errors",
-        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request")),
+        "oaiserve.remembered",
+        *(f"{ENGINE}.{m}" for m in ("chat_template", "detokenize", "encoding_rules", "request", "stored_tokenizer")),
     },
     f"{ENGINE}.encoding_rules": {f"{ENGINE}.detokenize"},
     f"{ENGINE}.system_memory": set(),
@@ -228,7 +241,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         ENGINE,
         "oaiserve.demo",
         "oaiserve.model_files",
+        "oaiserve.remembered",
         "oaiserve.source",
+        "oaiserve.start_times",
         "oaiserve.hub",
     },  # builds the parts, the runner by a late import
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
@@ -288,7 +303,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Packages that are expensive, or that only one part shall know.
 ONLY_IN: dict[str, set[str]] = {
     "torch": {f"{ENGINE}.model"},
-    "transformers": {f"{ENGINE}.model", *(f"{ENGINE}.{m}" for m in ("chat_template", "tokenizer")), "oaiserve.demo"},
+    "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenizer", "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
         *(f"{ENGINE}.model.{m}" for m in ("triton_sampling", "triton_sampling_kernels")),
@@ -298,6 +313,7 @@ ONLY_IN: dict[str, set[str]] = {
     "starlette": {"oaiserve.routes", "oaiserve.app"},
     "msgspec": {"oaiserve.routes", "loadtest.http_target"},
     "llguidance": {f"{ENGINE}.grammar"},
+    "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
     "cyclopts": {"oaiserve.cli", "loadtest.cli"},
     "httpx": {"loadtest"},
@@ -385,3 +401,10 @@ def test_the_build_of_a_wheel_needs_no_package() -> None:
     """hatch_build.py imports how native code is compiled, in an environment that has hatchling alone."""
     code = "import sys, oaiserve.engine.model.cpu.variants; assert not any('site-packages' in p for p in sys.path)"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["oaiserve.engine.model.restart", "oaiserve.engine.tokenizer", "oaiserve.app"])
+def test_transformers_is_not_imported_for_a_model_that_has_been_checked(module: str) -> None:
+    late = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
+    code = f"import sys, {module}; assert not {late} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

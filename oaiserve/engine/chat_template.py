@@ -5,34 +5,41 @@ It must not know token ids, HTTP, torch or the scheduler.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
+from oaiserve.engine.jinja_template import JinjaTemplate, Message
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import InvalidRequest, StartupError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-Message = dict[str, Any]
+# What a template is given beside variables, by these names here or in transformers, so no client may set them.
+RESERVED = {
+    *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
+    *("add_generation_prompt", "continue_final_message"),
+}
 
 
 class ChatTemplate:
     """The chat template of the model. What it accepts is found out once, by rendering a few small samples."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Try the template of a tokenizer. Raises StartupError if it does not compile."""
-        self._tokenizer = tokenizer
-        # Arguments of apply_chat_template that are not template variables, which no client may set.
-        # The first three are names of arguments further down.
-        arguments = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = {"self", "messages", "conversations", *arguments} - {"tools", "documents"}
+    def __init__(
+        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], response_template: object = None
+    ) -> None:
+        """Try a template, or several by name, with the special tokens as variables.
 
+        `response_template` is how the model writes the parts of an answer, as its tokenizer declares it in
+        transformers' form. Raises StartupError if the template does not compile.
+        """
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens)
+        self._compiled = cache(JinjaTemplate)
+        self.source = "\n".join(self._sources.values())
+        self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
         text, more = "A sample text.", "One more of them."
         as_string = self._sample([{"role": "user", "content": text}])
         as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
@@ -44,10 +51,6 @@ class ChatTemplate:
         self.takes_system = text in self._sample([systems[0], hello])
         two_systems = self._sample([*systems, hello])
         self._takes_systems = text in two_systems and more in two_systems
-        source = tokenizer.chat_template
-        self.source = "\n".join(source.values()) if isinstance(source, dict) else source
-        # How a model writes the parts of an answer, as its tokenizer declares it in transformers' form.
-        self.response_template: Mapping[str, Any] = getattr(tokenizer, "response_template", None) or {}
         self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
@@ -73,7 +76,7 @@ class ChatTemplate:
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text of the messages of a prompt. Raises InvalidRequest if the template rejects them."""
-        if reserved := sorted(self._reserved & prompt.template_kwargs.keys()):
+        if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
             raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
             )
@@ -92,12 +95,23 @@ class ChatTemplate:
             raise
 
     def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
+        variables = {**self._special_tokens, **arguments}
+        adds, continues = (variables.pop(name, False) for name in ("add_generation_prompt", "continue_final_message"))
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+            return self._template(variables.get("tools")).render(
+                messages, variables, add_generation_prompt=adds, continue_final_message=continues
+            )
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
             ) from error
+
+    def _template(self, tools: object) -> JinjaTemplate:
+        """Return the template for requests with these tools. Raises ValueError if there is none."""
+        name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise ValueError(f"the model has several ({', '.join(sorted(self._sources))}), but none by default")
+        return self._compiled(self._sources[name])
 
     def _prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         prepared = [self._prepare_message(message) for message in messages]

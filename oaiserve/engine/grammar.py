@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from threading import Lock, Thread
+from threading import Lock, Timer
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -74,12 +74,14 @@ class Grammars:
         self._kept: OrderedDict[_Key, Future[_Outcome]] = OrderedDict()  # the last used ones at the end
         self._kept_bytes = 0
 
-    def prepare(self) -> None:
+    def prepare(self, delay_seconds: float = 0.0) -> None:
         """Begin to prepare the tokens of the model in a thread, so that the first grammar does not have to.
 
         This takes a fraction of a second, and for half of that, no other thread runs Python code.
         """
-        Thread(target=self._prepared, name="grammars").start()
+        timer = Timer(delay_seconds, self._prepared)
+        timer.name = "grammars"
+        timer.start()
 
     def _prepared(self) -> Tokens | None:
         """Return the tokens of the model; None if its answers cannot be held to a grammar."""

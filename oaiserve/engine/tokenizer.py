@@ -5,43 +5,65 @@ It must not know HTTP, torch, the scheduler, or how long a prompt may be.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.stored_tokenizer import recall_tokenizer, remember_tokenizer, tokenizer_subject
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_errors import reported, within
+from oaiserve.remembered import NotRemembered
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer as RustTokenizer
+
+log = logging.getLogger(__name__)
 
 LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
 
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 Result = TypeVar("Result")
+
+
+class TokenizerData(Protocol):
+    """What is read of a tokenizer, under transformers' names."""
+
+    is_fast: bool
+    split_special_tokens: bool
+    eos_token_id: int | None
+    chat_template: Any  # Jinja source, or several by name
+
+    @property
+    def backend_tokenizer(self) -> RustTokenizer: ...
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Tokenizer:
     """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_template: str | None = None) -> None:
-        """Wrap a tokenizer of transformers. `chat_template` is Jinja source that replaces the model's own.
+    def __init__(self, tokenizer: TokenizerData, chat_template: str | None = None) -> None:
+        """Wrap a tokenizer of transformers, or one that is remembered.
 
-        Raises StartupError if the tokenizer has no Rust form, or if the template is not valid.
+        `chat_template` is Jinja source that replaces the model's own. Raises StartupError if the tokenizer has no Rust
+        form, or if the template is not valid.
         """
         if not getattr(tokenizer, "is_fast", False):
             raise StartupError(
                 f"The tokenizer {type(tokenizer).__name__} has no Rust form (tokenizer.json), which this server needs."
             )
-        if chat_template is not None:
-            tokenizer.chat_template = chat_template
         self.backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
         self.backend.no_truncation()
@@ -53,24 +75,28 @@ class Tokenizer:
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
-        self.chat_template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
-        template = tokenizer.chat_template
+        template = tokenizer.chat_template if chat_template is None else chat_template
+        response_template = getattr(tokenizer, "response_template", None)
+        self.chat_template = (
+            ChatTemplate(template, tokenizer.special_tokens_map, response_template) if template else None
+        )
         self.info = {  # for clients that render prompts themselves
-            "tokenizer_class": type(tokenizer).__name__,
-            **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")},
+            "tokenizer_class": getattr(tokenizer, "class_name", type(tokenizer).__name__),
+            **{name: tokenizer.special_tokens_map.get(name) for name in SPECIAL_TOKENS},
             "chat_template": template.get("default") if isinstance(template, dict) else template,
         }
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 
     @classmethod
-    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False) -> Tokenizer:
+    def from_pretrained(
+        cls, path: Path | str, chat_template: str | None = None, *, offline: bool = False, recheck: bool = False
+    ) -> Tokenizer:
         """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
 
-        Raises StartupError if there is none, or if it cannot be used.
+        What transformers makes of a folder's files is remembered for the next start, which `recheck` ignores. Raises
+        StartupError if there is no tokenizer, or if it cannot be used.
         """
-        from transformers import AutoTokenizer  # takes seconds to import
-
         source, gguf_file = str(path), None
         if source.startswith(("/", ".", "~")) and not Path(path).exists():
             raise StartupError(f"There is no model at '{path}': it must be a folder, a GGUF file or a hub id.")
@@ -78,16 +104,17 @@ class Tokenizer:
             source, gguf_file = str(Path(path).parent), Path(path).name
         failure = f"Could not load a tokenizer from '{path}'"
         with reported(failure):
-            try:
-                tokenizer: Any = AutoTokenizer.from_pretrained(
-                    source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
-                )
-            except OSError as error:
-                if offline:
-                    raise StartupError(
-                        f"The Hugging Face hub does not answer, and '{path}' is not in its cache."
-                    ) from error
-                raise
+            asked = tokenizer_subject(Path(path))
+            tokenizer: TokenizerData | None = None
+            if asked is not None and not recheck:
+                try:
+                    tokenizer = recall_tokenizer(asked)
+                except NotRemembered as reason:
+                    log.debug("The tokenizer is loaded by transformers: %s", reason)
+            if tokenizer is None:
+                tokenizer = _load(source, gguf_file, offline=offline)
+                if asked is not None:
+                    remember_tokenizer(asked, tokenizer)
             return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -272,6 +299,19 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""
         return self._table.token_text(token_id)[0]
+
+
+def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
+    from transformers import AutoTokenizer  # takes seconds to import
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
+        )
+    except OSError as error:
+        if offline:
+            raise StartupError(f"The Hugging Face hub does not answer, and '{source}' is not in its cache.") from error
+        raise
 
 
 def _run(pieces: Generator[None, None, Result]) -> Result:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from oaiserve.errors import StartupError
 from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
-from oaiserve.telemetry import logs, otlp_metrics, tracing
+from oaiserve.telemetry import logs
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Metrics
-from oaiserve.telemetry.otel_environment import export_interval_seconds, resource
-from oaiserve.telemetry.otlp_metrics import MetricsExport
+from oaiserve.telemetry.otel_environment import export_interval_seconds, exporter_kind, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot, StoreCounts
-from oaiserve.telemetry.tracing import Tracing
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
+
+if TYPE_CHECKING:
+    from oaiserve.telemetry.otlp_metrics import MetricsExport
+    from oaiserve.telemetry.tracing import Tracing
 
 __all__ = ["Snapshot", "Telemetry"]
 
@@ -79,11 +82,14 @@ class Telemetry:
         }
         self._metrics_export: MetricsExport | None = None
         try:
-            span_exporter = tracing.exporter_from_environment(environ)
-            metric_exporter = otlp_metrics.exporter_from_environment(environ)
             interval_seconds = export_interval_seconds(environ)
-            if span_exporter is not None:
-                self._tracing = Tracing(
+            # What exports is imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
+            if exporter_kind(environ, "traces") is not None:
+                from oaiserve.telemetry import tracing
+
+                span_exporter = tracing.exporter_from_environment(environ)
+                assert span_exporter is not None
+                self._tracing = tracing.Tracing(
                     span_exporter,
                     epoch_offset_ns=epoch_offset_ns,
                     version=version,
@@ -91,16 +97,20 @@ class Telemetry:
                     step_share=trace_step_share,
                 )
                 consumers["tracing"] = self._tracing.record
+            if exporter_kind(environ, "metrics") is not None:
+                from oaiserve.telemetry import otlp_metrics
+
+                metric_exporter = otlp_metrics.exporter_from_environment(environ)
+                assert metric_exporter is not None
+                self._metrics_export = otlp_metrics.MetricsExport(
+                    metric_exporter,
+                    self._metrics.collect,
+                    resource=resource(version),
+                    version=version,
+                    interval_seconds=interval_seconds,
+                )
         except ValueError as error:  # the SDK raises this for an invalid value in the environment
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
-        if metric_exporter is not None:
-            self._metrics_export = MetricsExport(
-                metric_exporter,
-                self._metrics.collect,
-                resource=resource(version),
-                version=version,
-                interval_seconds=interval_seconds,
-            )
         self._recorder = Recorder(consumers, self._metrics.count_error, self._tick)
 
     def record(self, record: RequestRecord) -> None:

@@ -6,12 +6,13 @@ The SDK's exporters read the other variables themselves: endpoints, headers, tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+from typing import TYPE_CHECKING, Literal
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import names
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 Signal = Literal["traces", "metrics"]
 
@@ -66,6 +67,8 @@ def resource(version: str) -> Resource:
 
     OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the defaults.
     """
+    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+
     defaults = Resource({SERVICE_NAME: names.SERVICE_NAME, SERVICE_VERSION: version})
     return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
 

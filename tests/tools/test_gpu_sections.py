@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.model.attention import ATTENTION
+from oaiserve.engine.model.attention.hook import ATTENTION
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
 from tools.gpu import answers, modes, overload, steps, teaching

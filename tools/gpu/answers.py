@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.attention import ATTENTION
+from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.compiled import restore_layers
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel

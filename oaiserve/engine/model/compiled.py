@@ -16,7 +16,7 @@ import torch
 import torch._dynamo
 from transformers import AttentionInterface
 
-from oaiserve.engine.model.attention import ATTENTION, AttentionCall
+from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from oaiserve.engine.model.attention import AttentionCall, Backend, LayerCache, run_model
+from oaiserve.engine.model.attention import Backend, LayerCache
+from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.kv_cache import copy_blocks, zeroed

@@ -17,14 +17,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from oaiserve.engine.model.attention import (
-    ATTENTION,
-    AttentionCall,
-    LayerCache,
-    StepAttention,
-    paged_attention,
-    run_model,
-)
+from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, paged_attention, run_model
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
@@ -159,6 +153,7 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     config = model.config
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     return LoadedModel(
+        name=type(model).__name__,
         model=model,
         device=model.device,
         dtype=model.dtype,

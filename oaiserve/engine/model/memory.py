@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from oaiserve.config import Bytes, EngineOptions
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
 # On a CPU, other programs need memory too. A cache of more tokens than this would only serve the prefix cache: a CPU
@@ -43,7 +46,7 @@ class MemoryUse:
 
 
 def kv_blocks(
-    loaded: LoadedModel, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
+    spec: ModelSpec, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
 ) -> int:
     """Return the number of blocks of the KV cache.
 
@@ -51,7 +54,7 @@ def kv_blocks(
     is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. Raises
     StartupError if the options ask for more than there is, or if a GPU has no room for `least_tokens`.
     """
-    block_bytes = loaded.kv_bytes_per_token * options.block_size
+    block_bytes = spec.kv_bytes_per_token * options.block_size
     if options.kv_blocks is not None:
         num_blocks = options.kv_blocks
         asked = f"--kv-blocks is {num_blocks}, which take {Bytes(num_blocks * block_bytes)}"
@@ -69,8 +72,20 @@ def kv_blocks(
     free = _available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
         why = "" if use is None else f" for it: {use}"
-        raise StartupError(f"{asked}, but only {gib(free)} GiB are free on {loaded.device}{why}.")
+        raise StartupError(f"{asked}, but only {gib(free)} GiB are free on {spec.device}{why}.")
     return num_blocks
+
+
+def longest_request(spec: ModelSpec, capacity: int) -> int:
+    """Return the most tokens that a request can have with a KV cache of `capacity` tokens."""
+    if capacity >= spec.max_model_len:
+        return spec.max_model_len
+    log.warning(
+        "The KV cache holds %d tokens, so no request can be longer (the model allows %d); set --max-model-len to match",
+        capacity,
+        spec.max_model_len,
+    )
+    return capacity
 
 
 def gib(size_bytes: float) -> str:

@@ -1,11 +1,14 @@
-"""The data of a loaded model: its weights, its limits, and the shape of its KV cache."""
+"""The data of a model: its limits, the shape of its KV cache, and transformers' model with its weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,11 @@ class KVShape:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model with its weights on the device, or the part of it that this process has if the model is split."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What serving needs to know of a model, apart from its weights."""
 
-    model: PreTrainedModel
+    name: str  # of its class in transformers
     device: torch.device
     dtype: torch.dtype
     vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
@@ -37,3 +40,10 @@ class LoadedModel:
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(shape.numel for shape in self.kv_shapes.values()) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel(ModelSpec):
+    """A model with its weights on the device, or the part of it that this process has if the model is split."""
+
+    model: PreTrainedModel

@@ -18,12 +18,12 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.start import start_native
+from oaiserve.engine.model.cpu.start import WhenChecked, start_native
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.memory import gib, kv_blocks
+from oaiserve.engine.model.memory import gib, kv_blocks, longest_request
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.pooling.load import LoadedPooler
 from oaiserve.engine.model.pooling.runner import PoolingRunner
@@ -31,6 +31,7 @@ from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -39,27 +40,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A step of so many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
-CPU_STEP_TOKENS = 512
-GPU_STEP_TOKENS = 2048
 
-
-class Started(NamedTuple):
-    """All that the engine needs of a model that is ready to run steps."""
-
-    runner: ModelRunner
-    num_blocks: int
-    max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
-    max_step_tokens_default: int
-    profiler: TorchProfiler
-    ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX
-
-
-def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers | None = None) -> Started:
+def start_runner(
+    loaded: LoadedModel,
+    options: EngineOptions,
+    workers: Workers | None = None,
+    when_checked: WhenChecked | None = None,
+) -> Started:
     """Make the runner of a model, and get it ready for requests.
 
-    `workers` hold the other parts of a model that is split. Raises StartupError if the device, or its memory, does not
-    allow what the options ask for.
+    `workers` hold the other parts of a model that is split. `when_checked` is called when the native step has been
+    compared with transformers' code, which can be after this returns. Raises StartupError if the device, or its memory,
+    does not allow what the options ask for.
     """
     on_cpu = loaded.device.type == "cpu"
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
@@ -68,7 +60,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         options = _for_a_part(options)
     backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
     num_blocks = _num_blocks(loaded, options, backend, sample_ids)
-    block_size, max_model_len = options.block_size, _max_model_len(loaded, num_blocks * options.block_size)
+    block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
     executor: Executor = eager
@@ -112,6 +104,7 @@ def start_runner(loaded: LoadedModel, options: EngineOptions, workers: Workers |
             num_blocks=num_blocks,
             block_size=block_size,
             num_threads=options.cpu_threads or default_threads(),
+            when_checked=when_checked,
         )
     if not on_cpu:
         # The first step of each kind compiles kernels, which is done now so that no request waits for it. The kernels
@@ -168,18 +161,6 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
 def _for_a_part(options: EngineOptions) -> EngineOptions:
     """Return the options with everything off that a model that is split does not support."""
     return replace(options, compile=False, cuda_graph=False)
-
-
-def _max_model_len(loaded: LoadedModel, capacity: int) -> int:
-    """Return the most tokens that a request can have with a KV cache of `capacity` tokens."""
-    if capacity >= loaded.max_model_len:
-        return loaded.max_model_len
-    log.warning(
-        "The KV cache holds %d tokens, so no request can be longer (the model allows %d); set --max-model-len to match",
-        capacity,
-        loaded.max_model_len,
-    )
-    return capacity
 
 
 def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:

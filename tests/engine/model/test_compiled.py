@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from oaiserve.engine.model.attention import ATTENTION
+from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.compiled import compile_layers, restore_layers
 from oaiserve.engine.model.eager import EagerExecutor

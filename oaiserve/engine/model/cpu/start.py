@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from threading import Thread
 
@@ -17,16 +16,16 @@ from torch import Tensor
 from oaiserve.config import Quantize
 from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
-from oaiserve.engine.model.cpu.describe import AttentionParameters, NotKnown, describe
+from oaiserve.engine.model.cpu.check import batches, refuse_unless_equal
+from oaiserve.engine.model.cpu.describe import AttentionParameters, Decoder, NotKnown, describe
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.errors import StartupError
@@ -34,7 +33,8 @@ from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-_NUM_TOKENS = 9
+# Gets the description of a model, and transformers' logits for the batches of the check.
+WhenChecked = Callable[[Decoder, list[Tensor]], object]
 _SLOWER = "The model runs without its native step, which is slower: %s"
 
 
@@ -48,6 +48,7 @@ def start_native(
     num_threads: int,
     quantize: Quantize = "none",
     native_build: bool = False,
+    when_checked: WhenChecked | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
@@ -57,7 +58,9 @@ def start_native(
     since no other code runs quantized weights.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    make = partial(native_decoder, loaded, quantize=quantize, native_build=native_build, **sizes)
+    make = partial(
+        native_decoder, loaded, quantize=quantize, native_build=native_build, when_checked=when_checked, **sizes
+    )
     if quantize != "none":
         try:
             native = make()
@@ -129,26 +132,24 @@ def native_decoder(
     num_threads: int,
     quantize: Quantize = "none",
     native_build: bool = False,
+    when_checked: WhenChecked | None = None,
 ) -> NativeDecoder:
     """Make the native step of a model, and compile the library if that has not been done.
 
+    `when_checked` gets the description, and transformers' logits for the batches of the check, once it has passed.
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize, native_build=native_build)
-    batches = _batches(loaded, block_size)
     eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size)
     parameters: dict[int, AttentionParameters] = {}
     recording = EagerExecutor(loaded, eager.caches, _recording(eager.caches, parameters))
-    expected = [recording.forward(batch) for batch in batches]
-    native = NativeDecoder(
-        library, describe(loaded, parameters), num_threads=num_threads, num_blocks=num_blocks, block_size=block_size
-    )
-    limit = tolerance(loaded.dtype, is_quantized=quantize != "none")
-    for batch, logits in zip(batches, expected, strict=True):
-        found = difference(native.forward(batch), logits)
-        if not found <= limit:
-            raise NotKnown(f"its outputs differ by {found:.1%} from those of transformers' code")
+    expected = [recording.forward(batch) for batch in batches(loaded, block_size)]
+    decoder = describe(loaded, parameters)
+    native = NativeDecoder(library, decoder, num_threads=num_threads, num_blocks=num_blocks, block_size=block_size)
+    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=quantize != "none")
+    if when_checked is not None:
+        when_checked(decoder, expected)
     return native
 
 
@@ -168,20 +169,6 @@ def native_attention(
         num_blocks=num_blocks,
         block_size=block_size,
     )
-
-
-def _batches(loaded: LoadedModel, block_size: int) -> list[Batch]:
-    """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
-
-    At the last position rotary tables end, and values that grow with the position are large.
-    """
-    steps = (
-        prompt(_NUM_TOKENS - 1, loaded.vocab_size, block_size),
-        prompt(_NUM_TOKENS, loaded.vocab_size, block_size, start=_NUM_TOKENS - 1),
-    )
-    batches = [build_batch(step, block_size, loaded.device) for step in steps]
-    batches.append(replace(batches[-1], positions=torch.tensor([loaded.max_model_len - 1])))
-    return batches
 
 
 def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]) -> Backend:

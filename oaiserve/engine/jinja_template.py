@@ -1,0 +1,167 @@
+"""Chat templates as programs in Jinja, in a sandbox: they come with models, so they are not trusted.
+
+The language is transformers', for whose renderer they are written: its settings of Jinja, its functions, its names for
+what a message has. It is here because importing transformers takes longer than the rest of a start; tests compare the
+two. It must not know tokens or requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+Message = dict[str, Any]
+
+# The names that a message's reasoning goes by. Templates read the first one; those of gpt-oss read "thinking".
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` marks what the model has written, for training. Here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Dict:
+    """The function `dict` without the methods of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace without names that begin with an underscore, which could lead out of the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay free as a name
+        self, *given = args
+        values = dict(*given, **kwargs)
+        for name in values:
+            _refuse_private(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"Chat templates cannot have names that begin with an underscore, such as {name!r}.")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes what HTML does not allow."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+class JinjaTemplate:
+    """A template that renders messages."""
+
+    def __init__(self, source: str) -> None:
+        """Compile the template. Raises jinja2.TemplateSyntaxError."""
+        self._source = source
+        self._template = _environment().from_string(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text of the messages. `variables` may have tools and documents.
+
+        Raises ValueError for what no template could render, and whatever the template raises.
+        """
+        if not messages:
+            raise ValueError("There are no messages.")
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("The final message is either continued or answered, not both.")
+        prepared = [_prepared(message) for message in messages]
+        given = {"tools": None, "documents": None, **variables}
+        for name in ("tools", "documents"):
+            if given[name] is not None and not all(isinstance(item, dict) for item in given[name]):
+                raise ValueError(f"The {name} must be objects.")
+        continued = self._mark_end(prepared) if continue_final_message else ""
+        text = self._template.render(given | {"messages": prepared, "add_generation_prompt": add_generation_prompt})
+        return _cut_behind(text, continued) if continue_final_message else text
+
+    def _mark_end(self, messages: list[Message]) -> str:
+        """Mark the end of the final message's text, which is returned."""
+        final = messages[-1]
+        content = final.get("content")
+        if content is None or "content" not in self._source:
+            raise ValueError("The final message has no content that could be continued.")
+        if isinstance(content, list):
+            parts = [dict(part) for part in content]
+            part = next((part for part in reversed(parts) if "text" in part), None)
+            if part is None:
+                raise ValueError("The final message has no text that could be continued.")
+            text: str = part["text"]
+            part["text"], final["content"] = text + _END_OF_CONTINUED, parts
+        else:
+            text, final["content"] = content, content + _END_OF_CONTINUED
+        return text
+
+
+def _prepared(message: Mapping[str, Any]) -> Message:
+    """Return a message without keys whose value is None, which templates would print, and with its reasoning under
+    each name that templates read."""
+    prepared = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((prepared[name] for name in _REASONING if name in prepared), None)
+    if reasoning is not None:
+        prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+    return prepared
+
+
+def _cut_behind(text: str, continued: str) -> str:
+    """Return the text up to the mark, without it. The template may have stripped the final message."""
+    mark = _END_OF_CONTINUED.strip()
+    if continued.strip() not in text or mark not in text:
+        raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
+    end = text.rindex(mark)
+    kept = text[:end]
+    return kept if text[end:].startswith(_END_OF_CONTINUED) else kept.rstrip()

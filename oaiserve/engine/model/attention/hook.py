@@ -1,0 +1,71 @@
+"""How transformers' modelling code calls paged attention.
+
+transformers looks up `paged_attention` by its registered name, `ATTENTION`. It gets the step's attention and the caches
+as keyword arguments of the model's forward, so only that name is global.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from oaiserve.engine.model.attention import LayerCache, StepAttention
+from oaiserve.engine.model.batch import Batch
+
+ATTENTION = "oaiserve_paged"
+
+
+class AttentionCall(NamedTuple):
+    """The arguments that `paged_attention` needs in addition to a layer's own tensors."""
+
+    attention: StepAttention
+    caches: dict[int, LayerCache]  # by layer index
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, T, key_dim]
+    key: torch.Tensor,  # [1, kv_heads, T, key_dim]
+    value: torch.Tensor,  # [1, kv_heads, T, value_dim]
+    attention_mask: torch.Tensor | None,
+    *,
+    call: AttentionCall,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute a layer's attention in the form of transformers' attention functions.
+
+    The mask is not used: causality, windows and sequence bounds follow from the batch.
+    """
+    out = call.attention(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        call.caches[module.layer_idx],  # type: ignore[index]
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION, paged_attention)
+
+
+def run_model(model: PreTrainedModel, batch: Batch, **arguments: Any) -> torch.Tensor:
+    """Return the logits [R, vocab] of `batch.logits_rows`. `arguments` are passed on to the attention function."""
+    # The 4-dimensional mask is a dummy. It keeps transformers from building a mask, and from searching for sequence
+    # bounds, which would be a read-back from the device; the batch has these bounds already.
+    logits: torch.Tensor = model(
+        input_ids=batch.input_ids[None],
+        position_ids=batch.positions[None],
+        attention_mask=torch.empty(1, 1, 1, 1, device=batch.input_ids.device),
+        logits_to_keep=batch.logits_rows,
+        use_cache=False,
+        **arguments,
+    ).logits
+    return logits[0]

@@ -1,0 +1,41 @@
+"""The check of a native step: its logits must be those of transformers' code, in a prompt and in two decodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.spec import ModelSpec
+
+_NUM_TOKENS = 9
+
+
+def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
+    """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
+
+    At the last position rotary tables end, and values that grow with the position are large.
+    """
+    steps = (
+        prompt(_NUM_TOKENS - 1, spec.vocab_size, block_size),
+        prompt(_NUM_TOKENS, spec.vocab_size, block_size, start=_NUM_TOKENS - 1),
+    )
+    found = [build_batch(step, block_size, spec.device) for step in steps]
+    found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1])))
+    return found
+
+
+@torch.inference_mode()
+def refuse_unless_equal(
+    native: NativeDecoder, spec: ModelSpec, expected: list[torch.Tensor], *, block_size: int, is_quantized: bool
+) -> None:
+    """Raise NotKnown unless the native step computes `expected`, which are transformers' logits of the batches."""
+    limit = tolerance(spec.dtype, is_quantized=is_quantized)
+    for batch, logits in zip(batches(spec, block_size), expected, strict=True):
+        found = difference(native.forward(batch), logits)
+        if not found <= limit:
+            raise NotKnown(f"its outputs differ by {found:.1%} from those of transformers' code")

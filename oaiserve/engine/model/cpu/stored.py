@@ -1,0 +1,193 @@
+"""A description of a decoder as JSON and bytes, whose weights stay in the model's files.
+
+Tensors that are in a file as they are computed with are stored as their places in it. All others, such as norms in
+float32 and rotary tables, are stored themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.cpu.describe import (
+    MLP,
+    Attention,
+    AttentionParameters,
+    Decoder,
+    Layer,
+    Matrix,
+    Norm,
+    RotaryTable,
+)
+from oaiserve.engine.model.spec import KVShape
+
+# A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
+MOST_BYTES = 2**28
+_ALIGNMENT = 64
+_CLASSES = {
+    kind.__name__: kind
+    for kind in (MLP, Attention, AttentionParameters, Decoder, KVShape, Layer, Matrix, Norm, RotaryTable)
+}
+_SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _SAFETENSORS_DTYPES.values()}
+
+
+class TooLarge(Exception):
+    """Too much of the model is not in its files as it is computed with."""
+
+
+class _Weights(NamedTuple):
+    """A parameter of the model that is in a file as it is in memory."""
+
+    address: int
+    end: int
+    file: str
+    offset: int
+
+
+class StoredTensors:
+    """Collects tensors, and gives each a place: in a file of the model, or among the bytes `content`."""
+
+    def __init__(self, folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        self.content = bytearray()
+        in_files = _tensors_in(folder)
+        self._files = {name: torch.from_file(str(folder / name), size=_size(folder / name), dtype=torch.uint8)
+                       for name in {place[0] for place in in_files.values()}}  # fmt: skip
+        found = []
+        for name, parameter in parameters:
+            if name in in_files and parameter.is_contiguous():
+                file, offset, dtype, shape = in_files[name]
+                if (dtype, shape) == (parameter.dtype, list(parameter.shape)):
+                    address = parameter.data_ptr()
+                    found.append(_Weights(address, address + parameter.nbytes, file, offset))
+        self._weights = sorted(found)
+        self._places: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
+        self._kept: list[Tensor] = []  # so that no other tensor gets an address of these
+
+    def place(self, tensor: Tensor) -> dict[str, Any]:
+        """Return the place of a tensor, as `read_tensor` takes it. Raises TooLarge."""
+        tensor = tensor.contiguous()
+        key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
+        if key not in self._places:
+            self._kept.append(tensor)
+            place = self._place_in_file(tensor) or {"file": None, "offset": self._append(tensor)}
+            place |= {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+            self._places[key] = place
+        return self._places[key]
+
+    def _place_in_file(self, tensor: Tensor) -> dict[str, Any] | None:
+        index = bisect_right(self._weights, tensor.data_ptr(), key=lambda weights: weights.address) - 1
+        if index < 0 or tensor.data_ptr() + tensor.nbytes > self._weights[index].end:
+            return None
+        weights = self._weights[index]
+        offset = weights.offset + tensor.data_ptr() - weights.address
+        if offset % tensor.dtype.itemsize:
+            return None
+        in_file = self._files[weights.file][offset : offset + tensor.nbytes]
+        if not torch.equal(in_file, tensor.flatten().view(torch.uint8)):
+            return None
+        return {"file": weights.file, "offset": offset}
+
+    def _append(self, tensor: Tensor) -> int:
+        if len(self.content) + tensor.nbytes > MOST_BYTES:
+            raise TooLarge("its files have the weights in another form than it computes with")
+        self.content += bytes(-len(self.content) % _ALIGNMENT)
+        offset = len(self.content)
+        self.content += tensor.flatten().view(torch.uint8).numpy().tobytes()
+        return offset
+
+
+def to_json(part: Any, tensors: StoredTensors) -> Any:
+    """Return a description as JSON, in which each part that occurs several times is only once. Raises TooLarge."""
+    numbers: dict[int, int] = {}
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return {"tensor": tensors.place(part)}
+        if isinstance(part, list):
+            return [convert(item) for item in part]
+        if not is_dataclass(part):
+            return part
+        if id(part) in numbers:
+            return {"same": numbers[id(part)]}
+        numbers[id(part)] = len(numbers)
+        return {"is": type(part).__name__} | {field.name: convert(getattr(part, field.name)) for field in fields(part)}
+
+    return convert(part)
+
+
+class StoredFiles:
+    """Reads stored tensors, from the model's files and from the bytes of a record that begin at `start`."""
+
+    def __init__(self, folder: Path, content: bytearray, start: int) -> None:
+        self._folder, self._content, self._start = folder, content, start
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def read_tensor(self, place: Mapping[str, Any]) -> Tensor:
+        """Return the tensor at a place. Raises ValueError if it is outside of the file."""
+        dtype, shape, file = _DTYPES[place["dtype"]], place["shape"], place["file"]
+        content, start = (self._content, self._start) if file is None else (self._map(file), 0)
+        return torch.frombuffer(content, dtype=dtype, count=math.prod(shape), offset=start + place["offset"]).view(
+            shape
+        )
+
+    def give_back(self) -> None:
+        """Have the system drop the pages that were read. Those that are needed again are read again."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _map(self, name: str) -> mmap.mmap:
+        if name not in self._maps:
+            with (self._folder / name).open("rb") as file:
+                # The map is private, because torch warns of memory that it must not write to.
+                self._maps[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps[name].madvise(mmap.MADV_WILLNEED)
+        return self._maps[name]
+
+
+def from_json(stored: Any, files: StoredFiles) -> Any:
+    """Return what `to_json` was given. Raises KeyError, TypeError or ValueError for anything else."""
+    parts: list[Any] = []
+
+    def convert(stored: Any) -> Any:
+        if isinstance(stored, list):
+            return [convert(item) for item in stored]
+        if not isinstance(stored, dict):
+            return stored
+        if "tensor" in stored:
+            return files.read_tensor(stored["tensor"])
+        if "same" in stored:
+            return parts[stored["same"]]
+        number = len(parts)
+        parts.append(None)
+        values = {name: convert(value) for name, value in stored.items() if name != "is"}
+        parts[number] = _CLASSES[stored["is"]](**values)
+        return parts[number]
+
+    return convert(stored)
+
+
+def _tensors_in(folder: Path) -> dict[str, tuple[str, int, torch.dtype, list[int]]]:
+    """Return file, offset, dtype and shape of each tensor in the safetensors files of a folder."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__" and (dtype := _SAFETENSORS_DTYPES.get(tensor["dtype"])) is not None:
+                found[name] = (path.name, 8 + length + tensor["data_offsets"][0], dtype, tensor["shape"])
+    return found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size

@@ -1,0 +1,34 @@
+"""Starts a model that an earlier start has checked: the native step alone, without transformers."""
+
+from __future__ import annotations
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.profiler import TorchProfiler
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+
+
+def restart_runner(checked: CheckedModel, options: EngineOptions) -> Started:
+    """Make the runner of a model that has been checked.
+
+    Raises StartupError if there is no memory for what the options ask for, and NotRemembered if the native step does
+    not compute what it did.
+    """
+    spec, device = checked.spec, torch.device("cpu")
+    num_blocks = kv_blocks(spec, options, spec.max_model_len)
+    native = start_checked(
+        checked, options, num_blocks=num_blocks, num_threads=options.cpu_threads or default_threads()
+    )
+    return Started(
+        ModelRunner(native, device, options.block_size),
+        num_blocks,
+        longest_request(spec, num_blocks * options.block_size),
+        CPU_STEP_TOKENS,
+        TorchProfiler(device),
+        ranges=None,
+    )

@@ -1,0 +1,23 @@
+"""What the engine needs of a model that is ready to run steps, however it was started."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
+from oaiserve.engine.model.runner import ModelRunner
+
+# A step of so many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 2048
+
+
+class Started(NamedTuple):
+    """All that the engine needs of a model that is ready to run steps."""
+
+    runner: ModelRunner
+    num_blocks: int
+    max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
+    max_step_tokens_default: int
+    profiler: TorchProfiler
+    ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX

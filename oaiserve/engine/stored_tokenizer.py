@@ -1,0 +1,79 @@
+"""What transformers makes of a tokenizer's files, remembered: a later start reads it without transformers.
+
+It has the whole definition of the Rust tokenizer, as transformers has set it up, so ids and texts are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from oaiserve.private import NotPrivate
+from oaiserve.remembered import NotRemembered, Subject, recall, remember, start_of_content, subject
+
+log = logging.getLogger(__name__)
+
+_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_PACKAGES = ("oaiserve", "transformers", "tokenizers")
+
+
+@dataclass(slots=True)
+class StoredTokenizer:
+    """A tokenizer as it is remembered, under the names that transformers has for its parts."""
+
+    class_name: str
+    backend_tokenizer: RustTokenizer
+    length: int
+    split_special_tokens: bool
+    eos_token_id: int | None
+    special_tokens_map: dict[str, str]
+    chat_template: str | dict[str, str] | None
+    response_template: Mapping[str, Any] | None
+    is_fast: bool = True
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def tokenizer_subject(folder: Path) -> Subject | None:
+    """Return what the tokenizer of a folder depends on; None if it is not that folder's files alone."""
+    if not folder.is_dir() or (folder / "additional_chat_templates").exists():
+        return None
+    return subject("tokenizer", folder, _FILES, options={}, packages=_PACKAGES)
+
+
+def recall_tokenizer(asked: Subject) -> StoredTokenizer:
+    """Return the tokenizer as an earlier start has loaded it. Raises NotRemembered."""
+    found = recall(asked)
+    start = start_of_content(found)
+    definition = bytes(found.content[start : start + found.data["bytes"]])
+    try:
+        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **found.data["parts"])
+    except (TypeError, ValueError) as error:
+        raise NotRemembered(f"{found.path} has another form") from error
+
+
+def remember_tokenizer(asked: Subject, tokenizer: Any) -> None:
+    """Remember a tokenizer of transformers, if it has a Rust form and if the cache can be written."""
+    if not getattr(tokenizer, "is_fast", False):
+        return
+    definition = tokenizer.backend_tokenizer.to_str().encode()
+    response_template = getattr(tokenizer, "response_template", None)
+    parts = {
+        "class_name": type(tokenizer).__name__,
+        "length": len(tokenizer),
+        "split_special_tokens": tokenizer.split_special_tokens,
+        "eos_token_id": tokenizer.eos_token_id,
+        "special_tokens_map": tokenizer.special_tokens_map,
+        "chat_template": tokenizer.chat_template,
+        "response_template": dict(response_template) if response_template else None,
+    }
+    try:
+        remember(asked, {"parts": parts, "bytes": len(definition)}, definition)
+    except (NotPrivate, OSError, TypeError) as error:
+        log.info("The next start will load the tokenizer by transformers again: %s", error)

@@ -1,0 +1,200 @@
+"""A model that was checked starts again without transformers, computes the same, and is still compared."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import load
+from oaiserve.engine.model.cpu import build, stored
+from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
+from oaiserve.engine.model.cpu.describe import Decoder
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
+from oaiserve.engine.request import ChatPrompt, SamplingParams
+from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.remembered import NotRemembered, Subject
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
+from tests.engine.model.cpu.small_models import load as load_small
+from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_models import byte_tokenizer
+
+pytestmark = pytest.mark.compiler
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a small model. The cache is empty, apart from the library."""
+    libraries = build.build(torch.float32).parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    made = tmp_path / "model"
+    make_model(FAMILIES["llama"]).save_pretrained(made)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(made)
+    return made
+
+
+def answer(folder: Path, **options: Any) -> list[int]:
+    engine = Engine.from_pretrained(folder, **OPTIONS | options)
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+    with engine:
+        return engine.generate([[5, 9, 3, 17]], GREEDY)[0].token_ids
+
+
+def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return how the model has been started, since the last call."""
+    found = [record.message for record in caplog.records if record.name == "oaiserve.engine.engine"]
+    caplog.clear()
+    return [line for line in found if "transformers' code" in line]
+
+
+def subject_of(folder: Path, options: EngineOptions) -> Subject:
+    asked = checked_subject(folder, options)
+    assert asked is not None
+    return asked
+
+
+def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    expected = answer(folder)
+    (line,) = started_how(caplog)
+    assert line.endswith("is loaded: no earlier start has found it with these options")
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "load_model", None)
+        patch.setattr("oaiserve.engine.tokenizer._load", None)
+        assert answer(folder) == expected
+    (line,) = started_how(caplog)
+    assert line.startswith("Its native step computes what transformers' code did on ")
+    assert answer(folder, recheck=True) == expected
+    assert started_how(caplog) == []
+
+
+def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = answer(folder)
+    config = FAMILIES["llama"]
+    torch.manual_seed(7)
+    other = make_model(config)
+    with torch.no_grad():
+        other.get_input_embeddings().weight.normal_()
+    other.save_pretrained(folder)
+    started_how(caplog)
+    after = answer(folder)
+    assert started_how(caplog) == [
+        "The check of this model is not remembered, so transformers' code is loaded: model.safetensors has changed"
+    ]
+    assert after != before
+    assert answer(folder) == after
+
+
+def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Path) -> None:
+    answer(folder)
+    options = EngineOptions(**OPTIONS)
+    checked = recall_model(subject_of(folder, options), options)
+    start_checked(checked, options, num_blocks=4, num_threads=1)
+    other = checked._replace(expected=[logits * 1.01 for logits in checked.expected])
+    with pytest.raises(NotRemembered, match=r"its outputs differ by 1\.0% from those of transformers' code"):
+        start_checked(other, options, num_blocks=4, num_threads=1)
+
+
+def test_the_library_is_part_of_what_was_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(folder)
+    options = EngineOptions(**OPTIONS)
+    monkeypatch.setattr(build, "_cpu_features", lambda: "another CPU")
+    with pytest.raises(NotRemembered, match="the CPU, the compiler or the native code is another"):
+        recall_model(subject_of(folder, options), options)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"tensor_parallel": 2}, {"task": "embed"}])
+def test_nothing_is_remembered_of_what_the_native_step_is_not_for(folder: Path, options: dict[str, Any]) -> None:
+    assert checked_subject(folder, EngineOptions(**OPTIONS | options)) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
+    loaded = load_small(FAMILIES[family])
+    loaded.model.save_pretrained(tmp_path)
+    found: list[Decoder] = []
+    native_decoder(
+        loaded,
+        num_blocks=1,
+        block_size=BLOCK_SIZE,
+        num_threads=1,
+        when_checked=lambda decoder, _: found.append(decoder),
+    )
+    tensors = StoredTensors(tmp_path, loaded.model.named_parameters(remove_duplicate=False))
+    written = json.loads(json.dumps(to_json(found[0], tensors)))
+    read = from_json(written, StoredFiles(tmp_path, bytearray(b"x" * 64 + tensors.content), 64))
+    assert same(read, found[0])
+    for layer, before in zip(read.layers, found[0].layers, strict=True):
+        # Whether the MLP reads what attention reads is told by these two being one.
+        assert (layer.mlp_norm is layer.attention_norm) == (before.mlp_norm is before.attention_norm)
+    weights = sum(parameter.nbytes for parameter in loaded.model.parameters() if parameter.dim() == 2)
+    if not family.startswith(("gpt2", "gpt_bigcode", "gpt_neox", "persimmon")):  # whose weights are turned or sorted
+        assert sum(place_bytes(place) for place in places(written) if place["file"]) >= 0.9 * weights
+
+
+def test_weights_are_not_on_the_disk_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_small(FAMILIES["gpt2"])  # whose weights are the other way round in its file
+    loaded.model.save_pretrained(tmp_path)
+    monkeypatch.setattr(stored, "MOST_BYTES", 1000)
+    tensors = StoredTensors(tmp_path, loaded.model.named_parameters())
+    with pytest.raises(TooLarge, match="in another form"):
+        tensors.place(loaded.model.base_model.h[0].attn.c_attn.weight.T.contiguous())
+
+
+def test_a_tokenizer_that_is_remembered_is_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Tokenizer.from_pretrained(folder)
+    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    second = Tokenizer.from_pretrained(folder)
+    assert second.backend.to_str() == first.backend.to_str()
+    assert second.info == first.info
+    for name in ("vocab_size", "eos_token_id", "special_token_ids", "special_ids"):
+        assert getattr(second, name) == getattr(first, name)
+    prompt = ChatPrompt([{"role": "user", "content": "Hello, é!"}])
+    assert second.encode(prompt) == first.encode(prompt)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    if is_dataclass(one):
+        names = [field.name for field in fields(one)]
+        return type(one) is type(other) and all(same(getattr(one, name), getattr(other, name)) for name in names)
+    return bool(one == other)
+
+
+def places(written: Any) -> list[Any]:
+    if isinstance(written, list):
+        return [place for item in written for place in places(item)]
+    if not isinstance(written, dict):
+        return []
+    return [written["tensor"]] if "tensor" in written else places(list(written.values()))
+
+
+def place_bytes(place: Any) -> int:
+    return int(torch.Size(place["shape"]).numel()) * 4
