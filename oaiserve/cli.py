@@ -263,7 +263,10 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
         connections = allowed_connections(config.server)
         app = create_app(config, engine, connections=connections, log_limit=log_limit)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
-    # objects, and a full collection would stop all threads for a sixth of a second.
+    # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
+    # but the load of a model by transformers does.
+    if "transformers" in sys.modules:
+        gc.collect()
     gc.freeze()
     gc.enable()
     give_back()  # what the start has freed

@@ -235,7 +235,7 @@ class Engine:
         if source.is_local and source.gguf_file is None:
             with times.part("import of torch"):
                 from oaiserve.engine.model.cpu.checked import checked_subject
-                from oaiserve.engine.model.restart import restart_runner  # noqa: F401
+
             asked = checked_subject(Path(source.location), options)
             if asked is not None and not options.recheck:
                 try:
@@ -292,10 +292,10 @@ class Engine:
         meanwhile: Callable[[], object],
     ) -> Engine:
         """Make the engine of a model that an earlier start has checked. Raises NotRemembered."""
-        from oaiserve.engine.model.cpu.checked import recall_model
-        from oaiserve.engine.model.restart import restart_runner
-
         with times.part("what is remembered"):
+            from oaiserve.engine.model.cpu.checked import recall_model
+            from oaiserve.engine.model.restart import restart_runner
+
             checked = recall_model(asked, options)
         # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:

@@ -93,7 +93,8 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
 
     Raises NotRemembered if they differ, or if the native step cannot be made any more.
     """
-    torch.set_num_threads(NativeDecoder.torch_threads)
+    num_torch_threads = torch.get_num_threads()
+    torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
     try:
         library = Library(checked.spec.dtype, options.quantize, native_build=options.native_build)
         native = NativeDecoder(
@@ -107,6 +108,7 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
             is_quantized=options.quantize != "none",
         )
     except (BuildError, MemoryError, NotKnown) as error:
+        torch.set_num_threads(num_torch_threads)
         raise NotRemembered(str(error)) from error
     checked.files.give_back()
     return native

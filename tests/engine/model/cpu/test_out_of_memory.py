@@ -50,7 +50,7 @@ def fail_allocation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailAl
         patch.setenv("OAISERVE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(build, "FLAGS", [*flags, "-include", str(hook), "-Wl,-Bsymbolic"])
         library = build.load(torch.float32)
-        patch.setattr(build, "load", lambda *_: library)
+        patch.setattr(build, "load", lambda *_, **__: library)
         yield library.fail_allocation
 
 
