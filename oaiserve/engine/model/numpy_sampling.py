@@ -30,13 +30,14 @@ _ROUNDING = 1e-4
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
     all_logits = np.ascontiguousarray(logits.float().numpy())
-    best_ids = all_logits.argmax(axis=-1)  # the first NaN, if there is one
-    are_finite = np.isfinite(all_logits[np.arange(len(rows)), best_ids])
-    token_ids = best_ids.copy()
-    with np.errstate(over="ignore"):  # the lowest numbers of float32, divided by a low temperature, are -infinity
-        for index, row in enumerate(rows):
-            if are_finite[index] and not row.is_greedy:
-                token_ids[index] = _draw(all_logits[index], all_logits[index, best_ids[index]], row)
+    token_ids = all_logits.argmax(axis=-1)  # the best ids, or the first NaN
+    highest = all_logits[np.arange(len(rows)), token_ids]
+    are_finite = np.isfinite(highest)
+    drawn = [index for index, row in enumerate(rows) if not row.is_greedy and are_finite[index]]
+    if drawn:
+        with np.errstate(over="ignore"):  # the lowest float32, divided by a low temperature, is -infinity
+            for index in drawn:
+                token_ids[index] = _draw(all_logits[index], highest[index], rows[index])
     return torch.from_numpy(token_ids), torch.from_numpy(are_finite)
 
 
@@ -49,11 +50,11 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
         ids = np.flatnonzero(scaled >= np.float32(math.log(row.min_p)))
         scaled = scaled[ids]
     if 0 < row.top_k < len(scaled):
-        stay = _highest(scaled, None, row.top_k)
+        stay = _places_of_highest(scaled, None, row.top_k)
         ids, scaled = stay if ids is None else ids[stay], scaled[stay]
     if row.top_p < 1.0:
         weights = np.exp(scaled)
-        stay = _highest(scaled, weights, row.top_p * float(weights.sum(dtype=np.float64)))
+        stay = _places_of_highest(scaled, weights, row.top_p * float(weights.sum(dtype=np.float64)))
         ids, scaled = stay if ids is None else ids[stay], scaled[stay]
     bounds = _noise_bounds(row.seed, _mixed_ids(len(logits)) if ids is None else _mixed(ids))
     bounds += scaled
@@ -70,7 +71,7 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
     return -drawn
 
 
-def _highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
+def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
     """Return the places of the highest numbers whose weights reach the goal together, in ascending order.
 
     The numbers are at most 0. Without weights, each counts 1. Of equal numbers, the first stay. The numbers are put

@@ -25,8 +25,8 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
     are_finite = torch.empty(len(rows), dtype=torch.bool, device=device)
     for indices in by_kind.values():
-        index = on_device(indices, device)
-        token_ids[index], are_finite[index] = _sample_kind(logits[index], [rows[i] for i in indices])
+        places = on_device(indices, device)
+        token_ids[places], are_finite[places] = _sample_kind(logits[places], [rows[i] for i in indices])
     return token_ids, are_finite
 
 
