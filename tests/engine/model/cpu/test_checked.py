@@ -24,12 +24,14 @@ from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarg
 from oaiserve.engine.request import ChatPrompt, SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.remembered import NotRemembered, Subject
+from oaiserve.start_times import StartTimes
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.tokenizers_for_tests import CHATML
 from tools.random_models import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
+PARTS = ["import of torch", "what is remembered", "weights and check", "tokenizer"]
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -87,6 +89,14 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     assert line.startswith("Its native step computes what transformers' code did on ")
     assert answer(folder, recheck=True) == expected
     assert started_how(caplog) == []
+
+
+def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -> None:
+    answer(folder)
+    times, called = StartTimes(), []
+    answer(folder, times=times, meanwhile=lambda: called.append("meanwhile"))
+    assert called == ["meanwhile"]
+    assert [name for name in PARTS if name in str(times)] == PARTS
 
 
 def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
