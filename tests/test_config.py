@@ -91,6 +91,10 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"dtype": "int8"}, "--dtype is 'int8'"),
         ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
         ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
+        (
+            {"native_build": True, "compile": False},
+            "--native-build needs --compile: without it there is no native code.",
+        ),
         ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
         ({"block_size": 0}, "--block-size is 0"),
         ({"kv_blocks": 0}, "--kv-blocks is 0"),
