@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import httpx
+import httpx2
 from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
@@ -93,10 +94,13 @@ def event_schema(method: str, path: str) -> str | None:
     return _name(answer["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]) if "schema" in answer else None
 
 
-class CheckedStream(httpx.SyncByteStream):
-    """The bytes of a stream. When they have come, or the client has left, the events among them are checked."""
+class CheckedStream(httpx.SyncByteStream, httpx2.SyncByteStream):
+    """The bytes of a stream. When they have come, or the client has left, the events among them are checked.
 
-    def __init__(self, stream: httpx.SyncByteStream, schema: str) -> None:
+    The openai package has its own successor of httpx, which asks for a stream of its own kind.
+    """
+
+    def __init__(self, stream: httpx.SyncByteStream | httpx2.SyncByteStream, schema: str) -> None:
         self._stream = stream
         self._schema = schema
         self._text = b""

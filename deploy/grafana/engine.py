@@ -352,4 +352,22 @@ def _process() -> list[Panel]:
             ],
             span=4,
         ),
+        lines(
+            "Stored responses",
+            "Answers of /v1/responses in the store, and those dropped per second by reason. age: too old. room: others "
+            "needed it, so --response-store-number or --response-store-bytes is reached. size: larger than the store.",
+            "short",
+            [
+                Query(f"oaiserve_stored_responses{{{ENGINE}}}", "stored {{instance}}"),
+                Query(rate("oaiserve_stored_responses_dropped_total", ENGINE, "reason"), "{{reason}}"),
+            ],
+            span=8,
+        ),
+        lines(
+            "Size of the stored responses",
+            "Bytes of the answers in the store, and of their inputs.",
+            "bytes",
+            [Query(f"oaiserve_stored_response_bytes{{{ENGINE}}}", "{{instance}}")],
+            span=8,
+        ),
     ]

@@ -19,7 +19,7 @@ import yaml
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import serve_process
-from tests.e2e.load import calls
+from tests.e2e.load import TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
 
 pytestmark = pytest.mark.prometheus
@@ -27,6 +27,9 @@ pytestmark = pytest.mark.prometheus
 MODEL = "small"
 ENV = {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
 FLAGS = ("--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8", "--served-model-name", MODEL)
+FLAGS += ("--drafts", "lookup")
+# Nothing is drafted while others wait, so this one is sent when the rest has been answered.
+REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, "temperature": 0})
 VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
 
 BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
@@ -62,7 +65,8 @@ def prometheus(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             load = list(calls(round_))
             for _ in threads.map(lambda call: call.send(http), load):
                 pass
-            prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): round_ * len(load)})
+            REPEATING.send(http)
+            prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): round_ * (len(load) + 1)})
         prometheus.wait_for('count({__name__=~"oaiserve:slo_errors:.*"})', {frozenset(): 12})  # objectives x windows
         # A page cannot contain its own duration, so the first one lacks this series; and a rate needs two samples.
         samples = "count_over_time(oaiserve_scrape_duration_seconds_count[1m])"
