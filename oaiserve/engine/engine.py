@@ -307,8 +307,8 @@ class Engine:
             engine = cls._of(checked.spec, started.result(), tokenizer, grammars, options)
         grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
         log.info(
-            "The native step is ready: it computes what transformers' code did on %s, with the same files, versions and "
-            "CPU (--recheck asks that code again)",
+            "The native step is ready: it computes what transformers' code did on %s, with the same files, versions "
+            "and CPU (--recheck asks that code again)",
             checked.day,
         )
         return engine
