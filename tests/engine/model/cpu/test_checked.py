@@ -86,7 +86,7 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
         patch.setattr("oaiserve.engine.tokenizer._load", None)
         assert answer(folder) == expected
     (line,) = started_how(caplog)
-    assert line.startswith("Its native step computes what transformers' code did on ")
+    assert line.startswith("The native step is ready: it computes what transformers' code did on ")
     assert answer(folder, recheck=True) == expected
     assert started_how(caplog) == []
 
