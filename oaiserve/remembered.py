@@ -102,9 +102,8 @@ def recall(asked: Subject) -> Remembered:
     found = Remembered(header["data"], content, header["day"], path)
     if moved:  # so that the next start need not read them again
         files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in asked.stats.items()}
-        start = content.index(b"\n") + 1
         try:
-            _write(path, header | {"files": files}, bytes(content[start + -start % _ALIGNMENT : end]))
+            _write(path, header | {"files": files}, bytes(content[start_of_content(found) : end]))
         except OSError as error:
             log.debug("%s could not be renewed: %s", path, error)
     return found

@@ -26,7 +26,7 @@ PROBE_TOKENS = 3
 
 
 class StepTimes:
-    """How long steps take by their number of tokens, as measured lately: moving averages."""
+    """Moving averages of the time that steps have taken lately, by their number of tokens."""
 
     WEIGHT = 0.2  # of the newest step
     MOST_GROWTH = 2  # by one step, which may be slow for other reasons

@@ -1,4 +1,4 @@
-"""What transformers makes of a tokenizer's files, remembered: a later start reads it without transformers.
+"""Remembers what transformers makes of a tokenizer's files, so that a later start reads it without transformers.
 
 It has the whole definition of the Rust tokenizer, as transformers has set it up, so ids and texts are the same.
 """

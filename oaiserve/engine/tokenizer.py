@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class TokenizerData(Protocol):
-    """What is read of a tokenizer, under transformers' names."""
+    """The attributes of a tokenizer that are read, under transformers' names."""
 
     is_fast: bool
     split_special_tokens: bool

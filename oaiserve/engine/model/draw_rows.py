@@ -1,4 +1,4 @@
-"""What a draw depends on besides its logits, as data: a row of logits and its `DrawRow` make a token id.
+"""A draw as data: a row of logits and its `DrawRow` make a token id, and nothing else does.
 
 A row need not be the last of a chunk: several positions of one sequence are as many rows.
 """

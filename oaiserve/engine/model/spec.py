@@ -26,7 +26,7 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What serving needs to know of a model, apart from its weights."""
+    """The sizes and settings of a model that serving needs to know, apart from its weights."""
 
     name: str  # of its class in transformers
     device: torch.device

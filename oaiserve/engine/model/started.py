@@ -1,4 +1,4 @@
-"""What the engine needs of a model that is ready to run steps, however it was started."""
+"""`Started` holds a model that is ready to run steps, for the engine, however it was started."""
 
 from __future__ import annotations
 

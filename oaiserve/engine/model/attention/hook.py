@@ -1,4 +1,4 @@
-"""How transformers' modelling code calls paged attention.
+"""The function by which transformers' modelling code calls paged attention.
 
 transformers looks up `paged_attention` by its registered name, `ATTENTION`. It gets the step's attention and the caches
 as keyword arguments of the model's forward, so only that name is global.

@@ -1,4 +1,4 @@
-"""How the native code is compiled, and the kinds of CPU that a wheel has it for.
+"""The flags with which the native code is compiled, and the kinds of CPU that a wheel has it for.
 
 Stdlib only, because the build of a wheel imports it, too. It does not know where libraries lie.
 """
