@@ -76,9 +76,10 @@ MODEL_ROWS = {
     # the native step
     "cpu": "",
     "cpu.cores": "",
-    "cpu.variants": "",
-    "cpu.prebuilt": "cpu.variants",
-    "cpu.build": "cpu.prebuilt cpu.variants",
+    "cpu.amx": "",
+    "cpu.variants": "cpu.amx",
+    "cpu.prebuilt": "cpu.amx cpu.variants",
+    "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.describe": "spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",

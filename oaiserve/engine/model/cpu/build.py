@@ -23,7 +23,7 @@ import torch
 from oaiserve import private
 from oaiserve.cache import cache_folder
 from oaiserve.config import Quantize
-from oaiserve.engine.model.cpu import prebuilt, variants
+from oaiserve.engine.model.cpu import amx, prebuilt, variants
 from oaiserve.private import NotPrivate
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none", *, native_buil
     if not native_build and (path := prebuilt.find(kind)):
         return path
     compiler = _compiler()
-    parts = (_FORMAT, _version(compiler), *compiler[1:], *FLAGS, *variants.KINDS[kind], _cpu_features())
+    parts = (_FORMAT, _version(compiler), *compiler[1:], *_flags(kind), _cpu_features())
     digest = variants.digest(*parts, sources=SOURCES).hex()
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
@@ -84,8 +84,7 @@ def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
 def _compile(path: Path, dtype: torch.dtype, quantize: Quantize) -> Path:
     """Compile the library to this path, in a folder that is there for nothing else."""
     compiler = _compiler()
-    flags = [*FLAGS, *variants.KINDS[_kind(dtype, quantize)]]
-    command = [*compiler, *flags, str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
+    command = [*compiler, *_flags(_kind(dtype, quantize)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
     priority = ["nice", "-n", "10"] if shutil.which("nice") else []
     run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
@@ -116,6 +115,11 @@ def _kind(dtype: torch.dtype, quantize: Quantize) -> str:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
     return ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
+
+
+def _flags(kind: str) -> list[str]:
+    has_amx = prebuilt.usable_features() >= amx.FEATURES
+    return [*FLAGS, *([amx.FLAG] if has_amx else []), *variants.KINDS[kind]]
 
 
 def _compiler() -> list[str]:

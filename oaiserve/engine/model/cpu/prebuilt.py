@@ -12,6 +12,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from oaiserve.engine.model.cpu import amx
 from oaiserve.engine.model.cpu.variants import VARIANTS, Variant, is_sound, library_name, origin, origin_of
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def find(kind: str) -> Path | None:
     """Return the library of this kind for this CPU, or None. Why one of the wheel's cannot be used is logged."""
     if not FOLDER.is_dir():
         return None
-    variant = fitting(platform.machine(), cpu_features(CPUINFO))
+    variant = fitting(platform.machine(), usable_features())
     if variant is None:
         return None
     path = FOLDER / library_name(kind, variant)
@@ -48,6 +49,12 @@ def fitting(machine: str, features: frozenset[str]) -> Variant | None:
     else:
         log.warning("The wheel has no native code for %s", machine)
     return None
+
+
+def usable_features() -> frozenset[str]:
+    """Return what this machine's CPU has, without AMX if the system refuses it."""
+    features = cpu_features(CPUINFO)
+    return features if amx.is_usable(features) else features - amx.FEATURES
 
 
 def cpu_features(cpuinfo: Path) -> frozenset[str]:

@@ -9,6 +9,8 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+from oaiserve.engine.model.cpu import amx
+
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
 # What is compiled for a CPU: the end of a library's name, and the flags that make it.
@@ -37,9 +39,13 @@ class Variant(NamedTuple):
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_V4_BF16 = _V4 | {"avx512_bf16"}
+_V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16")
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", amx.FLAG)
 # From the best to the one that most CPUs can run. On aarch64 the sources use only what every CPU has.
 VARIANTS = (
-    Variant("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | amx.FEATURES),
+    Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
     Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
     Variant("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),

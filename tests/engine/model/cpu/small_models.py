@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu import amx, build, prebuilt
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder, start_native
 from oaiserve.engine.model.eager import EagerExecutor
@@ -24,6 +26,8 @@ from oaiserve.engine.tokenizer import Tokenizer
 from tools.random_models import SMALL, byte_tokenizer, random_model
 
 BLOCK_SIZE = 16
+EMULATOR = Path(__file__).parent / "amx_emulator.h"
+EMULATED_AMX = "emulated AMX"
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 _OWN_HEADS = {"num_key_value_heads": 4}  # each query head has its own keys
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
@@ -110,8 +114,23 @@ def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> Load
 
 
 @contextmanager
+def emulated_amx() -> Iterator[None]:
+    """Compile native code that calls an emulator in place of AMX's instructions."""
+    if "avx512_bf16" not in prebuilt.cpu_features(prebuilt.CPUINFO):
+        pytest.skip("code with AMX uses AVX512-BF16, too")
+    digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", [*build.FLAGS, amx.FLAG, f"-DEMULATOR={digest}", "-include", str(EMULATOR)])
+        yield
+
+
+@contextmanager
 def compiled_for(instructions: str) -> Iterator[None]:
-    """Compile native code for another CPU, whose instructions this one must have too."""
+    """Compile native code for another CPU, whose instructions this one must have too, except for AMX."""
+    if instructions == EMULATED_AMX:
+        with emulated_amx():
+            yield
+        return
     enough = ("AVX512",) if instructions == "x86-64-v4" else ("AVX2", "AVX512")
     if instructions != "native" and torch.backends.cpu.get_cpu_capability() not in enough:
         pytest.skip(f"code for {instructions} does not run on this CPU")

@@ -16,7 +16,15 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load, make_model, native
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    EMULATED_AMX,
+    compiled_for,
+    config,
+    load,
+    make_model,
+    native,
+)
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -83,13 +91,14 @@ def both(request: pytest.FixtureRequest) -> Both:
     return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
-def test_bfloat16_logits_of_another_cpus_code_are_close() -> None:
+@pytest.mark.parametrize("cpu", ["x86-64-v3", EMULATED_AMX])
+def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str) -> None:
     loaded = load(CONFIGS["grouped"], dtype=torch.bfloat16)
     ids = [(7 * i + 3) % loaded.vocab_size for i in range(90)]
     sequence = Sequence("", 0, ids, SamplingParams(), max_len=91)
     sequence.blocks = list(range(6))
     results = []
-    for instructions in ("native", "x86-64-v3"):
+    for instructions in ("native", cpu):
         with compiled_for(instructions), torch.inference_mode():
             decoder = native(loaded, num_blocks=8)
             for start, end in ((0, 89), (89, 90)):

@@ -21,7 +21,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, compiled_for, config, load, make_engine
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, EMULATED_AMX, compiled_for, config, load, make_engine
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -42,6 +42,8 @@ CASES = {
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
+    "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
+    "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
 }
 
 

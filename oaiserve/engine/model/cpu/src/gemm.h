@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "packs.h"
+#include "amx.h"
 
 namespace oaiserve {
 
@@ -88,8 +88,9 @@ void pack_columns(const Columns& columns, long n, long k, T* panels) {
   }
 }
 
-// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions. If a reader
-// IS_SCALED, its products are summed from zero on, and `scaled` sums are added to the sums before.
+// Reads the weights of a tile from a panel. Other kinds of weights have readers with the same functions, but `packs`
+// only if they are stored as `load` returns them. If a reader IS_SCALED, its products are summed from zero on, and
+// `scaled` sums are added to the sums before.
 template <class T>
 struct PanelReader {
   using Element = T;
@@ -98,6 +99,7 @@ struct PanelReader {
 
   PanelReader from(long step, long column) const { return {weights + (step * PANEL + column) * PACK<T>}; }
   Packs<T> load(long step, int v) const { return Packs<T>::load(weights + (step * PANEL + v * WIDTH) * PACK<T>); }
+  const T* packs(long step) const { return weights + step * PANEL * PACK<T>; }
 };
 
 // sums [ROWS, PANEL] = start + x [ROWS, k] times `steps` steps of TILE_COLUMNS columns of a panel. Each step prefetches
@@ -145,21 +147,26 @@ auto tile_for(int rows, std::integer_sequence<int, ROW...>) {
 
 // sums [rows, PANEL] = start + x [rows, k] times a block of a panel, in tiles of nearly the same height. The rows of
 // `start` are `start_stride` elements apart; 0: all sums start with the same row. Together, the tiles prefetch the
-// `ahead_bytes` at `ahead`.
+// `ahead_bytes` at `ahead`. With AMX, a `Tiles` must live on this thread, and `sums` have room for whole tiles of rows.
 template <class T, class Reader>
 void multiply_block(const T* x, long x_stride, long rows, long k, const Reader& reader, const float* start,
                     long start_stride, float* sums, const void* ahead, long ahead_bytes) {
-  const long steps = k / PACK<T>, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-  const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
+  const long steps = k / PACK<T>;
   const char* line = static_cast<const char*>(ahead);
-  for (long t = 0, row = 0; t < tiles; t++) {
-    const long height = rows / tiles + (t < rows % tiles);
-    const auto multiply = tile_for<Reader>(height, std::make_integer_sequence<int, TILE_ROWS>());
-    for (long c = 0; c < PANEL; c += TILE_COLUMNS)
-      multiply(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c, start_stride,
-               sums + row * PANEL + c, line, ahead_step);
-    row += height;
-    line += ahead_step * steps;
+  if constexpr (IS_TILED<T>) {
+    multiply_in_tiles(x, x_stride, rows, steps, reader, start, start_stride, sums, line, ahead_bytes);
+  } else {
+    const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const long ahead_step = (ahead_bytes + steps * tiles - 1) / std::max(steps * tiles, 1L);
+    for (long t = 0, row = 0; t < tiles; t++) {
+      const long height = rows / tiles + (t < rows % tiles);
+      const auto multiply = tile_for<Reader>(height, std::make_integer_sequence<int, TILE_ROWS>());
+      for (long c = 0; c < PANEL; c += TILE_COLUMNS)
+        multiply(x + row * x_stride, x_stride, reader.from(0, c), steps, start + row * start_stride + c, start_stride,
+                 sums + row * PANEL + c, line, ahead_step);
+      row += height;
+      line += ahead_step * steps;
+    }
   }
   if (k % PACK<T> != 0) {  // x has only a part of the last pack, and what follows in memory may be anything
     T last[BLOCK_ROWS * PACK<T>] = {};
@@ -187,8 +194,11 @@ void multiply_panel(const Linear<T>& w, const T* x, long x_stride, long rows, lo
   const PanelBias bias(w.bias, w.n, panel);
   const float* start = bias.values;
   long start_stride = 0;
+  // Where a block begins must not change which elements are multiplied at once.
+  constexpr long AT_ONCE = IS_TILED<T> ? TILE_STEPS : 1;
+  const auto begin = [&](long b) { return steps * b / blocks / AT_ONCE * AT_ONCE * PACK<T>; };
   for (long b = 0; b < blocks; b++) {
-    const long from = steps * b / blocks * PACK<T>, to = std::min(steps * (b + 1) / blocks * PACK<T>, w.k);
+    const long from = begin(b), to = b + 1 < blocks ? begin(b + 1) : w.k;
     const T* ahead = b + 1 < blocks ? weights + to * PANEL : w.panels + next * panel_size<T>(w.k);
     multiply_block(x + from, x_stride, rows, to - from, PanelReader<T>{weights + from * PANEL}, start, start_stride,
                    sums, ahead, panel_bytes / blocks);
@@ -245,6 +255,7 @@ long linear_items(const Weights& w, long rows, int threads) {
 template <class Weights, class T, class Store>
 void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
+  const Tiles<T> tiles;
   const long panels = panels_of(w.n);
   const Cut c = cut(panels, w.k, rows, threads);
   const long block = item / c.groups, group = item % c.groups;

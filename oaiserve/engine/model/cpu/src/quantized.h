@@ -112,6 +112,7 @@ struct GroupReader {
     else
       return Packs<T>::load(packs);
   }
+  const T* packs(long step) const requires std::is_same_v<Stored, T> { return weights + step * PANEL * PACK<T>; }
   Vector scaled(int v, Vector sum) const {
     Vector scale;
     for (int i = 0; i < WIDTH; i++) scale[i] = to_float(scales[v * WIDTH + i]);
@@ -124,6 +125,17 @@ template <class T>
 void expand(const int8_t* weights, long steps, T* out) {
   for (long i = 0; i < steps * PANEL * PACK<T>; i += LANES) store(out + i, load_int8<f32x16>(weights + i));
 }
+
+#if defined(__AVX512BF16__)
+// The same, two vectors in one instruction, which takes two thirds of the time.
+inline void expand(const int8_t* weights, long steps, bf16* out) {
+  constexpr long AT_ONCE = WIDTH * PACK<bf16>;
+  for (long i = 0; i < steps * PANEL * PACK<bf16>; i += AT_ONCE) {
+    const Packs<bf16> packs = packs_of(weights + i, bf16());
+    memcpy(out + i, &packs, sizeof(packs));
+  }
+}
+#endif
 
 // Multiplies as multiply_panel of gemm.h does. The sums over groups are added in the order of k.
 template <class T>

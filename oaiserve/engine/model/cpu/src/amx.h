@@ -1,0 +1,194 @@
+// Matrix products of bfloat16 in the tiles of AMX, which are registers of 16 rows of 64 bytes. There are none without
+// WITH_AMX, or if the compiler's target has no AMX.
+//
+// Every row goes through tiles, even a single one, because TDPBF16PS adds in an order of its own: it sums 32 elements
+// along k from zero on, those with even and odd indices apart, and adds both to the sum before. So the numbers of a row
+// do not depend on how many others there are.
+//
+// Panels of gemm.h are as tiles need them: 16 steps of a panel are 16 rows of 128 bytes. One tile takes the left
+// halves, and another the right ones.
+//
+// No CPU with AMX has run this yet. Tests run it in an emulator, and look for the instructions in what the compiler
+// makes of it.
+#pragma once
+
+#include <algorithm>
+
+#include "packs.h"
+
+namespace oaiserve {
+
+// Whether products of this type are computed in tiles.
+template <class T>
+constexpr bool IS_TILED = false;
+constexpr long TILE_STEPS = 16;  // steps along k that are multiplied at once
+
+// The tiles of a thread, which can be used as long as this object lives.
+template <class T>
+class Tiles {
+ public:
+  Tiles() {}
+};
+
+#if defined(WITH_AMX) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+
+template <>
+constexpr bool IS_TILED<bf16> = true;
+constexpr long TILE_HEIGHT = 16, TILE_BYTES = 64;  // the rows of a tile, and the length of one
+constexpr long TILE_FLOATS = TILE_BYTES / sizeof(float), TILE_ELEMENTS = TILE_BYTES / sizeof(bf16);
+constexpr long SUMS_STRIDE = 2 * TILE_FLOATS;           // of sums, whose columns are those of a panel
+constexpr long STEP_ELEMENTS = 2 * WIDTH * PACK<bf16>;  // of a panel
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfig WHOLE_TILES{};
+
+template <>
+class Tiles<bf16> {
+ public:
+  Tiles() { _tile_loadconfig(&WHOLE_TILES); }
+  ~Tiles() { _tile_release(); }  // torch configures tiles in its own way, and what is in use is saved with the thread
+  Tiles(const Tiles&) = delete;
+};
+
+// Rows of x for a whole tile: where they are, or a copy with zeros in place of what is missing.
+class TileRows {
+ public:
+  const bf16* data = nullptr;
+  long stride_bytes = 0;
+
+  void set(const bf16* x, long x_stride, long rows, long elements) {
+    data = x, stride_bytes = x_stride * long(sizeof(bf16));
+    if (rows >= TILE_HEIGHT && elements == TILE_ELEMENTS) return;
+    memset((void*)copy_, 0, sizeof(copy_));
+    for (long r = 0; r < std::min(rows, TILE_HEIGHT); r++)
+      memcpy(copy_ + r * TILE_ELEMENTS, x + r * x_stride, size_t(elements) * sizeof(bf16));
+    data = copy_, stride_bytes = TILE_BYTES;
+  }
+
+ private:
+  alignas(64) bf16 copy_[TILE_HEIGHT * TILE_ELEMENTS];
+};
+
+// Steps of a panel for whole tiles: where they are, or a copy, if they have to be converted or some are missing.
+class TileWeights {
+ public:
+  const bf16* data = nullptr;
+
+  template <class Reader>
+  void set(const Reader& reader, long step, long count) {
+    if constexpr (requires { reader.packs(step); }) {
+      data = reader.packs(step);
+      if (count == TILE_STEPS) return;
+    }
+    if (count < TILE_STEPS) memset((void*)copy_, 0, sizeof(copy_));
+    for (long i = 0; i < count; i++)
+      for (int v = 0; v < 2; v++) {
+        const Packs<bf16> packs = reader.load(step + i, v);
+        memcpy(copy_ + i * STEP_ELEMENTS + v * TILE_ELEMENTS, &packs, sizeof(packs));
+      }
+    data = copy_;
+  }
+
+ private:
+  alignas(64) bf16 copy_[TILE_STEPS * STEP_ELEMENTS];
+};
+
+// Loads a tile, whose number must be a literal. GCC's intrinsic does not say that it reads memory, so the compiler
+// could move stores past it.
+#define LOAD_TILE(tile, from, stride_bytes)  \
+  do {                                       \
+    asm volatile("" ::: "memory");           \
+    _tile_loadd(tile, from, stride_bytes);   \
+    asm volatile("" ::: "memory");           \
+  } while (false)
+
+// Adds to tiles 0 to 3 the products of up to 32 rows of x with `steps` steps of a panel: 0 and 1 have the left and the
+// right columns of the first 16 rows, and 2 and 3 those of the others. Each 16 steps prefetch `ahead_lines` lines.
+template <class Reader>
+void add_products(const bf16* x, long x_stride, long rows, const Reader& reader, long steps, const char* ahead,
+                  long ahead_lines) {
+  TileRows upper, lower;
+  TileWeights weights;
+  for (long step = 0; step < steps; step += TILE_STEPS, x += TILE_ELEMENTS) {
+    const long count = std::min(TILE_STEPS, steps - step), elements = count * PACK<bf16>;
+    weights.set(reader, step, count);
+    upper.set(x, x_stride, rows, elements);
+    if (rows > TILE_HEIGHT) lower.set(x + TILE_HEIGHT * x_stride, x_stride, rows - TILE_HEIGHT, elements);
+    for (long line = 0; line < ahead_lines; line++, ahead += 64) __builtin_prefetch(ahead);
+    LOAD_TILE(6, weights.data, STEP_ELEMENTS * sizeof(bf16));
+    LOAD_TILE(7, weights.data + TILE_ELEMENTS, STEP_ELEMENTS * sizeof(bf16));
+    LOAD_TILE(4, upper.data, upper.stride_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (rows <= TILE_HEIGHT) continue;
+    LOAD_TILE(5, lower.data, lower.stride_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+inline void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+inline void load_sums(const float* sums, long stride, long rows) {
+  const long bytes = stride * long(sizeof(float));
+  LOAD_TILE(0, sums, bytes);
+  LOAD_TILE(1, sums + TILE_FLOATS, bytes);
+  if (rows <= TILE_HEIGHT) return;
+  LOAD_TILE(2, sums + TILE_HEIGHT * stride, bytes);
+  LOAD_TILE(3, sums + TILE_HEIGHT * stride + TILE_FLOATS, bytes);
+}
+
+inline void store_sums(float* sums, long rows) {
+  constexpr long BYTES = SUMS_STRIDE * sizeof(float);
+  _tile_stored(0, sums, BYTES);
+  _tile_stored(1, sums + TILE_FLOATS, BYTES);
+  if (rows <= TILE_HEIGHT) return;
+  _tile_stored(2, sums + TILE_HEIGHT * SUMS_STRIDE, BYTES);
+  _tile_stored(3, sums + TILE_HEIGHT * SUMS_STRIDE + TILE_FLOATS, BYTES);
+}
+
+#undef LOAD_TILE
+
+// Does what multiply_block of gemm.h does, for x with a whole number of packs, while a `Tiles` lives on this thread. Up
+// to 15 rows behind those of `sums` and `start` are read and written, too, and what they hold does not matter.
+template <class Reader>
+void multiply_in_tiles(const bf16* x, long x_stride, long rows, long steps, const Reader& reader, const float* start,
+                       long start_stride, float* sums, const char* ahead, long ahead_bytes) {
+  constexpr long AT_ONCE = 2 * TILE_HEIGHT;
+  const long times = (rows + AT_ONCE - 1) / AT_ONCE, parts = (steps + TILE_STEPS - 1) / TILE_STEPS * times;
+  const long ahead_lines = (ahead_bytes / 64 + parts - 1) / std::max(parts, 1L);
+  for (long row = 0; row < rows; row += AT_ONCE, ahead += ahead_lines * 64 * (parts / times)) {
+    const float* from = start + row * start_stride;
+    float* to = sums + row * SUMS_STRIDE;
+    const long count = std::min(AT_ONCE, rows - row);
+    if constexpr (!Reader::IS_SCALED) {
+      load_sums(from, start_stride, count);
+      add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
+      store_sums(to, count);
+    } else {
+      alignas(64) float products[AT_ONCE * SUMS_STRIDE];
+      zero_sums();
+      add_products(x + row * x_stride, x_stride, count, reader, steps, ahead, ahead_lines);
+      store_sums(products, count);
+      for (long r = 0; r < count; r++)
+        for (int v = 0; v < 2; v++) {
+          const Vector scaled = reader.scaled(v, load_vector<Vector>(products + r * SUMS_STRIDE + v * WIDTH));
+          const Vector sum = load_vector<Vector>(from + r * start_stride + v * WIDTH) + scaled;
+          memcpy(to + r * SUMS_STRIDE + v * WIDTH, &sum, sizeof(Vector));
+        }
+    }
+  }
+}
+
+#endif
+
+}  // namespace oaiserve

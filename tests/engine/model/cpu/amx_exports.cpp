@@ -1,0 +1,19 @@
+// One product of tiles, as a library of its own, in which intrinsics are those of amx_emulator.h.
+
+#include "gemm.h"
+
+using namespace oaiserve;
+
+#pragma GCC visibility push(default)
+
+// sums [16, 16] += a [16, 32] times b [16, 16, 2], whose pairs are neighbours along k.
+extern "C" void add_products_of_tiles(const bf16* a, const bf16* b, float* sums) {
+  const Tiles<bf16> tiles;
+  _tile_loadd(0, sums, TILE_BYTES);
+  _tile_loadd(1, a, TILE_BYTES);
+  _tile_loadd(2, b, TILE_BYTES);
+  _tile_dpbf16ps(0, 1, 2);
+  _tile_stored(0, sums, TILE_BYTES);
+}
+
+#pragma GCC visibility pop

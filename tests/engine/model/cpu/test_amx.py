@@ -1,0 +1,121 @@
+"""Code with AMX: the emulator computes what Intel's manual says, and the compiler makes the instructions of AMX.
+
+That models compute the same with it is in test_native_batches.py, and that their numbers do not depend on their company
+in test_same_numbers.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.cpu import amx, build, prebuilt, variants
+from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
+
+LEAST_NORMAL = 2.0**-126
+WITH_AMX = frozenset({"avx512f", "amx_tile", "amx_bf16"})
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("amx") / "amx.so"
+    with compiled_for(EMULATED_AMX):
+        flags = [*build.FLAGS, f"-I{build.SOURCES}"]
+    source = Path(__file__).parent / "amx_exports.cpp"
+    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def add_products(emulated: ctypes.CDLL, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
+    """Return sums [16, 16] + a [16, 32] @ b [32, 16], as one instruction adds them."""
+    pairs = b.unflatten(0, (16, 2)).transpose(1, 2).contiguous()
+    out = sums.clone()
+    emulated.add_products_of_tiles(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, pairs, out)))
+    return out
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < LEAST_NORMAL, np.float32(0), x.astype(np.float32))
+
+
+def expected_sums(a: Tensor, b: Tensor, sums: Tensor) -> np.ndarray:
+    """Return what the manual says: FMAs over elements with even and odd indices apart, then two additions."""
+    x, y = (flushed(tensor.float().numpy()).astype(np.float64) for tensor in (a, b))
+    halves = []
+    for first in (0, 1):
+        half = np.zeros((16, 16), np.float32)
+        for k in range(first, 32, 2):
+            half = flushed((x[:, k, None] * y[k] + half).astype(np.float32))  # float64 has each of these sums exactly
+        halves.append(half)
+    return flushed(flushed(sums.numpy()) + flushed(halves[0] + halves[1]))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("scale", [1.0, 2.0**-64, 2.0**-100])  # products are normal, around the least normal, and zero
+def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctypes.CDLL, scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=generator) * scale for shape in ((16, 32), (32, 16)))
+    sums = torch.randn(16, 16, generator=generator) * scale**2
+    a, b = a.bfloat16(), b.bfloat16()
+    a[3, 5] = 1e-39  # counts as zero
+    found = add_products(emulated, a, b, sums)
+    np.testing.assert_array_equal(found.numpy(), expected_sums(a, b, sums))
+    if scale == 1:
+        in_one_order = sums + a.float() @ b.float()
+        assert not torch.equal(found, in_one_order)
+        torch.testing.assert_close(found, in_one_order)
+
+
+@pytest.mark.compiler
+def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
+    (variant,) = (variant for variant in variants.VARIANTS if variant.features >= amx.FEATURES)
+    source, assembly = tmp_path / "product.cpp", tmp_path / "product.s"
+    source.write_text(
+        '#include "gemm.h"\nusing namespace oaiserve;\n'
+        "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"
+        "  linear_item(w, x, 64, 40, 1, 0, [&](long, long column, f32x16 v) { store(out + column, v); });\n}\n"
+    )
+    flags = [*variants.FLAGS, *variant.flags, f"-I{build.SOURCES}"]
+    run = subprocess.run(["g++", *flags, "-S", str(source), "-o", str(assembly)], capture_output=True, text=True)
+    if "unrecognized" in run.stderr:
+        pytest.skip("this g++ has no AMX")
+    assert run.returncode == 0, run.stderr
+    found = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
+    assert found.keys() >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"}
+    assert not found["vdpbf16ps"], "a row that does not go through tiles would be summed in another order"
+
+
+# -- whether it may be used -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("may_use_tiles", [True, False])
+def test_a_cpu_has_amx_only_if_the_system_allows_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, may_use_tiles: bool
+) -> None:
+    monkeypatch.setattr(amx, "_may_use_tiles", lambda: may_use_tiles)
+    monkeypatch.setattr(prebuilt, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
+    assert prebuilt.usable_features() == (WITH_AMX if may_use_tiles else {"avx512f"})
+    assert (amx.FLAG in build._flags("bf16")) == may_use_tiles
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile\n")
+    assert amx.FLAG not in build._flags("bf16")
+
+
+def test_a_system_that_refuses_the_registers_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    if prebuilt.cpu_features(prebuilt.CPUINFO) >= amx.FEATURES:
+        pytest.skip("this CPU has AMX")
+    amx._may_use_tiles.cache_clear()
+    caplog.set_level(logging.WARNING)
+    assert not amx.is_usable(WITH_AMX)
+    (message,) = caplog.messages
+    assert message.startswith("AMX is not used, because the system refuses its registers: ")
+    amx._may_use_tiles.cache_clear()
