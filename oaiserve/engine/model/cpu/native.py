@@ -12,9 +12,9 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.describe import MLP, Attention, Decoder, Experts, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, Library, Normalize, Rotary, Routing, StepInput
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -39,6 +39,7 @@ class NativeDecoder:
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # the kind of each operation, in order
+        self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -105,7 +106,14 @@ class NativeDecoder:
         self._normed = self._elements(width)
         self._queries = self._elements(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
         self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
-        self._mlp = self._elements(max(len(layer.mlp.up.weight) for layer in decoder.layers))
+        mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
+        self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
+        if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
+            rows_each = max(mixture.router.top_k for mixture in mixtures)
+            self._scores = self._floats(_up(max(len(mixture.down) for mixture in mixtures)))
+            self._expert_rows = self._elements(width, rows_each)
+            self._expert_inner = self._elements(max(mixture.down.shape[2] for mixture in mixtures), rows_each)
+            self._expert_out = self._floats(width, rows_each)
         position = decoder.position_embedding
         self._operation(
             "embed",
@@ -132,14 +140,69 @@ class NativeDecoder:
         self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
         if not layer.is_parallel:
             self._norm(layer.mlp_norm)
-        activation = ACTIVATIONS.index(layer.mlp.activation)
-        if layer.mlp.gate is None:
-            weights = self._weights([layer.mlp.up])
-            self._operation("up", add.activate, self._normed, self._mlp, weights, activation)
+        if isinstance(layer.mlp, MLP):
+            self._mlp_inner(layer.mlp)
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
         else:
-            weights = self._gated_weights(layer.mlp.gate, layer.mlp.up)
-            self._operation("gate and up", add.gate, self._normed, self._mlp, weights, activation)
-        self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
+            self._mixture(layer.mlp, layer.mlp_out_norm, residual_scale)
+
+    def _mlp_inner(self, mlp: MLP) -> None:
+        activation = ACTIVATIONS.index(mlp.activation)
+        if mlp.gate is None:
+            weights = self._weights([mlp.up])
+            self._operation("up", self._library.activate, self._normed, self._mlp, weights, activation)
+        else:
+            weights = self._gated_weights(mlp.gate, mlp.up)
+            self._operation("gate and up", self._library.gate, self._normed, self._mlp, weights, activation)
+
+    def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
+        """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
+        add, router, width = self._library, experts.router, self._width
+        number = len(experts.down)
+        if number > MOST_EXPERTS:
+            raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
+        routing = Routing(
+            number,
+            router.top_k,
+            router.groups,
+            router.top_groups,
+            None if router.bias is None else self._keep(router.bias),
+            router.scale,
+            router.is_sigmoid,
+            router.adds_best_two,
+            router.renormalizes,
+        )
+        assignment = self._assignment(number, router.top_k)
+        weight = router.weight.to(experts.gate_up.dtype).contiguous()
+        index = add.add_router(self._handle, weight.data_ptr(), number, width)
+        self._operation("route", add.route, self._normed, self._scores, index, routing, assignment)
+        self._operation("route", add.sort_rows, assignment)
+        self._operation("route", add.gather_rows, self._normed, self._expert_rows, width, assignment)
+        activation = ACTIVATIONS.index(experts.activation)
+        gates = [self._gated_weights(*(Matrix(half, None) for half in both.chunk(2))) for both in experts.gate_up]
+        arguments = (self._expert_rows, self._expert_inner, gates[0], assignment, activation)
+        self._operation("gate and up", add.expert_gate, *arguments)
+        downs = [self._weights([Matrix(down, None)]) for down in experts.down]
+        self._operation("down", add.expert_project, self._expert_inner, self._expert_out, downs[0], assignment)
+        adds = norm is None
+        out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
+        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
+        if experts.shared is not None:
+            self._mlp_inner(experts.shared)
+            if experts.shared_gate is not None:
+                inner = len(experts.shared.up.weight)
+                gate = self._keep(experts.shared_gate)
+                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
+            weights = self._weights([experts.shared.down])
+            self._operation("down", add.project, self._mlp, out, weights, True, factor)
+        if norm is not None:
+            arguments = (self._branch, self._hidden, self._normalize(norm), scale)
+            self._operation("norm", add.add_norm, *arguments)
+
+    def _assignment(self, experts: int, top_k: int) -> int:
+        if (experts, top_k) not in self._assignments:
+            self._assignments[experts, top_k] = self._library.add_assignment(self._handle, experts, top_k)
+        return self._assignments[experts, top_k]
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
@@ -203,16 +266,20 @@ class NativeDecoder:
         bias = None if norm.bias is None else self._keep(norm.bias)
         return Normalize(self._keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
 
-    def _floats(self, width: int) -> int:
-        return self._library.add_floats(self._handle, _whole(width))  # type: ignore[no-any-return]
+    def _floats(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
-    def _elements(self, width: int) -> int:
-        return self._library.add_elements(self._handle, _whole(width))  # type: ignore[no-any-return]
+    def _elements(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def _keep(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _up(width: int) -> int:
+    return -(-width // LANES) * LANES
 
 
 def _whole(width: int) -> int:

@@ -29,6 +29,8 @@ _OWN_HEADS = {"num_key_value_heads": 4}  # each query head has its own keys
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+MOE = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+GROUPED_MOE = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -81,13 +83,23 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
+    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
+    "qwen3_moe": config("qwen3_moe", **MOE, norm_topk_prob=True, head_dim=32, mlp_only_layers=[1]),
+    "qwen2_moe": config(  # an expert that all tokens share, of which a gate decides how much
+        "qwen2_moe", **MOE, shared_expert_intermediate_size=48
+    ),
+    "olmoe": config("olmoe", **{**MOE, "intermediate_size": 32}),
+    "granitemoe": config(
+        "granitemoe", **EXPERTS, embedding_multiplier=3.0, residual_multiplier=0.3, logits_scaling=2.0
+    ),
+    "glm4_moe": config(  # groups of experts, chosen by sigmoids with a bias, and a shared expert
+        "glm4_moe", **GROUPED_MOE, num_experts_per_tok=3, routed_scaling_factor=1.5, use_qk_norm=True, **_OWN_HEADS
+    ),
+    "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
 }
 # The families of which the native library supports only attention.
 MIXTURES: dict[str, PreTrainedConfig] = {
-    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
-    "qwen3_moe": config(
-        "qwen3_moe", num_experts_per_tok=2, num_experts=4, moe_intermediate_size=32, decoder_sparse_step=1, head_dim=32
-    ),
+    "phimoe": config("phimoe", **EXPERTS, sliding_window=None),
 }
 
 
