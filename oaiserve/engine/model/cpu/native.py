@@ -132,7 +132,6 @@ class NativeDecoder:
         self._operation("logits", add.logits, last, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
-        add = self._library
         self._norm(layer.attention_norm)
         self._attention(layer.attention)
         if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
@@ -196,8 +195,7 @@ class NativeDecoder:
             weights = self._weights([experts.shared.down])
             self._operation("down", add.project, self._mlp, out, weights, True, factor)
         if norm is not None:
-            arguments = (self._branch, self._hidden, self._normalize(norm), scale)
-            self._operation("norm", add.add_norm, *arguments)
+            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
 
     def _assignment(self, experts: int, top_k: int) -> int:
         if (experts, top_k) not in self._assignments:
