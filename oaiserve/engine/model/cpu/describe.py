@@ -74,14 +74,30 @@ class AttentionParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentProjection:
+    """Queries, keys and values that are computed by way of short latent vectors (multi-head latent attention).
+
+    Each head's key ends with numbers that all heads share, and only these are rotated, as are those of queries.
+    """
+
+    query_down: Matrix | None  # None: `query` multiplies the hidden state
+    query_norm: Norm | None  # of what `query_down` gives
+    query: Matrix
+    down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
+    norm: Norm  # of the latent vector
+    up: Matrix  # its rows make the other numbers of the keys of all heads, and then all values
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    qkv: list[Matrix]  # one matrix, or three whose rows follow each other
+    qkv: list[Matrix] | LatentProjection  # one matrix, or three whose rows follow each other
     out: Matrix
     heads: int
     shape: KVShape
     query_norm: Norm | None  # as wide as one head, which it norms separately, or as all heads together
     key_norm: Norm | None
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
+    rotary_offset: int  # of the first number of each head that is rotated
     parameters: AttentionParameters
 
 
@@ -224,11 +240,15 @@ class _Reader:
 
     def _attention(self, index: int, attention: Module) -> Attention:
         shape = self._loaded.kv_shapes[index]
-        qkv = self._qkv(attention, shape)
-        rows = sum(len(matrix.weight) for matrix in qkv)
-        heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
-        if rest or heads < 1 or heads % shape.kv_heads:
-            raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
+        qkv: list[Matrix] | LatentProjection
+        if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
+            qkv, heads = self._latent(attention), shape.kv_heads
+        else:
+            qkv = self._qkv(attention, shape)
+            rows = sum(len(matrix.weight) for matrix in qkv)
+            heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
+            if rest or heads < 1 or heads % shape.kv_heads:
+                raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
         return Attention(
             qkv=qkv,
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
@@ -237,6 +257,7 @@ class _Reader:
             query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
             key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
             rotary=self._rotary(index, attention),
+            rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             parameters=self._parameters[index],
         )
 
@@ -248,6 +269,38 @@ class _Reader:
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
             return [self._matrix(together)]
         return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+
+    def _latent(self, attention: Module) -> LatentProjection:
+        own, shared, values = attention.qk_nope_head_dim, attention.qk_rope_head_dim, attention.v_head_dim
+        # Some families rotate pairs of neighbours, and put the results where pairs of halves would be.
+        order = torch.arange(shared)
+        if getattr(self._config, "rope_interleave", False):
+            order = torch.cat([order[::2], order[1::2]])
+
+        def reordered(matrix: Matrix, before: int) -> Matrix:
+            """Reorder the last rows of each head, which has `before` others."""
+            rows = torch.arange(len(matrix.weight)).view(-1, before + shared)
+            rows = torch.cat([rows[:, :before], rows[:, before:][:, order]], dim=1).flatten()
+            return Matrix(matrix.weight[rows], None if matrix.bias is None else matrix.bias[rows])
+
+        down = self._matrix(attention.kv_a_proj_with_mqa)
+        up = self._matrix(self._child(attention, "kv_b_proj"))
+        if up.bias is not None or len(up.weight) % (own + values) or len(down.weight) <= shared:
+            raise NotKnown("its latent attention has sizes that do not fit together")
+        by_head = up.weight.unflatten(0, (-1, own + values))
+        up = Matrix(torch.cat([by_head[:, :own].flatten(0, 1), by_head[:, own:].flatten(0, 1)]), None)
+        query_down = self._child(attention, "q_a_proj", optional=True)
+        query = self._matrix(self._child(attention, *("q_proj",) if query_down is None else ("q_b_proj",)))
+        if len(query.weight) % (own + shared):
+            raise NotKnown("its latent attention has sizes that do not fit together")
+        return LatentProjection(
+            query_down=None if query_down is None else self._matrix(query_down),
+            query_norm=self._norm_of(attention, "q_a_layernorm"),
+            query=reordered(query, own),
+            down=reordered(down, len(down.weight) - shared),
+            norm=self._norm(self._child(attention, "kv_a_layernorm")),
+            up=up,
+        )
 
     def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
@@ -262,6 +315,10 @@ class _Reader:
         if layer_type not in self._rotary_tables:
             positions = torch.arange(self._loaded.max_model_len)[None]
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
+            if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
+                real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
+                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True)
+                return self._rotary_tables[layer_type]
             cosines, sines = (_of_pairs(table[0]) for table in tables)
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
@@ -396,9 +453,26 @@ def _fits(layer: Layer, width: int) -> bool:
     ]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and all(matrix.weight.shape[1] == width for matrix in attention.qkv)
+        and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
         and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
+    )
+
+
+def _fits_projection(attention: Attention, width: int) -> bool:
+    qkv, shape = attention.qkv, attention.shape
+    if isinstance(qkv, list):
+        return all(matrix.weight.shape[1] == width for matrix in qkv)
+    own, rank = attention.rotary_offset, len(qkv.norm.weight)
+    query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
+    return (
+        attention.rotary is not None
+        and own + 2 * attention.rotary.cosines.shape[1] == shape.key_dim
+        and (qkv.query_down is None or qkv.query_down.weight.shape[1] == width)
+        and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
+        and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
+        and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
+        and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
     )
 
 

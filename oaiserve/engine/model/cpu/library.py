@@ -31,7 +31,13 @@ class Normalize(Structure):
 class Rotary(Structure):
     """A rotary position embedding of queries and keys. Without cosines, nothing is rotated."""
 
-    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("dim", c_long), ("interleaved", c_bool))
+    _fields_ = (
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("offset", c_long),
+        ("dim", c_long),
+        ("interleaved", c_bool),
+    )
 
 
 class Routing(Structure):
@@ -116,6 +122,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "expert_project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX), _INDEX),
     "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_float), _INDEX),
     "scale_rows": ((_DECODER, _INDEX, _INDEX, _POINTER, c_long, c_long), _INDEX),
+    "spread_keys": ((_DECODER, _INDEX, _INDEX, _INDEX, *(c_long,) * 5), _INDEX),
     "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),

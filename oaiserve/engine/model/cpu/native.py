@@ -12,7 +12,17 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.describe import MLP, Attention, Decoder, Experts, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.describe import (
+    MLP,
+    Attention,
+    Decoder,
+    Experts,
+    LatentProjection,
+    Layer,
+    Matrix,
+    Norm,
+    NotKnown,
+)
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, Library, Normalize, Rotary, Routing, StepInput
 from oaiserve.engine.model.kv_cache import copy_blocks
@@ -102,9 +112,13 @@ class NativeDecoder:
         attention = [layer.attention for layer in decoder.layers]
         self._hidden = self._floats(width)
         self._branch = self._floats(width)
-        self._qkv = self._floats(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        widest = max(
+            layer.heads * layer.shape.key_dim + layer.shape.kv_heads * (layer.shape.key_dim + layer.shape.value_dim)
+            for layer in attention
+        )
+        self._qkv = self._floats(widest)
         self._normed = self._elements(width)
-        self._queries = self._elements(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        self._queries = self._elements(max(layer.heads * layer.shape.key_dim for layer in attention))
         self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
         mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
         self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
@@ -114,6 +128,11 @@ class NativeDecoder:
             self._expert_rows = self._elements(width, rows_each)
             self._expert_inner = self._elements(max(mixture.down.shape[2] for mixture in mixtures), rows_each)
             self._expert_out = self._floats(width, rows_each)
+        if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
+            downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
+            self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
+            self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
+            self._expanded = self._floats(max(len(qkv.up.weight) for qkv in latent))
         position = decoder.position_embedding
         self._operation(
             "embed",
@@ -210,16 +229,39 @@ class NativeDecoder:
     def _attention(self, attention: Attention) -> None:
         add, parameters = self._library, attention.parameters
         cache = self._cache(attention)
-        self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
+        if isinstance(attention.qkv, LatentProjection):
+            self._latent_projection(attention, attention.qkv)
+        else:
+            self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
         rotary = Rotary()
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
-            rotary = Rotary(self._keep(table.cosines), self._keep(table.sines), 2 * pairs, table.is_interleaved)
+            tables = (self._keep(table.cosines), self._keep(table.sines))
+            rotary = Rotary(*tables, attention.rotary_offset, 2 * pairs, table.is_interleaved)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
         arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap)
         self._operation("attention", add.attend, *arguments)
+
+    def _latent_projection(self, attention: Attention, qkv: LatentProjection) -> None:
+        add, own, rank = self._library, attention.rotary_offset, len(qkv.norm.weight)
+        shape, x = attention.shape, self._normed
+        if qkv.query_down is not None:
+            self._project("qkv", x, self._latent, qkv.query_down)
+            width = len(qkv.query_down.weight)
+            normalize = Normalize(width=width) if qkv.query_norm is None else self._normalize(qkv.query_norm)
+            self._operation("norm", add.norm, self._latent, self._normed_latent, normalize, False)
+            x = self._normed_latent
+        self._project("qkv", x, self._qkv, qkv.query)
+        self._project("qkv", self._normed, self._latent, qkv.down)
+        self._operation("norm", add.norm, self._latent, self._normed_latent, self._normalize(qkv.norm), False)
+        self._project("qkv", self._normed_latent, self._expanded, qkv.up)
+        sizes = (attention.heads, own, shape.key_dim - own, shape.value_dim, rank)
+        self._operation("qkv", add.spread_keys, self._expanded, self._latent, self._qkv, *sizes)
+
+    def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
+        self._operation(name, self._library.project, x, out, self._weights([matrix]), False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
         shape, dtype, size = attention.shape, attention.out.weight.dtype, self._block_size

@@ -24,6 +24,7 @@ from oaiserve.engine.model.cpu.describe import (
     AttentionParameters,
     Decoder,
     Experts,
+    LatentProjection,
     Layer,
     Matrix,
     Norm,
@@ -38,7 +39,8 @@ _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, Attention, AttentionParameters, Decoder, Experts, KVShape, Layer, Matrix, Norm, RotaryTable, Router),
+        *(MLP, Attention, AttentionParameters, Decoder, Experts, KVShape, LatentProjection, Layer, Matrix, Norm),
+        *(RotaryTable, Router),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

@@ -31,6 +31,16 @@ _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attent
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 MOE = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 GROUPED_MOE = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+# Keys and values that come from latent vectors, and a first layer without experts.
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,  # of rotary tables
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -95,6 +105,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "glm4_moe": config(  # groups of experts, chosen by sigmoids with a bias, and a shared expert
         "glm4_moe", **GROUPED_MOE, num_experts_per_tok=3, routed_scaling_factor=1.5, use_qk_norm=True, **_OWN_HEADS
     ),
+    "deepseek_v2": config("deepseek_v2", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=None),
+    "deepseek_v3": config("deepseek_v3", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=24),
     "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
 }
 # The families of which the native library supports only attention.

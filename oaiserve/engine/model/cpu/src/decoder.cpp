@@ -303,6 +303,12 @@ long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* wei
                                            values_width);
 }
 
+long oaiserve_spread_keys(Decoder* decoder, long own_numbers, long latent, long qkv, long heads, long own, long shared,
+                          long value_dim, long rank) {
+  return add_operation<SpreadKeys>(*decoder, decoder->floats[own_numbers], decoder->floats[latent],
+                                   decoder->floats[qkv], heads, own, shared, value_dim, rank);
+}
+
 long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
                       Normalize query_norm, Normalize key_norm) {
   return add_operation<Prepare<Element>>(*decoder, decoder->floats[qkv], decoder->elements[queries],
