@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -72,14 +74,30 @@ class AttentionParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentProjection:
+    """Queries, keys and values that are computed by way of short latent vectors (multi-head latent attention).
+
+    Each head's key ends with numbers that all heads share, and only these are rotated, as are those of queries.
+    """
+
+    query_down: Matrix | None  # None: `query` multiplies the hidden state
+    query_norm: Norm | None  # of what `query_down` gives
+    query: Matrix
+    down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
+    norm: Norm  # of the latent vector
+    up: Matrix  # its rows make the other numbers of the keys of all heads, and then all values
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    qkv: list[Matrix]  # one matrix, or three whose rows follow each other
+    qkv: list[Matrix] | LatentProjection  # one matrix, or three whose rows follow each other
     out: Matrix
     heads: int
     shape: KVShape
     query_norm: Norm | None  # as wide as one head, which it norms separately, or as all heads together
     key_norm: Norm | None
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
+    rotary_offset: int  # of the first number of each head that is rotated
     parameters: AttentionParameters
 
 
@@ -92,12 +110,54 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """How the experts of a token are chosen, and what weight each one gets; src/experts.h computes it."""
+
+    weight: Tensor  # [experts, width]
+    bias: Tensor | None  # float32 [experts], added to the scores for the choice alone
+    top_k: int
+    groups: int  # experts are chosen within the best groups
+    top_groups: int
+    is_sigmoid: bool  # else softmax
+    adds_best_two: bool  # a group is as good as its two best experts together, else as the best one
+    renormalizes: bool
+    scale: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the weights float32 [tokens, experts] for x float32 [tokens, width], 0 for those not chosen."""
+        logits = x @ self.weight.float().T
+        scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
+        worth = scores if self.bias is None else scores + self.bias
+        by_group = worth.unflatten(-1, (self.groups, -1))
+        best = by_group.topk(min(2, by_group.shape[-1]) if self.adds_best_two else 1).values.sum(-1)
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, best.topk(self.top_groups).indices, False)
+        worth = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+        chosen = worth.topk(self.top_k).indices
+        weights = scores.gather(-1, chosen)
+        if self.renormalizes:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return torch.zeros_like(scores).scatter(-1, chosen, weights * self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, each of which is a gated MLP without biases."""
+
+    router: Router
+    gate_up: Tensor  # [experts, 2 * inner, width], the rows of gates first
+    down: Tensor  # [experts, width, inner]
+    activation: str  # a name in library.ACTIVATIONS
+    shared: MLP | None  # an MLP that computes all tokens
+    shared_gate: Tensor | None  # float32 [width], whose product with a token decides how much of `shared` it gets
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
     attention: Attention
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: MLP
+    mlp: MLP | Experts
     mlp_out_norm: Norm | None
     is_parallel: bool  # the MLP reads the hidden state that attention reads, without what attention adds to it
 
@@ -173,18 +233,22 @@ class _Reader:
             attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp(self._child(layer, "mlp")),
+            mlp=self._mlp_or_experts(self._child(layer, "mlp", "block_sparse_moe")),
             mlp_out_norm=self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm"),
             is_parallel=is_parallel,
         )
 
     def _attention(self, index: int, attention: Module) -> Attention:
         shape = self._loaded.kv_shapes[index]
-        qkv = self._qkv(attention, shape)
-        rows = sum(len(matrix.weight) for matrix in qkv)
-        heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
-        if rest or heads < 1 or heads % shape.kv_heads:
-            raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
+        qkv: list[Matrix] | LatentProjection
+        if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
+            qkv, heads = self._latent(attention), shape.kv_heads
+        else:
+            qkv = self._qkv(attention, shape)
+            rows = sum(len(matrix.weight) for matrix in qkv)
+            heads, rest = divmod(rows - shape.kv_heads * (shape.key_dim + shape.value_dim), shape.key_dim)
+            if rest or heads < 1 or heads % shape.kv_heads:
+                raise NotKnown(f"its projections have {rows} rows, which make no whole heads")
         return Attention(
             qkv=qkv,
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
@@ -193,6 +257,7 @@ class _Reader:
             query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
             key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
             rotary=self._rotary(index, attention),
+            rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
             parameters=self._parameters[index],
         )
 
@@ -204,6 +269,38 @@ class _Reader:
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
             return [self._matrix(together)]
         return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+
+    def _latent(self, attention: Module) -> LatentProjection:
+        own, shared, values = attention.qk_nope_head_dim, attention.qk_rope_head_dim, attention.v_head_dim
+        # Some families rotate pairs of neighbours, and put the results where pairs of halves would be.
+        order = torch.arange(shared)
+        if getattr(self._config, "rope_interleave", False):
+            order = torch.cat([order[::2], order[1::2]])
+
+        def reordered(matrix: Matrix, before: int) -> Matrix:
+            """Reorder the last rows of each head, which has `before` others."""
+            rows = torch.arange(len(matrix.weight)).view(-1, before + shared)
+            rows = torch.cat([rows[:, :before], rows[:, before:][:, order]], dim=1).flatten()
+            return Matrix(matrix.weight[rows], None if matrix.bias is None else matrix.bias[rows])
+
+        down = self._matrix(attention.kv_a_proj_with_mqa)
+        up = self._matrix(self._child(attention, "kv_b_proj"))
+        if up.bias is not None or len(up.weight) % (own + values) or len(down.weight) <= shared:
+            raise NotKnown("its latent attention has sizes that do not fit together")
+        by_head = up.weight.unflatten(0, (-1, own + values))
+        up = Matrix(torch.cat([by_head[:, :own].flatten(0, 1), by_head[:, own:].flatten(0, 1)]), None)
+        query_down = self._child(attention, "q_a_proj", optional=True)
+        query = self._matrix(self._child(attention, *("q_proj",) if query_down is None else ("q_b_proj",)))
+        if len(query.weight) % (own + shared):
+            raise NotKnown("its latent attention has sizes that do not fit together")
+        return LatentProjection(
+            query_down=None if query_down is None else self._matrix(query_down),
+            query_norm=self._norm_of(attention, "q_a_layernorm"),
+            query=reordered(query, own),
+            down=reordered(down, len(down.weight) - shared),
+            norm=self._norm(self._child(attention, "kv_a_layernorm")),
+            up=up,
+        )
 
     def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
@@ -218,12 +315,69 @@ class _Reader:
         if layer_type not in self._rotary_tables:
             positions = torch.arange(self._loaded.max_model_len)[None]
             tables = rotary(torch.zeros(1), positions, *([] if layer_type is None else [layer_type]))
+            if isinstance(tables, Tensor) and tables.is_complex():  # which turns pairs of neighbours
+                real, imaginary = torch.view_as_real(tables[0]).float().unbind(-1)
+                self._rotary_tables[layer_type] = RotaryTable(real.contiguous(), imaginary.contiguous(), True)
+                return self._rotary_tables[layer_type]
             cosines, sines = (_of_pairs(table[0]) for table in tables)
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
         return self._rotary_tables[layer_type]
+
+    def _mlp_or_experts(self, mlp: Module) -> MLP | Experts:
+        experts = self._child(mlp, "experts", optional=True)
+        if experts is None:
+            return self._mlp(mlp)
+        shared = self._child(mlp, "shared_experts", "shared_expert", optional=True)
+        shared_gate = self._child(mlp, "shared_expert_gate", optional=True)
+        for name in ("gate_up_proj_bias", "down_proj_bias"):
+            if getattr(experts, name, None) is not None:
+                raise NotKnown("its experts have biases")
+        return Experts(
+            router=self._router(self._child(mlp, "gate", "router")),
+            gate_up=self._weights(experts, "gate_up_proj"),
+            down=self._weights(experts, "down_proj"),
+            activation=_activation(self._child(experts, "act_fn")),
+            shared=None if shared is None else self._mlp(shared),
+            shared_gate=None if shared_gate is None else self._matrix(shared_gate).weight[0].float(),
+        )
+
+    def _router(self, router: Module) -> Router:
+        """Find out what the router does from its outputs, because families differ in it, and in names."""
+        weight = self._parameter(router, "weight")
+        bias = None
+        for module in router.modules():
+            if (found := getattr(module, "e_score_correction_bias", None)) is not None:
+                bias = found.detach().float().flatten()
+                self._read.add(id(found))
+        groups = int(self._child(router, "num_group", optional=True) or 1)
+        plain = Router(
+            weight=weight,
+            bias=bias,
+            top_k=int(self._child(router, "top_k")),
+            groups=groups,
+            top_groups=int(self._child(router, "topk_group", optional=True) or groups),
+            is_sigmoid=False,
+            adds_best_two=False,
+            renormalizes=False,
+            scale=float(self._child(router, "routed_scaling_factor", optional=True) or 1.0),
+        )
+        # In float32, in which no two experts are equally good for a token.
+        own = deepcopy(router).float()
+        x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        try:
+            _, weights, chosen = own(x)
+            expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
+        for is_sigmoid, adds_best_two, renormalizes in product((False, True), repeat=3):
+            kind = replace(plain, is_sigmoid=is_sigmoid, adds_best_two=adds_best_two, renormalizes=renormalizes)
+            for candidate in (kind, replace(kind, groups=1, top_groups=1)):
+                if torch.allclose(candidate(x), expected, rtol=1e-3, atol=1e-5):
+                    return candidate
+        raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
         down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h"))
@@ -266,8 +420,8 @@ class _Reader:
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias)
 
-    def _weights(self, module: Module) -> Tensor:
-        weight = self._parameter(module, "weight")
+    def _weights(self, module: Module, name: str = "weight") -> Tensor:
+        weight = self._parameter(module, name)
         if weight.dtype != self._loaded.dtype:
             raise NotKnown(f"it has weights in {weight.dtype} beside those in {self._loaded.dtype}")
         return weight
@@ -290,8 +444,7 @@ class _Reader:
 
 def _fits(layer: Layer, width: int) -> bool:
     """Return whether the sizes of all weights fit together. Otherwise native code would read beyond their ends."""
-    attention, mlp, inner = layer.attention, layer.mlp, len(layer.mlp.up.weight)
-    shape = attention.shape
+    attention, shape = layer.attention, layer.attention.shape
     norms = [
         *((norm, {width}) for norm in (layer.attention_norm, layer.attention_out_norm)),
         *((norm, {width}) for norm in (layer.mlp_norm, layer.mlp_out_norm)),
@@ -300,10 +453,48 @@ def _fits(layer: Layer, width: int) -> bool:
     ]
     return (
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
-        and all(matrix.weight.shape[1] == width for matrix in attention.qkv)
+        and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
-        and all(matrix is None or matrix.weight.shape == (inner, width) for matrix in (mlp.gate, mlp.up))
+        and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
+    )
+
+
+def _fits_projection(attention: Attention, width: int) -> bool:
+    qkv, shape = attention.qkv, attention.shape
+    if isinstance(qkv, list):
+        return all(matrix.weight.shape[1] == width for matrix in qkv)
+    own, rank = attention.rotary_offset, len(qkv.norm.weight)
+    query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
+    return (
+        attention.rotary is not None
+        and own + 2 * attention.rotary.cosines.shape[1] == shape.key_dim
+        and (qkv.query_down is None or qkv.query_down.weight.shape[1] == width)
+        and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
+        and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
+        and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
+        and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
+    )
+
+
+def _fits_mlp(mlp: MLP, width: int) -> bool:
+    inner = len(mlp.up.weight)
+    return (
+        all(matrix is None or matrix.weight.shape == (inner, width) for matrix in (mlp.gate, mlp.up))
         and mlp.down.weight.shape == (width, inner)
+    )  # fmt: skip
+
+
+def _fits_experts(experts: Experts, width: int) -> bool:
+    router, (number, _, inner) = experts.router, experts.down.shape
+    return (
+        experts.gate_up.shape == (number, 2 * inner, width)
+        and experts.down.shape == (number, width, inner)
+        and router.weight.shape == (number, width)
+        and (router.bias is None or len(router.bias) == number)
+        and 0 < router.top_k <= number // router.groups * router.top_groups
+        and number % router.groups == 0
+        and (experts.shared is None or _fits_mlp(experts.shared, width))
+        and (experts.shared_gate is None or len(experts.shared_gate) == width)
     )
 
 

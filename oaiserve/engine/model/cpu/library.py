@@ -13,6 +13,8 @@ from oaiserve.engine.model.cpu import build
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
 
+MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
+
 
 class Normalize(Structure):
     """A norm over `width` numbers. Without a weight, it copies them."""
@@ -29,7 +31,29 @@ class Normalize(Structure):
 class Rotary(Structure):
     """A rotary position embedding of queries and keys. Without cosines, nothing is rotated."""
 
-    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("dim", c_long), ("interleaved", c_bool))
+    _fields_ = (
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("offset", c_long),
+        ("dim", c_long),
+        ("interleaved", c_bool),
+    )
+
+
+class Routing(Structure):
+    """How a router chooses experts; src/experts.h says what the fields mean."""
+
+    _fields_ = (
+        ("experts", c_long),
+        ("top_k", c_long),
+        ("groups", c_long),
+        ("top_groups", c_long),
+        ("bias", c_void_p),
+        ("scale", c_float),
+        ("is_sigmoid", c_bool),
+        ("adds_best_two", c_bool),
+        ("renormalizes", c_bool),
+    )
 
 
 class StepInput(Structure):
@@ -78,10 +102,12 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "free_pool": ((_POINTER,), None),
     "decoder": ((), _DECODER),
     "free_decoder": ((_DECODER,), None),
-    "add_floats": ((_DECODER, c_long), _INDEX),
-    "add_elements": ((_DECODER, c_long), _INDEX),
+    "add_floats": ((_DECODER, c_long, c_long), _INDEX),
+    "add_elements": ((_DECODER, c_long, c_long), _INDEX),
     "add_weights": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long), _INDEX),
+    "add_router": ((_DECODER, _POINTER, c_long, c_long), _INDEX),
+    "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, _POINTER, _POINTER, c_long, c_long, c_long, c_long), _INDEX),
     "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
     "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
@@ -89,6 +115,14 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "project": ((_DECODER, _INDEX, _INDEX, _INDEX, c_bool, c_float), _INDEX),
     "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
     "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "route": ((_DECODER, _INDEX, _INDEX, _INDEX, Routing, _INDEX), _INDEX),
+    "sort_rows": ((_DECODER, _INDEX), _INDEX),
+    "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
+    "expert_gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "expert_project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX), _INDEX),
+    "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_float), _INDEX),
+    "scale_rows": ((_DECODER, _INDEX, _INDEX, _POINTER, c_long, c_long), _INDEX),
+    "spread_keys": ((_DECODER, _INDEX, _INDEX, _INDEX, *(c_long,) * 5), _INDEX),
     "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.describe import (
+    MLP,
+    Attention,
+    Decoder,
+    Experts,
+    LatentProjection,
+    Layer,
+    Matrix,
+    Norm,
+    NotKnown,
+)
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, Library, Normalize, Rotary, Routing, StepInput
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -39,6 +49,7 @@ class NativeDecoder:
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # the kind of each operation, in order
+        self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -101,11 +112,27 @@ class NativeDecoder:
         attention = [layer.attention for layer in decoder.layers]
         self._hidden = self._floats(width)
         self._branch = self._floats(width)
-        self._qkv = self._floats(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        widest = max(
+            layer.heads * layer.shape.key_dim + layer.shape.kv_heads * (layer.shape.key_dim + layer.shape.value_dim)
+            for layer in attention
+        )
+        self._qkv = self._floats(widest)
         self._normed = self._elements(width)
-        self._queries = self._elements(max(sum(len(m.weight) for m in layer.qkv) for layer in attention))
+        self._queries = self._elements(max(layer.heads * layer.shape.key_dim for layer in attention))
         self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
-        self._mlp = self._elements(max(len(layer.mlp.up.weight) for layer in decoder.layers))
+        mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
+        self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
+        if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
+            rows_each = max(mixture.router.top_k for mixture in mixtures)
+            self._scores = self._floats(_up(max(len(mixture.down) for mixture in mixtures)))
+            self._expert_rows = self._elements(width, rows_each)
+            self._expert_inner = self._elements(max(mixture.down.shape[2] for mixture in mixtures), rows_each)
+            self._expert_out = self._floats(width, rows_each)
+        if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
+            downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
+            self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
+            self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
+            self._expanded = self._floats(max(len(qkv.up.weight) for qkv in latent))
         position = decoder.position_embedding
         self._operation(
             "embed",
@@ -124,7 +151,6 @@ class NativeDecoder:
         self._operation("logits", add.logits, last, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
-        add = self._library
         self._norm(layer.attention_norm)
         self._attention(layer.attention)
         if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
@@ -132,14 +158,68 @@ class NativeDecoder:
         self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
         if not layer.is_parallel:
             self._norm(layer.mlp_norm)
-        activation = ACTIVATIONS.index(layer.mlp.activation)
-        if layer.mlp.gate is None:
-            weights = self._weights([layer.mlp.up])
-            self._operation("up", add.activate, self._normed, self._mlp, weights, activation)
+        if isinstance(layer.mlp, MLP):
+            self._mlp_inner(layer.mlp)
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
         else:
-            weights = self._gated_weights(layer.mlp.gate, layer.mlp.up)
-            self._operation("gate and up", add.gate, self._normed, self._mlp, weights, activation)
-        self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
+            self._mixture(layer.mlp, layer.mlp_out_norm, residual_scale)
+
+    def _mlp_inner(self, mlp: MLP) -> None:
+        activation = ACTIVATIONS.index(mlp.activation)
+        if mlp.gate is None:
+            weights = self._weights([mlp.up])
+            self._operation("up", self._library.activate, self._normed, self._mlp, weights, activation)
+        else:
+            weights = self._gated_weights(mlp.gate, mlp.up)
+            self._operation("gate and up", self._library.gate, self._normed, self._mlp, weights, activation)
+
+    def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
+        """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
+        add, router, width = self._library, experts.router, self._width
+        number = len(experts.down)
+        if number > MOST_EXPERTS:
+            raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
+        routing = Routing(
+            number,
+            router.top_k,
+            router.groups,
+            router.top_groups,
+            None if router.bias is None else self._keep(router.bias),
+            router.scale,
+            router.is_sigmoid,
+            router.adds_best_two,
+            router.renormalizes,
+        )
+        assignment = self._assignment(number, router.top_k)
+        weight = router.weight.to(experts.gate_up.dtype).contiguous()
+        index = add.add_router(self._handle, weight.data_ptr(), number, width)
+        self._operation("route", add.route, self._normed, self._scores, index, routing, assignment)
+        self._operation("route", add.sort_rows, assignment)
+        self._operation("route", add.gather_rows, self._normed, self._expert_rows, width, assignment)
+        activation = ACTIVATIONS.index(experts.activation)
+        gates = [self._gated_weights(*(Matrix(half, None) for half in both.chunk(2))) for both in experts.gate_up]
+        arguments = (self._expert_rows, self._expert_inner, gates[0], assignment, activation)
+        self._operation("gate and up", add.expert_gate, *arguments)
+        downs = [self._weights([Matrix(down, None)]) for down in experts.down]
+        self._operation("down", add.expert_project, self._expert_inner, self._expert_out, downs[0], assignment)
+        adds = norm is None
+        out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
+        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
+        if experts.shared is not None:
+            self._mlp_inner(experts.shared)
+            if experts.shared_gate is not None:
+                inner = len(experts.shared.up.weight)
+                gate = self._keep(experts.shared_gate)
+                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
+            weights = self._weights([experts.shared.down])
+            self._operation("down", add.project, self._mlp, out, weights, True, factor)
+        if norm is not None:
+            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
+
+    def _assignment(self, experts: int, top_k: int) -> int:
+        if (experts, top_k) not in self._assignments:
+            self._assignments[experts, top_k] = self._library.add_assignment(self._handle, experts, top_k)
+        return self._assignments[experts, top_k]
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
@@ -149,16 +229,39 @@ class NativeDecoder:
     def _attention(self, attention: Attention) -> None:
         add, parameters = self._library, attention.parameters
         cache = self._cache(attention)
-        self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
+        if isinstance(attention.qkv, LatentProjection):
+            self._latent_projection(attention, attention.qkv)
+        else:
+            self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
         rotary = Rotary()
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
-            rotary = Rotary(self._keep(table.cosines), self._keep(table.sines), 2 * pairs, table.is_interleaved)
+            tables = (self._keep(table.cosines), self._keep(table.sines))
+            rotary = Rotary(*tables, attention.rotary_offset, 2 * pairs, table.is_interleaved)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
         arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap)
         self._operation("attention", add.attend, *arguments)
+
+    def _latent_projection(self, attention: Attention, qkv: LatentProjection) -> None:
+        add, own, rank = self._library, attention.rotary_offset, len(qkv.norm.weight)
+        shape, x = attention.shape, self._normed
+        if qkv.query_down is not None:
+            self._project("qkv", x, self._latent, qkv.query_down)
+            width = len(qkv.query_down.weight)
+            normalize = Normalize(width=width) if qkv.query_norm is None else self._normalize(qkv.query_norm)
+            self._operation("norm", add.norm, self._latent, self._normed_latent, normalize, False)
+            x = self._normed_latent
+        self._project("qkv", x, self._qkv, qkv.query)
+        self._project("qkv", self._normed, self._latent, qkv.down)
+        self._operation("norm", add.norm, self._latent, self._normed_latent, self._normalize(qkv.norm), False)
+        self._project("qkv", self._normed_latent, self._expanded, qkv.up)
+        sizes = (attention.heads, own, shape.key_dim - own, shape.value_dim, rank)
+        self._operation("qkv", add.spread_keys, self._expanded, self._latent, self._qkv, *sizes)
+
+    def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
+        self._operation(name, self._library.project, x, out, self._weights([matrix]), False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
         shape, dtype, size = attention.shape, attention.out.weight.dtype, self._block_size
@@ -203,16 +306,20 @@ class NativeDecoder:
         bias = None if norm.bias is None else self._keep(norm.bias)
         return Normalize(self._keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
 
-    def _floats(self, width: int) -> int:
-        return self._library.add_floats(self._handle, _whole(width))  # type: ignore[no-any-return]
+    def _floats(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
-    def _elements(self, width: int) -> int:
-        return self._library.add_elements(self._handle, _whole(width))  # type: ignore[no-any-return]
+    def _elements(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def _keep(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _up(width: int) -> int:
+    return -(-width // LANES) * LANES
 
 
 def _whole(width: int) -> int:

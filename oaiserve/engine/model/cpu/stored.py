@@ -23,10 +23,13 @@ from oaiserve.engine.model.cpu.describe import (
     Attention,
     AttentionParameters,
     Decoder,
+    Experts,
+    LatentProjection,
     Layer,
     Matrix,
     Norm,
     RotaryTable,
+    Router,
 )
 from oaiserve.engine.model.spec import KVShape
 
@@ -35,7 +38,10 @@ MOST_BYTES = 2**28
 _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
-    for kind in (MLP, Attention, AttentionParameters, Decoder, KVShape, Layer, Matrix, Norm, RotaryTable)
+    for kind in (
+        *(MLP, Attention, AttentionParameters, Decoder, Experts, KVShape, LatentProjection, Layer, Matrix, Norm),
+        *(RotaryTable, Router),
+    )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _SAFETENSORS_DTYPES.values()}

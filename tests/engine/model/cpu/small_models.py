@@ -33,6 +33,18 @@ _OWN_HEADS = {"num_key_value_heads": 4}  # each query head has its own keys
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+MOE = {"num_experts_per_tok": 2, "num_experts": 6, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+GROUPED_MOE = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+# Keys and values that come from latent vectors, and a first layer without experts.
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,  # of rotary tables
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -85,13 +97,25 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
+    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
+    "qwen3_moe": config("qwen3_moe", **MOE, norm_topk_prob=True, head_dim=32, mlp_only_layers=[1]),
+    "qwen2_moe": config(  # an expert that all tokens share, of which a gate decides how much
+        "qwen2_moe", **MOE, shared_expert_intermediate_size=48
+    ),
+    "olmoe": config("olmoe", **{**MOE, "intermediate_size": 32}),
+    "granitemoe": config(
+        "granitemoe", **EXPERTS, embedding_multiplier=3.0, residual_multiplier=0.3, logits_scaling=2.0
+    ),
+    "glm4_moe": config(  # groups of experts, chosen by sigmoids with a bias, and a shared expert
+        "glm4_moe", **GROUPED_MOE, num_experts_per_tok=3, routed_scaling_factor=1.5, use_qk_norm=True, **_OWN_HEADS
+    ),
+    "deepseek_v2": config("deepseek_v2", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=None),
+    "deepseek_v3": config("deepseek_v3", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=24),
+    "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
 }
 # The families of which the native library supports only attention.
 MIXTURES: dict[str, PreTrainedConfig] = {
-    "mixtral": config("mixtral", **EXPERTS, sliding_window=6),
-    "qwen3_moe": config(
-        "qwen3_moe", num_experts_per_tok=2, num_experts=4, moe_intermediate_size=32, decoder_sparse_step=1, head_dim=32
-    ),
+    "phimoe": config("phimoe", **EXPERTS, sliding_window=None),
 }
 
 

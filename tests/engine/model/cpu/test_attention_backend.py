@@ -199,7 +199,7 @@ def test_unsupported_sizes_keep_the_reference_backend(
     head_dim: int, block_size: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    loaded = load(config("mixtral", **EXPERTS, head_dim=head_dim, num_hidden_layers=1))
+    loaded = load(config("phimoe", **EXPERTS, head_dim=head_dim, num_hidden_layers=1))
     runner = start(loaded, block_size)
     assert caplog.messages[1:] == [f"Its attention is in plain torch: {reason}"]
     sequence = Sequence("", 0, [5, 9, 3], SamplingParams(temperature=0.0), max_len=4)

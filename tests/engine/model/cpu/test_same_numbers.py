@@ -21,7 +21,16 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.step_account import EngineSnapshot
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, EMULATED_AMX, compiled_for, config, load, make_engine
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    EMULATED_AMX,
+    GROUPED_MOE,
+    LATENT,
+    compiled_for,
+    config,
+    load,
+    make_engine,
+)
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -31,6 +40,13 @@ LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2, "intermediate_s
 GROUPED = config("llama", **LONG, num_attention_heads=4, num_key_value_heads=1, head_dim=48)
 WINDOW = config("mistral", **LONG, num_key_value_heads=4, head_dim=80, sliding_window=270)
 CAPPED = config("gemma2", **LONG, sliding_window=37, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
+MIXTURE = config(
+    "qwen2_moe", **LONG, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=48, decoder_sparse_step=1,
+    shared_expert_intermediate_size=80,
+)  # fmt: skip
+LATENTS = config(
+    "deepseek_v3", **LONG | LATENT, **GROUPED_MOE, num_experts_per_tok=3, num_attention_heads=4, q_lora_rank=40
+)
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
 CASES = {
@@ -38,6 +54,10 @@ CASES = {
     "float32": (WINDOW, torch.float32, "none", "native"),
     "eight bits": (CAPPED, torch.bfloat16, "int8", "native"),
     "eight bits of float32": (NORMED, torch.float32, "int8", "native"),
+    "experts": (MIXTURE, torch.bfloat16, "none", "native"),
+    "latent vectors": (LATENTS, torch.bfloat16, "none", "native"),
+    "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
+    "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
     "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),

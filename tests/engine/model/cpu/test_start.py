@@ -49,7 +49,7 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
 
 @pytest.mark.parametrize(
     ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["mixtral"], "Its attention is native after ")],
+    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["phimoe"], "Its attention is native after ")],
 )
 def test_requests_are_answered_while_the_library_is_compiled(
     asked: PreTrainedConfig,
@@ -142,7 +142,7 @@ def installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize(
     ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["mixtral"], "Its attention is native after ")],
+    [(FAMILIES["llama"], "The native step is ready after "), (MIXTURES["phimoe"], "Its attention is native after ")],
 )
 def test_with_the_library_of_a_wheel_there_is_native_code_at_once_and_without_a_compiler(
     asked: PreTrainedConfig, logged: str, installed_wheel: Path, caplog: pytest.LogCaptureFixture

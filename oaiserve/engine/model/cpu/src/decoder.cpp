@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "experts.h"
 #include "paged_attention.h"
 #include "quantized.h"
 
@@ -34,6 +35,8 @@ class Decoder : public Work {
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
   std::deque<Weights> weights;
+  std::deque<Linear<Element>> routers;
+  std::deque<Assignment> assignments;
   std::deque<PagedCache<Element>> caches;
   std::deque<SharedPlan> plans;
   std::vector<std::unique_ptr<Operation>> operations;
@@ -70,6 +73,7 @@ class Decoder : public Work {
   void run(Pool& pool, const StepInput& step) {
     for (auto& buffer : floats) buffer.reserve(step.num_tokens);
     for (auto& buffer : elements) buffer.reserve(step.num_tokens);
+    for (Assignment& assignment : assignments) assignment.reserve(step.num_tokens);
     for (SharedPlan& plan : plans) plan.make(step, pool.threads());
     step_ = &step;
     threads_ = pool.threads();
@@ -131,6 +135,20 @@ long add_operation(Decoder& decoder, Arguments&&... arguments) noexcept {
   });
 }
 
+// Returns weights that have the type of activations also where others are quantized. Throws std::bad_alloc.
+Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, long k) {
+  Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
+  pack_columns(columns_of(weight, n, k), n, k, panels);
+  return {n, k, panels, nullptr};
+}
+
+// Returns the products with so many experts, whose weights follow each other from index `first` on.
+ExpertProducts<Weights> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
+  std::vector<const Weights*> weights;
+  for (long expert = 0; expert < assignment.experts; expert++) weights.push_back(&decoder.weights[first + expert]);
+  return {std::move(weights), assignment};
+}
+
 template <class Columns>
 long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
   return guarded(-1L, [&] {
@@ -175,11 +193,15 @@ void oaiserve_free_decoder(Decoder* decoder) { delete decoder; }
 // Each of the following functions adds one part to a decoder. It returns the index of the part among those of its kind,
 // by which the other functions refer to it, or -1 if there is no memory. Not while a step runs.
 
-// A buffer float32[tokens][width].
-long oaiserve_add_floats(Decoder* decoder, long width) { return add_part(decoder->floats, Buffer<float>(width)); }
+// A buffer float32[tokens * rows_each][width].
+long oaiserve_add_floats(Decoder* decoder, long width, long rows_each) {
+  return add_part(decoder->floats, Buffer<float>(width, rows_each));
+}
 
-// A buffer Element[tokens][width].
-long oaiserve_add_elements(Decoder* decoder, long width) { return add_part(decoder->elements, Buffer<Element>(width)); }
+// A buffer Element[tokens * rows_each][width].
+long oaiserve_add_elements(Decoder* decoder, long width, long rows_each) {
+  return add_part(decoder->elements, Buffer<Element>(width, rows_each));
+}
 
 // Weights of a linear layer. Copies `weight` [n, k] and `bias` [n], which may be null.
 long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
@@ -189,6 +211,19 @@ long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long 
 // Weights of a gated linear layer. Copies `gate` and `up`, both [n, k].
 long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k) {
   return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, nullptr);
+}
+
+// Weights of a router. Copies `weight` [n, k].
+long oaiserve_add_router(Decoder* decoder, const Element* weight, long n, long k) {
+  return guarded(-1L, [&] { return add_part(decoder->routers, plain_weights(*decoder, weight, n, k)); });
+}
+
+// The assignment of tokens to experts, which layers with as many experts may share.
+long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
+  return guarded(-1L, [&] {
+    decoder->assignments.emplace_back(experts, top_k);
+    return long(decoder->assignments.size()) - 1;
+  });
 }
 
 // The KV cache of a layer, with the layout of PagedCache. The caller owns `keys` and `values`.
@@ -226,6 +261,52 @@ long oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activat
 long oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
   return add_operation<Gate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
                                                decoder->weights[weights], activation);
+}
+
+long oaiserve_route(Decoder* decoder, long x, long logits, long router, Routing routing, long assignment) {
+  return add_operation<Route<Element>>(*decoder, decoder->elements[x], decoder->floats[logits],
+                                       decoder->routers[router], routing, decoder->assignments[assignment]);
+}
+
+long oaiserve_sort_rows(Decoder* decoder, long assignment) {
+  return add_operation<SortRows>(*decoder, decoder->assignments[assignment]);
+}
+
+long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long assignment) {
+  return add_operation<GatherRows<Element>>(*decoder, decoder->elements[x], decoder->elements[out], width,
+                                            decoder->assignments[assignment]);
+}
+
+// The weights of the first expert are those of index `first`, and the others follow it.
+long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long assignment, Activation activation) {
+  return guarded(-1L, [&] {
+    return add_operation<ExpertGate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
+                                                       products_of(*decoder, first, decoder->assignments[assignment]),
+                                                       activation);
+  });
+}
+
+long oaiserve_expert_project(Decoder* decoder, long x, long out, long first, long assignment) {
+  return guarded(-1L, [&] {
+    return add_operation<ExpertProject<Element, Weights>>(*decoder, decoder->elements[x], decoder->floats[out],
+                                                          products_of(*decoder, first, decoder->assignments[assignment]));
+  });
+}
+
+long oaiserve_combine(Decoder* decoder, long x, long out, long width, long assignment, bool adds, float scale) {
+  return add_operation<Combine>(*decoder, decoder->floats[x], decoder->floats[out], width,
+                                decoder->assignments[assignment], adds, scale);
+}
+
+long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* weight, long width, long values_width) {
+  return add_operation<ScaleRows<Element>>(*decoder, decoder->elements[x], decoder->elements[values], weight, width,
+                                           values_width);
+}
+
+long oaiserve_spread_keys(Decoder* decoder, long own_numbers, long latent, long qkv, long heads, long own, long shared,
+                          long value_dim, long rank) {
+  return add_operation<SpreadKeys>(*decoder, decoder->floats[own_numbers], decoder->floats[latent],
+                                   decoder->floats[qkv], heads, own, shared, value_dim, rank);
 }
 
 long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,

@@ -35,25 +35,25 @@ AlignedArray<E, ALIGNMENT> make_aligned(size_t count) {
   return AlignedArray<E, ALIGNMENT>(static_cast<E*>(::operator new(count * sizeof(E), std::align_val_t(ALIGNMENT))));
 }
 
-// A matrix [rows][width] that grows with the longest step so far. Each row begins at a cache line.
+// A matrix [tokens * rows_each][width] that grows with the longest step so far. Each row begins at a cache line.
 template <class E>
 class Buffer {
  public:
-  explicit Buffer(long width) : width_((width + 31) / 32 * 32) {
+  explicit Buffer(long width, long rows_each = 1) : width_((width + 31) / 32 * 32), rows_each_(rows_each) {
     // Rows that are whole pages apart compete for the same lines of the cache, which costs a matrix product 5 % from
     // 64 rows on.
     if (width_ * sizeof(E) % 4096 == 0) width_ += 32;
   }
-  void reserve(long rows) {
-    if (rows <= rows_) return;
-    data_ = make_aligned<E, 64>(size_t(rows * width_));
-    rows_ = rows;
+  void reserve(long tokens) {
+    if (tokens <= tokens_) return;
+    data_ = make_aligned<E, 64>(size_t(tokens * rows_each_ * width_));
+    tokens_ = tokens;
   }
   E* row(long i) { return data_.get() + i * width_; }
   long stride() const { return width_; }
 
  private:
-  long width_, rows_ = 0;
+  long width_, rows_each_, tokens_ = 0;
   AlignedArray<E, 64> data_;
 };
 

@@ -1,0 +1,335 @@
+// Mixtures of experts: a layer has many MLPs, and a router chooses a few of them for each token.
+//
+// A token has one row for each of its experts. All rows of a step are sorted by expert, so that those of an expert lie
+// side by side and its weights are read once. A row's numbers do not depend on the others: products are those of
+// gemm.h, and a token adds up its experts from the best one on.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "operations.h"
+
+namespace oaiserve {
+
+constexpr long MOST_EXPERTS = 1024;
+
+// How experts are chosen. Routing in library.py has the same layout.
+struct Routing {
+  long experts, top_k;
+  long groups, top_groups;  // only the experts of the best groups are chosen from; a group is a run of experts
+  const float* bias;        // [experts] or null: added to the scores for the choice, but not to the weights
+  float scale;              // a factor of the weights
+  bool is_sigmoid;          // a score is the sigmoid of its logit; else the scores are the softmax of all logits
+  bool adds_best_two;       // a group is as good as its two best experts together; else as the best one
+  bool renormalizes;        // the weights of a token are divided by their sum
+};
+
+// Which experts compute the tokens of a step. Each layer writes it anew.
+class Assignment {
+ public:
+  // Rows of one expert, at most BLOCK_ROWS. An expert with more rows has several groups.
+  struct Group {
+    long expert, first, rows;
+  };
+
+  Assignment(long experts, long top_k) : experts(experts), top_k(top_k) {}
+
+  const long experts, top_k;
+  std::vector<int32_t> chosen;  // [tokens][top_k], the experts of a token, best first
+  std::vector<float> weights;   // [tokens][top_k]
+  std::vector<int32_t> rows;    // [tokens][top_k], where the rows of a token are among the sorted ones
+  std::vector<int32_t> tokens;  // [tokens * top_k], the token of each sorted row
+  std::vector<Group> groups;    // in the order of their rows; the first num_groups count
+  long num_groups = 0;
+
+  // The most groups that so many tokens can have.
+  long most_groups(long num_tokens) const {
+    return std::min(experts, num_tokens * top_k) + num_tokens * top_k / BLOCK_ROWS;
+  }
+
+  // Makes room for so many tokens. Throws std::bad_alloc.
+  void reserve(long num_tokens) {
+    const size_t count = size_t(num_tokens * top_k);
+    if (count <= chosen.size()) return;
+    chosen.resize(count), weights.resize(count), rows.resize(count), tokens.resize(count);
+    groups.resize(size_t(most_groups(num_tokens)));
+    next_.resize(size_t(experts));
+  }
+
+  // Sorts the rows by expert, as `chosen` says.
+  void sort(long num_tokens) {
+    const long count = num_tokens * top_k;
+    std::fill(next_.begin(), next_.end(), 0);
+    for (long i = 0; i < count; i++) next_[size_t(chosen[size_t(i)])]++;
+    num_groups = 0;
+    long first = 0;
+    for (long expert = 0; expert < experts; expert++) {
+      const long of_expert = next_[size_t(expert)], blocks = (of_expert + BLOCK_ROWS - 1) / BLOCK_ROWS;
+      next_[size_t(expert)] = int32_t(first);
+      for (long b = 0; b < blocks; b++) {
+        const long begin = of_expert * b / blocks, end = of_expert * (b + 1) / blocks;
+        groups[size_t(num_groups++)] = {expert, first + begin, end - begin};
+      }
+      first += of_expert;
+    }
+    for (long i = 0; i < count; i++) {
+      const int32_t row = next_[size_t(chosen[size_t(i)])]++;
+      rows[size_t(i)] = row;
+      tokens[size_t(row)] = int32_t(i / top_k);
+    }
+  }
+
+ private:
+  std::vector<int32_t> next_;  // [experts], where an expert's next row goes
+};
+
+// Chooses the experts of one token: writes their indices and weights [top_k], best first. Of equal ones, the first is
+// chosen. `scores` are the logits [experts], and are overwritten.
+inline void choose_experts(const Routing& routing, float* scores, int32_t* chosen, float* weights) {
+  constexpr float NEVER = -std::numeric_limits<float>::infinity();
+  const long experts = routing.experts, size = experts / routing.groups;
+  if (routing.is_sigmoid) {
+    for (long i = 0; i < experts; i++) scores[i] = 1 / (1 + std::exp(-scores[i]));
+  } else {
+    const float most = *std::max_element(scores, scores + experts);
+    float total = 0;
+    for (long i = 0; i < experts; i++) total += scores[i] = std::exp(scores[i] - most);
+    for (long i = 0; i < experts; i++) scores[i] /= total;
+  }
+  float worth[MOST_EXPERTS];
+  for (long i = 0; i < experts; i++) worth[i] = routing.bias ? scores[i] + routing.bias[i] : scores[i];
+  // Returns the index of the best value, and excludes it from later calls.
+  const auto take_best = [](float* values, bool* is_taken, long count) {
+    long best = -1;
+    for (long i = 0; i < count; i++)
+      if (!is_taken[i] && (best < 0 || values[i] > values[best])) best = i;
+    is_taken[best] = true;
+    return best;
+  };
+  bool is_taken[MOST_EXPERTS] = {};
+  if (routing.top_groups < routing.groups) {
+    float of_groups[MOST_EXPERTS];
+    for (long g = 0; g < routing.groups; g++) {
+      float best = NEVER, second = NEVER;
+      for (long i = g * size; i < (g + 1) * size; i++) {
+        second = std::max(second, std::min(best, worth[i]));
+        best = std::max(best, worth[i]);
+      }
+      of_groups[g] = routing.adds_best_two ? best + second : best;
+    }
+    bool is_group_taken[MOST_EXPERTS] = {};
+    for (long n = 0; n < routing.top_groups; n++) take_best(of_groups, is_group_taken, routing.groups);
+    for (long i = 0; i < experts; i++) is_taken[i] = !is_group_taken[i / size];
+  }
+  float total = 0;
+  for (long n = 0; n < routing.top_k; n++) {
+    const long expert = take_best(worth, is_taken, experts);
+    chosen[n] = int32_t(expert);
+    total += weights[n] = scores[expert];
+  }
+  const float factor = routing.renormalizes ? routing.scale / total : routing.scale;
+  for (long n = 0; n < routing.top_k; n++) weights[n] *= factor;
+}
+
+// Computes the router's logits from x, and chooses the experts of each token. The router's weights are never quantized:
+// they are few, and decide about much.
+template <class T>
+class Route : public Operation {
+ public:
+  Route(Buffer<T>& x, Buffer<float>& logits, const Linear<T>& weights, Routing routing, Assignment& assignment)
+      : x_(x), logits_(logits), weights_(weights), routing_(routing), assignment_(assignment) {}
+  long items(const StepInput& step, int threads) const noexcept override {
+    return std::min(step.num_tokens, std::max<long>(2 * threads, (step.num_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS));
+  }
+  void run(const StepInput& step, int threads, long item) noexcept override {
+    alignas(64) float sums[BLOCK_ROWS * PANEL];
+    const long count = items(step, threads), panels = panels_of(weights_.n);
+    const long first = step.num_tokens * item / count, end = step.num_tokens * (item + 1) / count;
+    for (long panel = 0; panel < panels; panel++) {
+      const long next = panel + 1 < panels ? panel + 1 : 0, columns = std::min<long>(PANEL, weights_.n - panel * PANEL);
+      multiply_panel(weights_, x_.row(first), x_.stride(), end - first, panel, sums, next);
+      for (long row = first; row < end; row++)
+        memcpy(logits_.row(row) + panel * PANEL, sums + (row - first) * PANEL, size_t(columns) * sizeof(float));
+    }
+    const long k = routing_.top_k;
+    for (long row = first; row < end; row++)
+      choose_experts(routing_, logits_.row(row), &assignment_.chosen[size_t(row * k)],
+                     &assignment_.weights[size_t(row * k)]);
+  }
+
+ private:
+  Buffer<T>& x_;
+  Buffer<float>& logits_;
+  const Linear<T>& weights_;
+  Routing routing_;
+  Assignment& assignment_;
+};
+
+// Sorts the rows of the step by expert.
+class SortRows : public Operation {
+ public:
+  explicit SortRows(Assignment& assignment) : assignment_(assignment) {}
+  long items(const StepInput&, int) const noexcept override { return 1; }
+  void run(const StepInput& step, int, long) noexcept override { assignment_.sort(step.num_tokens); }
+
+ private:
+  Assignment& assignment_;
+};
+
+// out[row] = x[token of the row], for the sorted rows
+template <class T>
+class GatherRows : public Operation {
+ public:
+  GatherRows(Buffer<T>& x, Buffer<T>& out, long width, const Assignment& assignment)
+      : x_(x), out_(out), width_(width), assignment_(assignment) {}
+  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
+  void run(const StepInput& step, int, long item) noexcept override {
+    RowRange range(item, rows(step), width_);
+    for (long row = range.first; row < range.last; row++)
+      memcpy(out_.row(row), x_.row(assignment_.tokens[size_t(row)]), size_t(width_) * sizeof(T));
+  }
+
+ private:
+  long rows(const StepInput& step) const { return step.num_tokens * assignment_.top_k; }
+  Buffer<T>&x_, &out_;
+  long width_;
+  const Assignment& assignment_;
+};
+
+// The products of sorted rows with the weights of their experts, all of which have the same sizes. An item is a part of
+// the panels of one group. How many groups there are is not known before the step, so some of the last items are empty.
+template <class Weights>
+class ExpertProducts {
+ public:
+  ExpertProducts(std::vector<const Weights*> weights, const Assignment& assignment)
+      : weights_(std::move(weights)), assignment_(assignment), panels_(panels_of(weights_[0]->n)) {}
+
+  long items(const StepInput& step, int threads) const noexcept {
+    return assignment_.most_groups(step.num_tokens) * parts(step, threads);
+  }
+
+  // Calls store(row, column, left, right) as panel_item of gemm.h does.
+  template <class T, class Store>
+  void run(const StepInput& step, int threads, long item, Buffer<T>& x, Store&& store) const noexcept {
+    alignas(64) float sums[BLOCK_ROWS * PANEL];
+    const long count = parts(step, threads), index = item / count, part = item % count;
+    if (index >= assignment_.num_groups) return;
+    const Assignment::Group& group = assignment_.groups[size_t(index)];
+    const Weights& weights = *weights_[size_t(group.expert)];
+    const long end = panels_ * (part + 1) / count;
+    for (long panel = panels_ * part / count; panel < end; panel++) {
+      const long next = panel + 1 < panels_ ? panel + 1 : panel;
+      multiply_panel(weights, x.row(group.first), x.stride(), group.rows, panel, sums, next);
+      for (long r = 0; r < group.rows; r++)
+        store(group.first + r, panel * PANEL, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
+    }
+  }
+
+ private:
+  // Into how many parts the panels of a group are cut. Several groups for each thread are shared evenly enough as wholes.
+  long parts(const StepInput& step, int threads) const noexcept {
+    const long groups = std::max(assignment_.most_groups(step.num_tokens), 1L);
+    return std::min((8 * threads + groups - 1) / groups, panels_);
+  }
+
+  std::vector<const Weights*> weights_;  // [experts]
+  const Assignment& assignment_;
+  long panels_;
+};
+
+// out = activation(x G^T) * (x U^T), with the weights of each row's expert.
+template <class T, class Weights>
+class ExpertGate : public Operation {
+ public:
+  ExpertGate(Buffer<T>& x, Buffer<T>& out, ExpertProducts<Weights> products, Activation activation)
+      : x_(x), out_(out), products_(std::move(products)), activation_(activation) {}
+  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
+  void run(const StepInput& step, int threads, long item) noexcept override {
+    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 gate, f32x16 up) {
+      store(out_.row(row) + column / 2, activate(activation_, gate) * up);
+    });
+  }
+
+ private:
+  Buffer<T>&x_, &out_;
+  ExpertProducts<Weights> products_;
+  Activation activation_;
+};
+
+// out = x W^T, with the weights of each row's expert.
+template <class T, class Weights>
+class ExpertProject : public Operation {
+ public:
+  ExpertProject(Buffer<T>& x, Buffer<float>& out, ExpertProducts<Weights> products)
+      : x_(x), out_(out), products_(std::move(products)) {}
+  long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
+  void run(const StepInput& step, int threads, long item) noexcept override {
+    products_.run(step, threads, item, x_, [this](long row, long column, f32x16 left, f32x16 right) {
+      store(out_.row(row) + column, left);
+      store(out_.row(row) + column + LANES, right);  // a row of `out` has room for whole panels
+    });
+  }
+
+ private:
+  Buffer<T>& x_;
+  Buffer<float>& out_;
+  ExpertProducts<Weights> products_;
+};
+
+// out += scale * (the sum of a token's rows, each times its weight), or out = that sum
+class Combine : public Operation {
+ public:
+  Combine(Buffer<float>& x, Buffer<float>& out, long width, const Assignment& assignment, bool adds, float scale)
+      : x_(x), out_(out), width_(width), assignment_(assignment), adds_(adds), scale_(scale) {}
+  long items(const StepInput& step, int) const noexcept override {
+    return row_items(step.num_tokens, width_ * assignment_.top_k);
+  }
+  void run(const StepInput& step, int, long item) noexcept override {
+    const long k = assignment_.top_k;
+    RowRange range(item, step.num_tokens, width_ * k);
+    for (long token = range.first; token < range.last; token++) {
+      float* out = out_.row(token);
+      for (long i = 0; i < width_; i += LANES) {
+        f32x16 total = splat(0);
+        for (long n = token * k; n < (token + 1) * k; n++)
+          total += load(x_.row(assignment_.rows[size_t(n)]) + i) * assignment_.weights[size_t(n)];
+        store(out + i, adds_ ? load(out + i) + total * scale_ : total * scale_);
+      }
+    }
+  }
+
+ private:
+  Buffer<float>&x_, &out_;
+  long width_;
+  const Assignment& assignment_;
+  bool adds_;
+  float scale_;
+};
+
+// values *= sigmoid(x . weight), row by row: how much of its shared expert a token gets.
+template <class T>
+class ScaleRows : public Operation {
+ public:
+  ScaleRows(Buffer<T>& x, Buffer<T>& values, const float* weight, long width, long values_width)
+      : x_(x), values_(values), weight_(weight), width_(width), values_width_(values_width) {}
+  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
+  void run(const StepInput& step, int, long item) noexcept override {
+    RowRange range(item, step.num_tokens, width_);
+    for (long row = range.first; row < range.last; row++) {
+      f32x16 products = splat(0);
+      for (long i = 0; i < width_; i += LANES) products += load(x_.row(row) + i) * load(weight_ + i);
+      const float share = 1 / (1 + std::exp(-sum(products)));
+      T* values = values_.row(row);
+      for (long i = 0; i < values_width_; i += LANES) store(values + i, load(values + i) * share);
+    }
+  }
+
+ private:
+  Buffer<T>&x_, &values_;
+  const float* weight_;
+  long width_, values_width_;
+};
+
+}  // namespace oaiserve
