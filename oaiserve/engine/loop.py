@@ -34,7 +34,7 @@ from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
-from oaiserve.errors import APIError, InternalError, Unavailable
+from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart
 from oaiserve.times import RequestTimes
 
@@ -56,6 +56,12 @@ class Runner(Protocol):
     @property
     def is_exact(self) -> bool:
         """Return whether a token's logits are bitwise the same whatever else is in its step."""
+
+    def has_adapter(self, number: int) -> bool:
+        """Return whether sequences can have the adapter of this number."""
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter that no sequence has any more."""
 
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
@@ -97,6 +103,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class DropAdapter:
+    """The command to drop an adapter, by its number, when the last request that has it has ended."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The command to end the thread: with `drain` when all open requests have ended, else at once, failing them."""
 
@@ -111,7 +124,7 @@ class Broken:
 
 
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
-Command = Submitted | FromTokenizer | Abort | Stop | Broken | StartProfile | EndProfile
+Command = Submitted | FromTokenizer | Abort | DropAdapter | Stop | Broken | StartProfile | EndProfile
 
 
 @dataclass(slots=True)
@@ -155,6 +168,7 @@ class EngineLoop:
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
         self._draining = False
+        self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
@@ -352,6 +366,8 @@ class EngineLoop:
         Return False if the thread is to end.
         """
         self._host.enter(HostPart.COMMANDS)
+        if self._dropping:
+            self._drop_adapters()
         while self.requests or not self._draining:
             try:
                 is_idle = self._in_flight is None and not self._scheduler.has_work and not self.requests.has_events
@@ -360,7 +376,7 @@ class EngineLoop:
                 return True
             match command:
                 case Submitted():
-                    self.requests.submitted(command.request, command.deliver, command.at_ns)
+                    self._submitted(command)
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
                 case GrammarCompiled():
@@ -371,6 +387,9 @@ class EngineLoop:
                     self.requests.tokenize_failed(command.request, command.error)
                 case Abort():
                     self.requests.abort(command.request_id)
+                case DropAdapter():
+                    self._dropping.append(command.number)
+                    self._drop_adapters()
                 case StartProfile():
                     self._profiling.start(command, self._clock_ns())
                 case EndProfile():
@@ -382,6 +401,18 @@ class EngineLoop:
                 case Stop():
                     return False
         return False
+
+    def _submitted(self, command: Submitted) -> None:
+        request = command.request
+        self.requests.submitted(request, command.deliver, command.at_ns)
+        if request.adapter and not self._runner.has_adapter(request.adapter):
+            self.requests.fail(request.request_id, AdapterUnloaded())
+
+    def _drop_adapters(self) -> None:
+        unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
+        for number in unused:
+            self._dropping.remove(number)
+            self._runner.drop_adapter(number)
 
     def _wait_for_command(self) -> Command:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""

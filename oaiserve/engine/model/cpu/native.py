@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
+from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, Library, Normalize, Rotary, StepInput
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, NO_SITE, Library, Normalize, Rotary, StepInput
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -26,9 +29,16 @@ class NativeDecoder:
     is_exact = True
 
     def __init__(
-        self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
+        self,
+        library: Library,
+        decoder: Decoder,
+        *,
+        num_threads: int,
+        num_blocks: int,
+        block_size: int,
+        has_adapters: bool = False,
     ) -> None:
-        """Copy the weights, except for the embeddings.
+        """Copy the weights, except for the embeddings. With `has_adapters`, rows of a step may have adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -39,6 +49,9 @@ class NativeDecoder:
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # the kind of each operation, in order
+        self._has_adapters = has_adapters
+        self._sites: list[list[Matrix]] = []  # where adapters add: the matrices of each, whose columns follow each other
+        self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -75,9 +88,23 @@ class NativeDecoder:
             *(array.ctypes.data for array in arrays),
             logits.data_ptr(),
         )
+        if batch.adapters:
+            packed = {adapter: self.prepare(adapter) for adapter in batch.adapters if adapter is not None}
+            places = {adapter: place for place, adapter in enumerate(packed)}
+            handles = np.array([one.handle for one in packed.values()], np.uintp)
+            of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
+            of_tokens = np.repeat(np.array(of_chunks, np.int32), batch.query_lens)
+            step.num_adapters, step.adapters, step.token_adapters = len(packed), handles.ctypes.data, of_tokens.ctypes.data
         if self._library.step(self._handle, self._pool, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits
+
+    def prepare(self, adapter: Adapter) -> PackedAdapter:
+        """Return an adapter in the form that native code reads. It is made once, on any thread."""
+        packed = self._packed.get(adapter)
+        if packed is None:
+            packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._sites)
+        return packed
 
     def durations_seconds(self) -> dict[str, float]:
         """Return the seconds that the operations of each kind have taken in all steps so far."""
@@ -134,11 +161,12 @@ class NativeDecoder:
             self._norm(layer.mlp_norm)
         activation = ACTIVATIONS.index(layer.mlp.activation)
         if layer.mlp.gate is None:
-            weights = self._weights([layer.mlp.up])
-            self._operation("up", add.activate, self._normed, self._mlp, weights, activation)
+            site, weights = self._site(self._normed, [layer.mlp.up]), self._weights([layer.mlp.up])
+            self._operation("up", add.activate, self._normed, self._mlp, weights, site, activation)
         else:
+            site = self._site(self._normed, [layer.mlp.gate, layer.mlp.up])
             weights = self._gated_weights(layer.mlp.gate, layer.mlp.up)
-            self._operation("gate and up", add.gate, self._normed, self._mlp, weights, activation)
+            self._operation("gate and up", add.gate, self._normed, self._mlp, weights, site, activation)
         self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
 
     def _norm(self, norm: Norm | None) -> None:
@@ -149,7 +177,8 @@ class NativeDecoder:
     def _attention(self, attention: Attention) -> None:
         add, parameters = self._library, attention.parameters
         cache = self._cache(attention)
-        self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
+        site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
+        self._operation("qkv", add.project, self._normed, self._qkv, weights, site, False, 1.0)
         rotary = Rotary()
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
@@ -167,17 +196,24 @@ class NativeDecoder:
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
 
-    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> None:
-        add(self._handle, *arguments)
+    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
         self._operations.append(name)
+        return add(self._handle, *arguments)
+
+    def _site(self, x: int, matrices: list[Matrix]) -> int:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
+        if not self._has_adapters:
+            return NO_SITE
+        self._sites.append(matrices)
+        return self._operation("adapters", self._library.site, x)
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
         """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
-        weights = self._weights([matrix])
+        site, weights = self._site(x, [matrix]), self._weights([matrix])
         if norm is None:
-            self._operation(name, self._library.project, x, self._hidden, weights, True, scale)
+            self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
         else:
-            self._operation(name, self._library.project, x, self._branch, weights, False, 1.0)
+            self._operation(name, self._library.project, x, self._branch, weights, site, False, 1.0)
             arguments = (self._branch, self._hidden, self._normalize(norm), scale)
             self._operation("norm", self._library.add_norm, *arguments)
 
