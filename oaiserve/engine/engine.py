@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
-from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
@@ -110,11 +111,13 @@ class Engine:
         profiler: Profiler | None = None,
         processes: ModelProcesses | None = None,
         pooling: Pooling | None = None,
+        adapters: AdapterTable | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
         self.tokenizer = tokenizer
         self.pooling = pooling  # None: the model generates text
+        self.adapters = adapters or AdapterTable()
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
         self.default_params = dict(default_params or {})  # what the model itself asks for
@@ -159,6 +162,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
+            adapters=self.adapters,
             pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and runner.is_asynchronous and not has_drafts,
@@ -204,6 +208,16 @@ class Engine:
     @classmethod
     def from_parts(cls, parts: EngineParts, options: EngineOptions) -> Engine:
         return cls(options=options, **parts._asdict())
+
+    def load_adapter(self, name: str, path: Path) -> ServedAdapter:
+        """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""
+        return self.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> ServedAdapter:
+        """Let no further request name an adapter. It is freed when the last one that has it ends. Raises NotFound."""
+        adapter = self.adapters.unload(name)
+        self._loop.post(DropAdapter(adapter.number))
+        return adapter
 
     @property
     def failure(self) -> BaseException | None:

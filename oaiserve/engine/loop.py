@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
+from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.host_time import HostTime, Ranges
@@ -56,12 +57,6 @@ class Runner(Protocol):
     @property
     def is_exact(self) -> bool:
         """Return whether a token's logits are bitwise the same whatever else is in its step."""
-
-    def has_adapter(self, number: int) -> bool:
-        """Return whether sequences can have the adapter of this number."""
-
-    def drop_adapter(self, number: int) -> None:
-        """Forget an adapter that no sequence has any more."""
 
     def copy_blocks(self, copies: Copies) -> None:
         """Copy blocks of the KV cache (from, to), before the step that needs them is launched.
@@ -151,6 +146,7 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
+        adapters: AdapterTable,
         pools: bool = False,
         overlap: bool = False,
         drafts: Drafts | None = None,
@@ -160,6 +156,7 @@ class EngineLoop:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._adapters = adapters
         self._vocab_size = vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
@@ -405,14 +402,14 @@ class EngineLoop:
     def _submitted(self, command: Submitted) -> None:
         request = command.request
         self.requests.submitted(request, command.deliver, command.at_ns)
-        if request.adapter and not self._runner.has_adapter(request.adapter):
+        if request.adapter and not self._adapters.holds(request.adapter):
             self.requests.fail(request.request_id, AdapterUnloaded())
 
     def _drop_adapters(self) -> None:
         unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
         for number in unused:
             self._dropping.remove(number)
-            self._runner.drop_adapter(number)
+            self._adapters.drop(number)
 
     def _wait_for_command(self) -> Command:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""

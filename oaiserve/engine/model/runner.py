@@ -107,10 +107,6 @@ class ModelRunner:
         self._executor.prepare(adapter)
         self._adapters[number] = adapter
 
-    def has_adapter(self, number: int) -> bool:
-        """Return whether sequences can have the adapter of this number."""
-        return number in self._adapters
-
     def drop_adapter(self, number: int) -> None:
         """Forget an adapter that no sequence has any more. The thread that runs the steps calls this."""
         del self._adapters[number]
