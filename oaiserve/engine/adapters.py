@@ -7,7 +7,7 @@ computed with its namesake.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,16 @@ class AdapterTable:
     """The adapters by name. Any thread may use it, except where a method says otherwise.
 
     `add` loads the adapter of a folder, and gives it to the model's runner under a number. `drop` takes it away again.
+    `adaptable` has rows and columns of the layers that adapters may name.
     """
 
     def __init__(
-        self, add: Callable[[int, str, Path], object] | None = None, drop: Callable[[int], object] | None = None
+        self,
+        add: Callable[[int, str, Path], object] | None = None,
+        drop: Callable[[int], object] | None = None,
+        adaptable: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
+        self.adaptable = adaptable or {}
         self._add = add
         self._drop = drop
         self._lock = Lock()  # one is loaded at a time

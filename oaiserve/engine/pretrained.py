@@ -264,7 +264,7 @@ def _adapters(spec: ModelSpec, started: Started, options: EngineOptions) -> Adap
         adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)
         started.runner.add_adapter(number, adapter)
 
-    table = AdapterTable(add, started.runner.drop_adapter)
+    table = AdapterTable(add, started.runner.drop_adapter, started.adaptable)
     for name, path in options.adapters.items():
         try:
             table.load(name, path)
