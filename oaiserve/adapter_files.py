@@ -180,7 +180,9 @@ def _parts(tensors: Mapping[str, StoredTensor], scaling: _Scaling) -> dict[str, 
             raise BadFile(f"it has only the lora_{next(iter(both))} of '{module[:200]}'")
         a, b, rank = both["A"], both["B"], scaling.rank(module)
         if a.shape[0] > MOST_RANK:
-            raise BadFile(f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported")
+            raise BadFile(
+                f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported"
+            )
         for tensor, given in ((a, a.shape[0]), (b, b.shape[1])):
             if given != rank:
                 shape = list(tensor.shape)

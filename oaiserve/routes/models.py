@@ -41,7 +41,9 @@ class ModelList(msgspec.Struct):
 async def list_models(request: Request) -> Response:
     serving = serving_of(request)
     return json_response(
-        ModelList("list", [model_of(serving, None), *(model_of(serving, one) for one in serving.engine.adapters.served)])
+        ModelList(
+            "list", [model_of(serving, None), *(model_of(serving, one) for one in serving.engine.adapters.served)]
+        )
     )
 
 

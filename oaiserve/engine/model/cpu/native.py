@@ -50,7 +50,9 @@ class NativeDecoder:
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # the kind of each operation, in order
         self._has_adapters = has_adapters
-        self._sites: list[list[Matrix]] = []  # where adapters add: the matrices of each, whose columns follow each other
+        self._sites: list[
+            list[Matrix]
+        ] = []  # where adapters add: the matrices of each, whose columns follow each other
         self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
@@ -94,7 +96,11 @@ class NativeDecoder:
             handles = np.array([one.handle for one in packed.values()], np.uintp)
             of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
             of_tokens = np.repeat(np.array(of_chunks, np.int32), batch.query_lens)
-            step.num_adapters, step.adapters, step.token_adapters = len(packed), handles.ctypes.data, of_tokens.ctypes.data
+            step.num_adapters, step.adapters, step.token_adapters = (
+                len(packed),
+                handles.ctypes.data,
+                of_tokens.ctypes.data,
+            )
         if self._library.step(self._handle, self._pool, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits

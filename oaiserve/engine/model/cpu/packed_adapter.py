@@ -10,6 +10,8 @@ from oaiserve.engine.model.cpu.describe import Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import Library
 
+RANKS = 4  # the ranks of a linear layer are padded to a multiple of this, as src/adapters.h says
+
 
 class PackedAdapter:
     """Owns the native form of an adapter. `sites` are those of the decoder, with the matrices of each."""
@@ -28,28 +30,42 @@ class PackedAdapter:
 
     def _set(self, index: int, adapter: Adapter, matrices: list[Matrix]) -> None:
         """Give a site its weights. A module that is several of its matrices has its ranks once."""
+        parts = {
+            module: part for matrix in matrices if (part := adapter.parts.get(module := matrix.module)) is not None
+        }
+        if not parts:
+            return
         first_ranks: dict[str, int] = {}
         downs: list[Tensor] = []
         scales: list[float] = []
-        for module in dict.fromkeys(matrix.module for matrix in matrices):
-            if (part := adapter.parts.get(module)) is not None:
-                first_ranks[module] = len(scales)
-                downs.append(part.a)
-                scales += [part.scale] * part.rank
-        if not scales:
-            return
+        for module, part in parts.items():
+            first_ranks[module] = len(scales)
+            downs.append(_padded(part.a.T).T)
+            scales += [part.scale] * len(downs[-1])
         firsts: list[int] = []
         counts: list[int] = []
         ups: list[Tensor] = []
         for matrix in matrices:
-            rows, part = len(matrix.weight), adapter.parts.get(matrix.module)
-            firsts += [first_ranks.get(matrix.module, 0)] * (rows // LANES)
-            counts += [0 if part is None else part.rank] * (rows // LANES)
-            if part is not None:
-                ups.append(matrix.rows_of(part.b).view(-1, LANES, part.rank).transpose(1, 2).flatten())
+            num_groups, count = len(matrix.weight) // LANES, 0
+            if matrix.module in parts:
+                b = _padded(matrix.rows_of(parts[matrix.module].b))
+                pack, count = _pack(b.dtype), b.shape[1]
+                ups.append(b.view(num_groups, LANES, count // pack, pack).transpose(1, 2).flatten())
+            firsts += [first_ranks.get(matrix.module, 0)] * num_groups
+            counts += [count] * num_groups
         a, b = torch.cat(downs).contiguous(), torch.cat(ups)
         scale, groups = torch.tensor(scales), torch.tensor([firsts, counts], dtype=torch.int32)
         rank, k = a.shape
         pointers = (a.data_ptr(), scale.data_ptr(), groups.shape[1], *(row.data_ptr() for row in groups), b.data_ptr())
         if self._library.set_adapter(self.handle, index, k, rank, *pointers):
             raise MemoryError("The system has no memory for an adapter.")
+
+
+def _pack(dtype: torch.dtype) -> int:
+    """Return how many numbers a dot product multiplies at once, as in src/packs.h."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def _padded(matrix: Tensor) -> Tensor:
+    """Return the matrix with as many columns of zeros as make a multiple of RANKS."""
+    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % RANKS))

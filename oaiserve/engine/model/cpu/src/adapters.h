@@ -17,29 +17,30 @@ namespace oaiserve {
 
 // The rows of a tile, whose sums fill the registers together with the CHAINS below.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int ADAPTER_ROWS = 4;
+constexpr int ADAPTER_ROWS = 8;
 #else
-constexpr int ADAPTER_ROWS = 2;
+constexpr int ADAPTER_ROWS = 4;
 #endif
-constexpr int CHAINS = 4;  // sums of a row and a column run side by side, because a dot product has a long latency
+constexpr int CHAINS = 2;  // sums of a row and a column run side by side, because a dot product has a long latency
+constexpr int RANKS = 4;   // the ranks of a linear layer are padded to a multiple of this: two packs of bfloat16
 
 // What an adapter has for one site. A site is a linear layer, or several that read the same x and that the decoder
 // computes as one. Rank 0: the adapter has nothing for it.
 template <class T>
 struct SiteWeights {
-  // 16 columns of the layer, to which the ranks `first` .. `first + count - 1` add something. Their weights are
-  // T[count][16], from `offset` of `b` on.
+  // 16 columns of the layer, to which the ranks `first` .. `first + count - 1` add something. Both are multiples of
+  // RANKS. The weights are T[count / PACK][16][PACK], from `offset` of `b` on.
   struct Group {
     int32_t first, count;
     int64_t offset;
   };
   long k = 0, rank = 0;
-  AlignedArray<T, 64> a;  // T[ceil(rank / WIDTH)][k / PACK][WIDTH][PACK], zero beyond `rank`
-  std::vector<float> scales;  // of each rank, padded to whole registers
+  AlignedArray<T, 64> a;  // T[padded_rank / WIDTH][k / PACK][WIDTH][PACK], zero beyond `rank`
+  std::vector<float> scales;  // [padded_rank]
   std::vector<Group> groups;
   AlignedArray<T, 64> b;
 
-  long panels() const { return (rank + WIDTH - 1) / WIDTH; }
+  long padded_rank() const { return (rank + LANES - 1) / LANES * LANES; }
 };
 
 // An adapter, which is made once and only read afterwards, by the steps of its decoder.
@@ -51,14 +52,14 @@ class Adapter {
   const SiteWeights<T>& site(long index) const { return sites_[size_t(index)]; }
   long widest() const { return widest_; }  // the most numbers that a row of x becomes at any site
 
-  // Copies `a` [rank, k], with a scale for each rank, and `b`: for each group, [counts[g], 16]. k is a multiple of 16.
-  // Throws std::bad_alloc.
+  // Copies `a` [rank, k], with a scale for each rank, and `b`: for each group, [counts[g] / PACK][16][PACK]. k is a
+  // multiple of 16. Throws std::bad_alloc.
   void set(long index, long k, long rank, const T* a, const float* scales, long num_groups, const int32_t* firsts,
            const int32_t* counts, const T* b) {
     SiteWeights<T> site;
     site.k = k;
     site.rank = rank;
-    const long padded = site.panels() * WIDTH;
+    const long padded = site.padded_rank();
     site.scales.assign(size_t(padded), 0);
     std::copy(scales, scales + rank, site.scales.begin());
     site.a = make_aligned<T, 64>(size_t(padded * k));
@@ -92,15 +93,22 @@ class AdapterRows {
     const Adapter<T>* adapter;
     long first, count;
   };
+  // What a row's adapter has for the site that is being computed. Without groups, it has nothing.
+  struct Addend {
+    const typename SiteWeights<T>::Group* groups;
+    const T *b, *products;  // the latter are scale * (x A^T)
+  };
   std::vector<Tile> tiles;
-  std::vector<int32_t> rows;  // those of an adapter side by side
+  std::vector<int32_t> rows;    // those of an adapter side by side
+  std::vector<Addend> addends;  // of each row of the step; empty if none has an adapter
 
   // Throws std::bad_alloc.
   void make(const StepInput& step) {
     tiles.clear();
     rows.clear();
-    step_ = nullptr;
+    addends.clear();
     if (step.num_adapters == 0) return;
+    addends.resize(size_t(step.num_tokens));
     long widest = 0;
     for (int64_t index = 0; index < step.num_adapters; index++) {
       const auto* adapter = static_cast<const Adapter<T>*>(step.adapters[index]);
@@ -114,46 +122,37 @@ class AdapterRows {
     stride_ = widest;
     const size_t size = size_t(step.num_tokens * widest);
     if (size > size_) {
-      products_ = make_aligned<float, 64>(size);
+      products_ = make_aligned<T, 64>(size);
       size_ = size;
     }
-    step_ = &step;
   }
 
-  // The adapter of a row, or null.
-  const Adapter<T>* of(long row) const {
-    if (!step_) return nullptr;
-    const int32_t index = step_->token_adapters[row];
-    return index < 0 ? nullptr : static_cast<const Adapter<T>*>(step_->adapters[index]);
-  }
-  float* products(long row) { return products_.get() + row * stride_; }  // scale * (x A^T) at the current site
-  const float* products(long row) const { return products_.get() + row * stride_; }
+  T* products(long row) { return products_.get() + row * stride_; }
 
  private:
-  const StepInput* step_ = nullptr;  // if it has adapters
-  AlignedArray<float, 64> products_;
+  AlignedArray<T, 64> products_;
   size_t size_ = 0;
   long stride_ = 0;
 };
 
-// products [ROWS][WIDTH] = x A^T * scales, for a panel of A.
+// products [ROWS][LANES] = x A^T * scales, for a panel of A.
 template <class T, int ROWS>
-void adapter_tile(const T* const* x, const T* panel, long k, const float* scales, float* const* products) {
+void adapter_tile(const T* const* x, const T* panel, long k, const float* scales, float* products) {
   Vector sums[ROWS][CHAINS] = {};
   const long steps = k / PACK<T>;  // a multiple of CHAINS
   for (long step = 0; step < steps; step += CHAINS)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int chain = 0; chain < CHAINS; chain++) {
       const Packs<T> weights = Packs<T>::load(panel + (step + chain) * WIDTH * PACK<T>);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++)
         sums[r][chain] = dot(sums[r][chain], Packs<T>::splat(x[r] + (step + chain) * PACK<T>), weights);
     }
   const Vector scale = load_vector<Vector>(scales);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
-    const Vector sum = ((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3])) * scale;
-    memcpy(products[r], &sum, sizeof(sum));
+    const Vector sum = (sums[r][0] + sums[r][1]) * scale;
+    memcpy(products + r * LANES, &sum, sizeof(sum));
   }
 }
 
@@ -165,34 +164,47 @@ struct Site {
 
   // Returns the columns `column` .. `column + 15` of a row, to which its adapter has been added.
   f32x16 add(long row, long column, f32x16 values) const {
-    const Adapter<T>* adapter = rows->of(row);
-    if (!adapter) return values;
-    const SiteWeights<T>& site = adapter->site(index);
-    if (site.rank == 0) return values;
-    const auto& group = site.groups[size_t(column / LANES)];
-    const float* products = rows->products(row) + group.first;
-    const T* b = site.b.get() + group.offset;
-    for (long j = 0; j < group.count; j++) values += load(b + j * LANES) * products[j];
+    if (rows->addends.empty()) return values;
+    const auto& addend = rows->addends[size_t(row)];
+    if (!addend.groups) return values;
+    const auto& group = addend.groups[column / LANES];
+    const T* products = addend.products + group.first;
+    const T* b = addend.b + group.offset;
+    // Two chains of sums, because a dot product has a long latency.
+    Vector sums[LANES / WIDTH], others[LANES / WIDTH] = {};
+    memcpy(sums, &values, sizeof(values));
+    for (long j = 0; j < group.count; j += 2 * PACK<T>) {
+      const Packs<T> first = Packs<T>::splat(products + j), second = Packs<T>::splat(products + j + PACK<T>);
+      const T* weights = b + j * LANES;
+#pragma GCC unroll 4
+      for (int v = 0; v < LANES / WIDTH; v++) {
+        sums[v] = dot(sums[v], first, Packs<T>::load(weights + v * WIDTH * PACK<T>));
+        others[v] = dot(others[v], second, Packs<T>::load(weights + (LANES + v * WIDTH) * PACK<T>));
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < LANES / WIDTH; v++) sums[v] += others[v];
+    memcpy(&values, sums, sizeof(values));
     return values;
   }
 };
 
-// Computes scale * (x A^T) at a site, for the rows of a tile.
+// Computes scale * (x A^T) at a site, for the rows of a tile, whose addends are those of the site then.
 template <class T, class RowOf, int... ROW>
 void adapt(const SiteWeights<T>& site, AdapterRows<T>& rows, const typename AdapterRows<T>::Tile& tile, RowOf&& row_of,
            std::integer_sequence<int, ROW...>) {
   static constexpr decltype(&adapter_tile<T, 1>) TILES[] = {adapter_tile<T, ROW + 1>...};
+  const int32_t* tile_rows = rows.rows.data() + tile.first;
   const T* x[ADAPTER_ROWS];
-  float* products[ADAPTER_ROWS];
-  for (long r = 0; r < tile.count; r++) {
-    const long row = rows.rows[size_t(tile.first + r)];
-    x[r] = row_of(row);
-    products[r] = rows.products(row);
-  }
-  for (long panel = 0; panel < site.panels(); panel++) {
-    TILES[tile.count - 1](x, site.a.get() + panel * WIDTH * site.k, site.k, site.scales.data() + panel * WIDTH,
-                          products);
-    for (long r = 0; r < tile.count; r++) products[r] += WIDTH;
+  for (long r = 0; r < tile.count; r++) x[r] = row_of(tile_rows[r]);
+  for (long r = 0; r < tile.count; r++)
+    rows.addends[size_t(tile_rows[r])] = {site.groups.empty() ? nullptr : site.groups.data(), site.b.get(),
+                                          rows.products(tile_rows[r])};
+  for (long rank = 0; rank < site.padded_rank(); rank += LANES) {
+    alignas(64) float products[ADAPTER_ROWS * LANES];
+    for (long c = 0; c < LANES; c += WIDTH)
+      TILES[tile.count - 1](x, site.a.get() + (rank + c) * site.k, site.k, site.scales.data() + rank + c, products + c);
+    for (long r = 0; r < tile.count; r++) store(rows.products(tile_rows[r]) + rank, load(products + r * LANES));
   }
 }
 
