@@ -62,7 +62,8 @@ def complete(
     """Compute greedy answers to all prompts.
 
     The requests come all at once, or `gap_seconds` apart; or from so many `clients`, each of which sends its next
-    request when it has the last answer. They have these `adapters` in turns, given by number. Raises RuntimeError if a request does not finish with all its tokens.
+    request when it has the last answer. They have these `adapters` in turns, by number. Raises RuntimeError if a
+    request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
     params, submit_ns = greedy(num_tokens), []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -67,9 +68,11 @@ def adapted(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
 
 def _add_to(batch: Batch) -> AddTo:
     """Return what adds the adapters of a batch: in Triton's kernels on a GPU, else in plain torch."""
-    if batch.input_ids.device.type == "cuda" and triton_adapters is not None:
-        return triton_adapters.add_to(batch)
-    return plain(batch)
+    if batch.input_ids.device.type == "cpu" or find_spec("triton") is None:
+        return plain(batch)
+    from oaiserve.engine.model.triton_adapters import TritonAdapters
+
+    return TritonAdapters(batch)
 
 
 def plain(batch: Batch) -> AddTo:

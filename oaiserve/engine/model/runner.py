@@ -103,7 +103,7 @@ class ModelRunner:
         self.kv_version += 1  # after that, so that all that is computed for this version is the new executor's
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """Let sequences have an adapter, by a number above 0 that no other adapter has had. Any thread may call this."""
+        """Let sequences have an adapter, by a number above 0 that no other one has had. Any thread may call this."""
         self._executor.prepare(adapter)
         self._adapters[number] = adapter
 

@@ -15,9 +15,9 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.describe import Attention, Decoder, Layer, Matrix, Norm, NotKnown
-from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, NO_SITE, Library, Normalize, Rotary, StepInput
+from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
