@@ -127,7 +127,7 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> float:
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
-    """Return the patterns of a setting that gives numbers to modules: regular expressions for the end of their names."""
+    """Return the patterns of a setting that gives numbers to modules: expressions for the ends of their names."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
         raise BadFile(f"its {name} is not a JSON object")

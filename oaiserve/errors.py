@@ -156,9 +156,6 @@ class AdapterUnloaded(NotFound):
 
     code = "model_not_found"
 
-    def __init__(self) -> None:
-        super().__init__("The adapter that 'model' names has just been unloaded.", param="model")
-
 
 class MethodNotAllowed(APIError):
     status = 405

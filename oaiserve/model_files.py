@@ -111,7 +111,7 @@ def _count_tensors(path: Path) -> int:
     return len(read_header(path)[0])
 
 
-def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, by the names of the tensors, and where their data begins.
 
     Raises BadFile if the header and the size of the file do not agree.

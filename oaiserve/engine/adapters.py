@@ -1,7 +1,7 @@
 """The adapters that requests can name, and the numbers by which the engine knows them. No torch.
 
-A number is given once: an adapter that is loaded anew has another one, so the prefix cache finds nothing for it that was
-computed with its namesake.
+A number is given once: an adapter that is loaded anew has another one, so the prefix cache finds nothing for it that
+was computed with its namesake.
 """
 
 from __future__ import annotations

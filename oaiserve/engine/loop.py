@@ -403,7 +403,8 @@ class EngineLoop:
         request = command.request
         self.requests.submitted(request, command.deliver, command.at_ns)
         if request.adapter and not self._adapters.holds(request.adapter):
-            self.requests.fail(request.request_id, AdapterUnloaded())
+            message = "The adapter that 'model' names has just been unloaded."
+            self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
 
     def _drop_adapters(self) -> None:
         unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
