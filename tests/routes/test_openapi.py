@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from oaiserve.app import routes
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.errors import APIError
 from oaiserve.routes.openapi import STATUSES, Published, document
@@ -26,7 +26,11 @@ from tests.routes.doubles import pools
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERYTHING = Config("demo", ServerOptions(api_key=("secret",), tokenizer_info=True))
+EVERYTHING = Config(
+    "demo",
+    ServerOptions(api_key=("secret",), tokenizer_info=True),
+    EngineOptions(lora_dir=Path("adapters")),
+)
 
 
 def walk(value: Any) -> Iterator[dict[str, Any]]:
