@@ -107,7 +107,8 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
     "cpu.start device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
-    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started triton_sampling",
+    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started "
+    "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -181,6 +181,7 @@ class Accounting:
                 http_route=self._http_route,
                 http_status=exchange.http_status,
                 model=serving.name_of(exchange.adapter),
+                adapter=None if exchange.adapter is None else exchange.adapter.name,
                 client=exchange.key_name,
                 http_scheme=scope["scheme"],
                 server_address=address,

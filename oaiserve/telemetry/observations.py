@@ -16,7 +16,7 @@ OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERA
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
-MOST_MODELS = 512  # names of models that have series: the model's own, and those of adapters
+MOST_ADAPTERS = 512  # that have series of their own
 
 
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -32,7 +32,8 @@ class Observations:
     """
 
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
-        self._models = {model}
+        self._model = model
+        self._adapters: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = _class_names(APIError)
@@ -112,7 +113,7 @@ class Observations:
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
         error_type = _known(record.error_type, self._error_types) if record.error_type else ""
-        model = self._known_model(record.model)
+        model = self._model if record.adapter is None else self._known_adapter(record.adapter)
         labels = (record.outcome, operation, model)
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
@@ -163,12 +164,12 @@ class Observations:
             num_aborted = account.num_choices - len(record.finish_reasons)
             self.choices.add((operation, model, ABORT), max(0, num_aborted))
 
-    def _known_model(self, name: str) -> str:
-        """Return the name of a model, or of an adapter. Adapters come and go, so not all names can have series."""
-        if name not in self._models:
-            if len(self._models) >= MOST_MODELS:
+    def _known_adapter(self, name: str) -> str:
+        """Return the name of an adapter. Adapters come and go, so not all of them can have series."""
+        if name not in self._adapters:
+            if len(self._adapters) >= MOST_ADAPTERS:
                 return OTHER
-            self._models.add(name)
+            self._adapters.add(name)
         return name
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:

@@ -39,10 +39,12 @@ def test_a_request_names_an_adapter_as_its_model(served: Served) -> None:
     for answer in (served.complete(model="sql"), served.chat(model="sql")):
         assert answer.json()["model"] == "sql"
         assert served.engine.submitted.get(timeout=5).adapter == number > 0
-        assert served.telemetry.next_record().model == "sql"
+        record = served.telemetry.next_record()
+        assert (record.model, record.adapter) == ("sql", "sql")
     served.complete(model="org/demo")
     assert served.engine.submitted.get(timeout=5).adapter == 0
-    assert served.telemetry.next_record().model == "org/demo"
+    record = served.telemetry.next_record()
+    assert (record.model, record.adapter) == ("org/demo", None)
 
 
 def test_streams_and_responses_name_the_adapter(served: Served) -> None:

@@ -166,7 +166,7 @@ def test_the_documentation_has_such_examples() -> None:
 def test_the_example_of_each_route_is_answered(served: Served) -> None:
     for path, methods in published()["paths"].items():
         for method, found in methods.items():
-            if "requestBody" in found:
+            if "requestBody" in found and "lora" not in path:  # which only some servers have
                 example = found["requestBody"]["content"]["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
                 if found["tags"] == ["Embeddings and scores"]:
