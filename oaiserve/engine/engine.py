@@ -52,7 +52,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
+from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.start_times import StartTimes
 from oaiserve.times import monotonic_ns
@@ -347,9 +347,19 @@ class Engine:
                 self.abort(request.request_id)
 
     def generate(
-        self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Sequence[str | Sequence[int] | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Completion]:
-        """Return all choices of all prompts, in order. Raises the APIError that a request has failed with."""
+        """Return all choices of all prompts, in order, of the model or of one of its adapters.
+
+        Raises NotFound for an adapter that is not loaded, and the APIError that a request has failed with.
+        """
+        served = None if adapter is None else self.adapters.get(adapter)
+        if adapter is not None and served is None:
+            raise NotFound(f"No adapter '{adapter}' is loaded.")
         if self.pooling is not None:
             raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
         request = Request(
@@ -357,6 +367,7 @@ class Engine:
             tuple(_as_prompt(prompt) for prompt in prompts),
             params or SamplingParams(),
             stream_interval=0,
+            adapter=0 if served is None else served.number,
         )
         completions: list[Completion] = []
         for event in self.stream(request):
