@@ -43,7 +43,10 @@ def load_adapter(
 
     def read(stored: StoredTensor) -> Tensor:
         count = math.prod(stored.shape)
-        flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
+        try:
+            flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
+        except ValueError as error:
+            raise BadAdapter(f"'{files.weights}': it has changed while it was read") from error
         # A copy, so that nothing of the file is needed any more.
         tensor = flat.view(stored.shape).to(device, dtype, copy=True)
         if not tensor.isfinite().all():
