@@ -26,6 +26,7 @@ from oaiserve.keys import Keyring
 from oaiserve.response_database import ResponseDatabase
 from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes import (
+    adapters,
     chat,
     completions,
     dashboard,
@@ -110,6 +111,7 @@ def create_app(
             ),
             stream_interval=config.server.stream_interval,
             profile_dir=config.telemetry.profile_dir,
+            lora_dir=config.engine.lora_dir,
             trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
         engine.start()
@@ -186,6 +188,7 @@ def routes(config: Config) -> list[Route]:
         Route(stored_path, stored_responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", stored_responses.list_input_items),
         Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
+        *adapter_routes(config),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
         *(
@@ -212,6 +215,17 @@ def routes(config: Config) -> list[Route]:
     published = Published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
     table.append(Route("/openapi.json", published.answer))
     return table
+
+
+def adapter_routes(config: Config) -> list[Route]:
+    """Return the routes that load and unload adapters, or those that say why they are closed."""
+    load, unload = adapters.load, adapters.unload
+    if config.engine.lora_dir is None:
+        load = unload = adapters.switched_off
+    elif not config.server.is_private:
+        load = unload = adapters.closed
+    paths = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
+    return [Route(path, route, methods=["POST"]) for path, route in paths.items()]
 
 
 def middleware(

@@ -24,6 +24,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
 from oaiserve import __version__, private, response_database
+from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
 from oaiserve.engine.pooling import Task
@@ -182,6 +183,13 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
                 path.open("rb").close()
         except OSError as error:
             raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+    for name, folder in engine.adapters.items():
+        try:
+            read_adapter(folder)
+        except BadAdapter as error:
+            raise StartupError(f"--lora {name}={folder} cannot be used: {error}.") from error
+    if engine.lora_dir is not None and not engine.lora_dir.is_dir():
+        raise StartupError(f"--lora-dir is '{engine.lora_dir}', which is not a folder.")
     if server.response_store is not None:
         response_database.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys

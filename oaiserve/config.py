@@ -276,6 +276,15 @@ class EngineOptions:
     """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. Answers change
     slightly; docs/benchmarks.md has figures. Needs --compile and a model that it covers."""
 
+    lora: tuple[str, ...] = ()
+    """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
+    several adapters and with none run in one batch. docs/adapters.md has what is supported."""
+
+    lora_dir: Path | None = None
+    """Folder whose adapters can be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and
+    /v1/unload_lora_adapter. Without it, these routes do not exist. They need an API key, or a server for this machine
+    alone."""
+
     drafts: DraftSource = "auto"
     """Whether steps verify drafts: guesses at the next tokens of a sequence. lookup: what followed the last tokens when
     they came before, in prompt or answer. Answers that repeat themselves come faster. auto: lookup with the native step
@@ -372,6 +381,14 @@ class EngineOptions:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
         if self.native_build and not self.compile:
             raise OptionError("--native-build needs --compile: without it there is no native code.")
+        for given in self.lora:
+            name, sign, folder = given.partition("=")
+            _check(bool(name.strip() and sign and folder), "--lora", f"'{given}'", "NAME=FOLDER")
+        if len(self.adapters) < len(self.lora):
+            raise OptionError("--lora has the same name twice. Each adapter needs a name of its own.")
+        if self.has_adapters and self.tensor_parallel > 1:
+            flag = "--lora" if self.lora else "--lora-dir"
+            raise OptionError(f"{flag} and --tensor-parallel {self.tensor_parallel} do not go together.")
         if self.quantize != "none" and self.tensor_parallel > 1:
             both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
             raise OptionError(f"{both} do not go together: weights in 8 bits cannot be split.")
@@ -405,6 +422,17 @@ class EngineOptions:
         _check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Set only one.")
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The folders of the adapters, by name."""
+        parts = (given.partition("=") for given in self.lora)
+        return {name: Path(folder) for name, _, folder in parts}
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether adapters may be loaded, now or later."""
+        return bool(self.lora) or self.lora_dir is not None
 
     def step_tokens(self, default: int) -> int:
         """Return the most tokens in one step, given the default for the device."""
@@ -448,3 +476,8 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
     file: Path | None = None  # where some of these settings came from
+
+    def __post_init__(self) -> None:
+        name = self.server.served_model_name or self.model
+        if name in self.engine.adapters:
+            raise OptionError(f"--lora names an adapter '{name}', which is the name of the model itself.")

@@ -7,6 +7,7 @@
       Forbidden             403   the server does not answer to that host name, or to pages of that origin
       NotFound              404   no such route
         ModelNotFound             the server does not serve this model
+        AdapterUnloaded           the adapter has been unloaded since the request named it
       MethodNotAllowed      405   the route does not have this method
       RequestTimeout        408   the headers or the body did not arrive in time
       SlowReader            408   the client fell too far behind its stream
@@ -27,6 +28,8 @@ begun writes the same object as its last event.
 from __future__ import annotations
 
 from typing import Any
+
+_MOST_NAMED = 20  # models that an error names
 
 
 class APIError(Exception):
@@ -141,8 +144,17 @@ class NotFound(APIError):
 class ModelNotFound(NotFound):
     code = "model_not_found"
 
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"The model '{asked[:200]}' does not exist. This server serves '{served}'.", param="model")
+    def __init__(self, asked: str, *served: str) -> None:
+        """`served` are the names of all that is served, the model's own first."""
+        named = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
+        more = f" and {len(served) - _MOST_NAMED} more" if len(served) > _MOST_NAMED else ""
+        super().__init__(f"The model '{asked[:200]}' does not exist. This server serves {named}{more}.", param="model")
+
+
+class AdapterUnloaded(NotFound):
+    """The adapter that a request names was unloaded while the request was on its way to the engine."""
+
+    code = "model_not_found"
 
 
 class MethodNotAllowed(APIError):

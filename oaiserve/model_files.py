@@ -36,7 +36,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
         if source.gguf_file is not None:
             check_gguf(path)
             return
-        config = _json_object(path)
+        config = json_object(path)
         weights = _weights(folder, config)
         num_tensors = 0
         for path in weights:
@@ -48,7 +48,8 @@ def refuse_unless_sound(source: ModelSource) -> None:
         raise StartupError(f"'{path}' cannot be used: {reason}.") from error
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises BadFile and OSError."""
     with path.open("rb") as file:
         data = file.read(_MOST_CONFIG_BYTES + 1)
     if len(data) > _MOST_CONFIG_BYTES:
@@ -89,7 +90,7 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
             )
         raise StartupError(f"'{folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
     try:
-        files = _json_object(index).get("weight_map")
+        files = json_object(index).get("weight_map")
         if not isinstance(files, dict) or not files:
             raise BadFile("it has no weight_map")
         names = set()
@@ -107,6 +108,14 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
 
 def _count_tensors(path: Path) -> int:
     """Return the number of tensors in a safetensors file. Raises BadFile if its header and its size do not agree."""
+    return len(read_header(path)[0])
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, by the names of the tensors, and where their data begins.
+
+    Raises BadFile if the header and the size of the file do not agree.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -127,4 +136,4 @@ def _count_tensors(path: Path) -> int:
         end = max(end, *offsets)
     if 8 + length + end != size:
         raise BadFile(f"it has {size} bytes where its header says {8 + length + end}, so it is cut or damaged")
-    return len(header)
+    return header, 8 + length

@@ -140,6 +140,7 @@ class RequestRecord:
     http_route: str  # the pattern of the route, never the raw path
     http_status: int | None  # None: the client left before the status line was sent
     model: str  # the served name, never a name that a client sent
+    adapter: str | None = None  # its name, if `model` names one that was loaded
     client: str | None = None  # the name of its API key; never its address, which is personal data
     http_scheme: str = "http"
     server_address: str | None = None  # the address that this server listens on, if it is known

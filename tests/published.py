@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -15,7 +16,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from oaiserve.app import routes
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.routes.openapi import document
 
 MOST_BYTES = 200_000  # of what is checked: the validator takes a second for a megabyte
@@ -25,7 +26,7 @@ Client = TypeVar("Client")
 @cache
 def published() -> dict[str, Any]:
     """Return the document of a server that has all of its routes."""
-    config = Config("demo", ServerOptions(tokenizer_info=True))
+    config = Config("demo", ServerOptions(tokenizer_info=True), EngineOptions(lora_dir=Path("adapters")))
     return document(routes(config), version="1.2.3", needs_key=False)
 
 

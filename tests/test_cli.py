@@ -282,6 +282,19 @@ def test_a_model_may_be_demo_a_hub_id_or_a_folder(
     assert serve(served, model=model).model == model
 
 
+def test_an_adapter_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
+    assert cli.main(["serve", "demo", "--lora", f"sql={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_config.json': it is a DoRA adapter" in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_of_adapters_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["serve", "demo", "--lora-dir", str(tmp_path / "none")]) == 2
+    assert "none', which is not a folder." in capsys.readouterr().err
+
+
 def test_files_that_are_not_a_certificate_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "not.pem"
     file.write_text("nothing\n")

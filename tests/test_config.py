@@ -90,6 +90,11 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
         ({"dtype": "int8"}, "--dtype is 'int8'"),
         ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
+        ({"lora": ("sql",)}, "--lora is 'sql', but must be NAME=FOLDER."),
+        ({"lora": ("=here",)}, "--lora is '=here', but must be NAME=FOLDER."),
+        ({"lora": ("a=x", "a=y")}, "--lora has the same name twice."),
+        ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together."),
+        ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together."),
         ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
         (
             {"native_build": True, "compile": False},

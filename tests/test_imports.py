@@ -19,6 +19,7 @@ MODEL = f"{ENGINE}.model"
 # What any file of engine/model may import from outside of it.
 MODEL_USES = {
     *LEAVES,
+    "oaiserve.adapter_files",
     "oaiserve.cache",
     "oaiserve.model_errors",
     "oaiserve.private",
@@ -32,10 +33,15 @@ MODEL_ROWS = {
     "": "",
     "spec": "",
     "transfer": "",
+    "adapters": "",
+    "adapter_weights": "adapters",
     "profiler": "",
-    "batch": "transfer",
+    "batch": "adapters transfer",
     "kv_cache": "transfer",
-    "executor": "batch",
+    "executor": "adapters batch",
+    "triton_adapter_kernels": "",
+    "triton_adapters": "adapters batch transfer triton_adapter_kernels",
+    "adapted_modules": "adapters batch triton_adapters",
     # sampling
     "logit_edits": "transfer",
     "draw_rows": "",
@@ -54,9 +60,9 @@ MODEL_ROWS = {
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
-    "eager": "attention attention.hook attention.reference batch kv_cache spec",
+    "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
     "graphs": "batch draw_rows logit_edits sampler spec transfer",
-    "runner": "batch draw_rows executor graphs logit_edits sampler",
+    "runner": "adapters batch draw_rows executor graphs logit_edits sampler",
     "started": "profiler runner",
     # loading, measuring, compiling, capturing
     "split": "",
@@ -84,24 +90,26 @@ MODEL_ROWS = {
     "cpu.describe": "spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
-    "cpu.native": "attention batch cpu.describe cpu.kv_layout cpu.library kv_cache",
-    "cpu.check": "batch cpu.describe cpu.native rehearsal spec",
+    "cpu.packed_adapter": "adapters cpu.describe cpu.kv_layout cpu.library",
+    "cpu.native": "adapters attention batch cpu.describe cpu.kv_layout cpu.library cpu.packed_adapter kv_cache",
+    "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
     "cpu.stored": "cpu.describe spec",
-    "cpu.checked": "cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
-    "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe cpu.kv_layout "
-    "cpu.library cpu.native eager executor runner spec",
+    "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
+    "cpu.start": "adapters attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe "
+    "cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
     "parallel": "",
     "parallel.group": "",
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
-    "parallel.executor": "batch executor parallel.messages parallel.workers",
+    "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
     # what starts a model that has been checked, without transformers
     "restart": "cpu.checked cpu.cores memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
-    "device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
-    "parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started triton_sampling",
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
+    "cpu.start device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
+    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started "
+    "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -116,6 +124,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.record": {"oaiserve.times", "oaiserve.trace"},
     "oaiserve.response_store": set(),
     "oaiserve.response_database": {"oaiserve.errors", "oaiserve.private", "oaiserve.response_store"},
+    "oaiserve.adapter_files": {"oaiserve.model_files", "oaiserve.model_numbers"},
     "oaiserve.hub": set(),
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.cache": set(),
@@ -171,6 +180,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(f"{ENGINE}.{m}" for m in ("system_memory", "turns")),
     },
     f"{ENGINE}.shared_limit": set(),
+    f"{ENGINE}.adapters": {"oaiserve.errors"},
     f"{ENGINE}.refusal": set(),
     f"{ENGINE}.regexes": {f"{ENGINE}.refusal"},
     f"{ENGINE}.json_schema": {*(f"{ENGINE}.{m}" for m in ("json_schema", "refusal", "regexes"))},
@@ -190,6 +200,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *(
             f"{ENGINE}.{m}"
             for m in (
+                "adapters",
                 "detokenize",
                 "drafts",
                 "host_time",
@@ -239,14 +250,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.start_times"},  # builds its parts
     f"{ENGINE}.pretrained": {
+        "oaiserve.adapter_files",
         "oaiserve.config",
         "oaiserve.demo",
+        "oaiserve.errors",
         "oaiserve.hub",
         "oaiserve.model_files",
         "oaiserve.remembered",
         "oaiserve.source",
         "oaiserve.start_times",
-        *(f"{ENGINE}.{m}" for m in ("grammar", "host_time", "loop", "model", "pooling", "profiling", "tokenizer")),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "grammar", "host_time", "loop", "model", "pooling", "profiling")),
+        f"{ENGINE}.tokenizer",
     },  # the runner by a late import
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
@@ -267,6 +281,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.times",
         "oaiserve.trace",
         "oaiserve.routes",
+        "oaiserve.adapter_files",
+        f"{ENGINE}.adapters",
         f"{ENGINE}.logprobs",
         f"{ENGINE}.pooling",
         f"{ENGINE}.request",
@@ -308,7 +324,10 @@ ONLY_IN: dict[str, set[str]] = {
     "transformers": {f"{ENGINE}.model", f"{ENGINE}.tokenizer", "oaiserve.demo"},
     "triton": {  # which are themselves imported late, where there is a GPU
         *(f"{ENGINE}.model.attention.{m}" for m in ("triton", "triton_kernels")),
-        *(f"{ENGINE}.model.{m}" for m in ("triton_sampling", "triton_sampling_kernels")),
+        *(
+            f"{ENGINE}.model.{m}"
+            for m in ("triton_adapters", "triton_adapter_kernels", "triton_sampling", "triton_sampling_kernels")
+        ),
     },
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},

@@ -57,11 +57,13 @@ def complete(
     *,
     clients: int | None = None,
     gap_seconds: float = 0.0,
+    adapters: Sequence[int] = (0,),
 ) -> EngineRun:
     """Compute greedy answers to all prompts.
 
     The requests come all at once, or `gap_seconds` apart; or from so many `clients`, each of which sends its next
-    request when it has the last answer. Raises RuntimeError if a request does not finish with all its tokens.
+    request when it has the last answer. They have these `adapters` in turns, by number. Raises RuntimeError if a
+    request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
     params, submit_ns = greedy(num_tokens), []
@@ -70,8 +72,9 @@ def complete(
             f"load-{next(_request_ids)}",
             (TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt),),
             params,
+            adapter=adapters[index % len(adapters)],
         )
-        for prompt in prompts
+        for index, prompt in enumerate(prompts)
     ]
     waiting = iter(requests)
 

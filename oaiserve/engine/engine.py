@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
-from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submitted
+from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Runner, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
@@ -51,7 +52,7 @@ from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
-from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
+from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.record import HostPart, Profile, StepRecord
 from oaiserve.start_times import StartTimes
 from oaiserve.times import monotonic_ns
@@ -110,11 +111,13 @@ class Engine:
         profiler: Profiler | None = None,
         processes: ModelProcesses | None = None,
         pooling: Pooling | None = None,
+        adapters: AdapterTable | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
         self.tokenizer = tokenizer
         self.pooling = pooling  # None: the model generates text
+        self.adapters = adapters or AdapterTable()
         self.max_model_len = max_model_len  # tokens of prompt and answer together
         self.vocab_size = vocab_size
         self.default_params = dict(default_params or {})  # what the model itself asks for
@@ -159,6 +162,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
+            adapters=self.adapters,
             pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and runner.is_asynchronous and not has_drafts,
@@ -204,6 +208,16 @@ class Engine:
     @classmethod
     def from_parts(cls, parts: EngineParts, options: EngineOptions) -> Engine:
         return cls(options=options, **parts._asdict())
+
+    def load_adapter(self, name: str, path: Path) -> ServedAdapter:
+        """Load an adapter that requests can name then. This takes a while. Raises what `AdapterTable.load` does."""
+        return self.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> ServedAdapter:
+        """Let no further request name an adapter. It is freed when the last one that has it ends. Raises NotFound."""
+        adapter = self.adapters.unload(name)
+        self._loop.post(DropAdapter(adapter.number))
+        return adapter
 
     @property
     def failure(self) -> BaseException | None:
@@ -333,9 +347,19 @@ class Engine:
                 self.abort(request.request_id)
 
     def generate(
-        self, prompts: Sequence[str | Sequence[int] | Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Sequence[str | Sequence[int] | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Completion]:
-        """Return all choices of all prompts, in order. Raises the APIError that a request has failed with."""
+        """Return all choices of all prompts, in order, of the model or of one of its adapters.
+
+        Raises NotFound for an adapter that is not loaded, and the APIError that a request has failed with.
+        """
+        served = None if adapter is None else self.adapters.get(adapter)
+        if adapter is not None and served is None:
+            raise NotFound(f"No adapter '{adapter}' is loaded.")
         if self.pooling is not None:
             raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
         request = Request(
@@ -343,6 +367,7 @@ class Engine:
             tuple(_as_prompt(prompt) for prompt in prompts),
             params or SamplingParams(),
             stream_interval=0,
+            adapter=0 if served is None else served.number,
         )
         completions: list[Completion] = []
         for event in self.stream(request):

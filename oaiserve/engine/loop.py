@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
+from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.host_time import HostTime, Ranges
@@ -34,7 +35,7 @@ from oaiserve.engine.shortage import Copies, Shortage, compute_in_parts, copy_in
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.step_account import EngineSnapshot, StepAccount
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
-from oaiserve.errors import APIError, InternalError, Unavailable
+from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.record import EngineAccount, HostPart
 from oaiserve.times import RequestTimes
 
@@ -97,6 +98,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class DropAdapter:
+    """The command to drop an adapter, by its number, when the last request that has it has ended."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The command to end the thread: with `drain` when all open requests have ended, else at once, failing them."""
 
@@ -111,7 +119,7 @@ class Broken:
 
 
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
-Command = Submitted | FromTokenizer | Abort | Stop | Broken | StartProfile | EndProfile
+Command = Submitted | FromTokenizer | Abort | DropAdapter | Stop | Broken | StartProfile | EndProfile
 
 
 @dataclass(slots=True)
@@ -138,6 +146,7 @@ class EngineLoop:
         eos_token_ids: frozenset[int],
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
+        adapters: AdapterTable,
         pools: bool = False,
         overlap: bool = False,
         drafts: Drafts | None = None,
@@ -147,6 +156,7 @@ class EngineLoop:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._adapters = adapters
         self._vocab_size = vocab_size
         self._clock_ns = clock_ns
         self._overlap = overlap
@@ -155,6 +165,7 @@ class EngineLoop:
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
         self._draining = False
+        self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
         self._in_flight: _Launched | None = None
         self._host = HostTime(clock_ns, ranges)
         self._profiling = Profiling(profiler, self._host)
@@ -352,6 +363,8 @@ class EngineLoop:
         Return False if the thread is to end.
         """
         self._host.enter(HostPart.COMMANDS)
+        if self._dropping:
+            self._drop_adapters()
         while self.requests or not self._draining:
             try:
                 is_idle = self._in_flight is None and not self._scheduler.has_work and not self.requests.has_events
@@ -360,7 +373,7 @@ class EngineLoop:
                 return True
             match command:
                 case Submitted():
-                    self.requests.submitted(command.request, command.deliver, command.at_ns)
+                    self._submitted(command)
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
                 case GrammarCompiled():
@@ -371,6 +384,9 @@ class EngineLoop:
                     self.requests.tokenize_failed(command.request, command.error)
                 case Abort():
                     self.requests.abort(command.request_id)
+                case DropAdapter():
+                    self._dropping.append(command.number)
+                    self._drop_adapters()
                 case StartProfile():
                     self._profiling.start(command, self._clock_ns())
                 case EndProfile():
@@ -382,6 +398,19 @@ class EngineLoop:
                 case Stop():
                     return False
         return False
+
+    def _submitted(self, command: Submitted) -> None:
+        request = command.request
+        self.requests.submitted(request, command.deliver, command.at_ns)
+        if request.adapter and not self._adapters.holds(request.adapter):
+            message = "The adapter that 'model' names has just been unloaded."
+            self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
+
+    def _drop_adapters(self) -> None:
+        unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
+        for number in unused:
+            self._dropping.remove(number)
+            self._adapters.drop(number)
 
     def _wait_for_command(self) -> Command:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""

@@ -232,7 +232,8 @@ class OpenRequests:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
-                    cache_salt=f"{kv_version} {request.cache_salt}",
+                    cache_salt=f"{kv_version} {request.adapter} {request.cache_salt}",
+                    adapter=request.adapter,
                     client_name=request.client,
                     bad_words=tokenized.bad_words,
                     constraint=self._constraint(tokenized.grammar, params, stop_ids),
@@ -269,6 +270,10 @@ class OpenRequests:
         opened = self._open.get(request_id)
         if opened is not None:
             self._fail(opened, error)
+
+    def has_adapter(self, number: int) -> bool:
+        """Return whether an open request has this adapter."""
+        return any(opened.request.adapter == number for opened in self._open.values())
 
     def masked(self, chunks: Iterable[Chunk]) -> None:
         """Note that the tokens of each of these are drawn among those that its grammar lets come next."""

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve import demo, hub
+from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
 from oaiserve.engine.loop import Runner
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
 from oaiserve.source import find_model
@@ -56,6 +59,7 @@ class EngineParts(NamedTuple):
     profiler: Profiler | None = None
     processes: Workers | None = None
     pooling: Pooling | None = None
+    adapters: AdapterTable | None = None
 
 
 def load_parts(
@@ -104,6 +108,9 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
         if task != "generate":
+            if options.has_adapters:
+                flag = "--lora" if options.lora else "--lora-dir"
+                raise StartupError(f"{flag} is for models that generate text, and '{model}' is for --task {task}.")
             pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
             return parts_of_pooler(pooler, tokenizer, options)
         if options.tensor_parallel > 1:
@@ -245,7 +252,26 @@ def _of_started(
         ranges=started.ranges,
         profiler=started.profiler,
         processes=workers,
+        adapters=_adapters(spec, started, options),
     )
+
+
+def _adapters(spec: ModelSpec, started: Started, options: EngineOptions) -> AdapterTable:
+    """Return the table of adapters, with those that the options name. Raises StartupError if one cannot be used."""
+    from oaiserve.engine.model.adapter_weights import load_adapter
+
+    def add(number: int, name: str, path: Path) -> None:
+        adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)
+        started.runner.add_adapter(number, adapter)
+
+    table = AdapterTable(add, started.runner.drop_adapter, started.adaptable)
+    for name, path in options.adapters.items():
+        try:
+            table.load(name, path)
+        except BadAdapter as error:
+            raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
+        log.info("The adapter '%s' is loaded from %s", name, path)
+    return table
 
 
 def _grammars(spec: ModelSpec, tokenizer: Tokenizer) -> Grammars:

@@ -132,6 +132,7 @@ class Request:
     echo: bool = False  # send the prompt's text in PromptDone
     priority: int = 0  # lower is earlier, under the policy `priority`
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
+    adapter: int = 0  # the number of the adapter that the model computes with; 0: none
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
     client: str = ""  # whose request it is, so that clients can take turns

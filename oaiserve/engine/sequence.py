@@ -75,6 +75,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "bad_words",
         "blocks",
         "cache_salt",
@@ -125,6 +126,7 @@ class Sequence:
         draw_key: int = 0,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: int = 0,
         client_name: str = "",
         bad_words: list[list[int]] | None = None,
         constraint: Constraint | None = None,
@@ -141,6 +143,7 @@ class Sequence:
         self.draw_key = draw_key  # 64 bits: with the position, all the randomness there is
         self.priority = priority  # lower is earlier, where the policy asks for it
         self.cache_salt = cache_salt  # only sequences with the same salt share cached blocks
+        self.adapter = adapter  # its number, or 0; the salt has it, too
         self.client_name = client_name  # clients take turns, where the policy asks for it
         self.bad_words = bad_words or []  # token ids that must not be generated in this order
         self.constraint = constraint  # by a grammar, on its answer

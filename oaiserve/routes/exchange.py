@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
@@ -50,6 +51,7 @@ class Exchange:
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
     client_left: bool = False  # before it had the whole answer
+    adapter: ServedAdapter | None = None  # that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
@@ -178,7 +180,8 @@ class Accounting:
                 http_method=scope["method"],
                 http_route=self._http_route,
                 http_status=exchange.http_status,
-                model=serving.model_name,
+                model=serving.name_of(exchange.adapter),
+                adapter=None if exchange.adapter is None else exchange.adapter.name,
                 client=exchange.key_name,
                 http_scheme=scope["scheme"],
                 server_address=address,

@@ -1,4 +1,4 @@
-"""/v1/models, which lists the one model that is served."""
+"""/v1/models, which lists the model that is served, and its adapters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import NotFound
 from oaiserve.routes.middleware import json_response
@@ -16,14 +17,15 @@ from oaiserve.routes.serving import Serving, serving_of
 
 
 class Model(msgspec.Struct):
-    """A model that is served. `root` is its folder or hub id."""
+    """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
+    adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     task: Task
 
@@ -35,27 +37,31 @@ class ModelList(msgspec.Struct):
     data: list[Model]
 
 
-@documented(Operation(summary="The model that is served, in a list.", group="Models", answer=ModelList))
+@documented(Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList))
 async def list_models(request: Request) -> Response:
-    return json_response(ModelList("list", [_model(serving_of(request))]))
+    serving = serving_of(request)
+    return json_response(
+        ModelList(
+            "list", [model_of(serving, None), *(model_of(serving, one) for one in serving.engine.adapters.served)]
+        )
+    )
 
 
 @documented(Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,)))
 async def retrieve_model(request: Request) -> Response:
     """Answer with the model of that name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
-    serving.check_model(request.path_params["model_id"])
-    return json_response(_model(serving))
+    return json_response(model_of(serving, serving.check_model(request.path_params["model_id"])))
 
 
-def _model(serving: Serving) -> Model:
+def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
     return Model(
-        id=serving.model_name,
+        id=serving.name_of(adapter),
         object="model",
-        created=serving.created,
+        created=serving.created if adapter is None else adapter.created,
         owned_by="oaiserve",
-        root=serving.model_root,
-        parent=None,
+        root=serving.model_root if adapter is None else adapter.path,
+        parent=None if adapter is None else serving.model_name,
         max_model_len=serving.engine.max_model_len,
         task=serving.task,
     )

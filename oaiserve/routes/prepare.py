@@ -83,7 +83,7 @@ async def prepare(
     def parse() -> Generator[None, None, Body]:
         body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
         exchange.is_streaming = bool(body.stream)
-        serving.check_model(body.model)
+        exchange.adapter = serving.check_model(body.model)
         serving.check_task("generate")
         return body
 
@@ -121,7 +121,7 @@ async def prepare(
         exchange.prompt_text = protocol.traced_prompts(all_prompts, serving.trace_prompt_characters)
 
         response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
-        head = Head(response_id, int(time.time()), serving.model_name, serving.fingerprint)
+        head = Head(response_id, int(time.time()), serving.name_of(exchange.adapter), serving.fingerprint)
         request = Request(
             response_id,
             all_prompts,
@@ -129,6 +129,7 @@ async def prepare(
             echo=own.echo,
             priority=integer(body, "priority") or 0,
             cache_salt=protocol.cache_salt(body),
+            adapter=0 if exchange.adapter is None else exchange.adapter.number,
             stream_interval=protocol.stream_interval(body, serving.stream_interval),
             client=exchange.client,
             num_bytes=num_bytes,

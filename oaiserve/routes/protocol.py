@@ -255,6 +255,19 @@ class ResponsesBody(SamplingBody, kw_only=True):
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
 
 
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
+    """Which adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
+    """Which adapter to unload."""
+
+    lora_name: str
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """What to tokenize: either a prompt or messages."""
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Prompt
 from oaiserve.engine.shared_limit import SharedLimit
@@ -70,6 +71,13 @@ class ServedEngine(Protocol):
 
     @property
     def pooling(self) -> Pooling | None: ...
+
+    @property
+    def adapters(self) -> AdapterTable: ...
+
+    def load_adapter(self, name: str, path: Path, /) -> ServedAdapter: ...
+
+    def unload_adapter(self, name: str, /) -> ServedAdapter: ...
 
     def run_in_turns(
         self, work: Generator[None, None, Result], /, *, client: str, num_bytes: int
@@ -138,6 +146,7 @@ class Serving:
     stores_responses: bool = False
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     profile_dir: Path | None = None  # None: this server makes no profiles
+    lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none
     trace_prompt_characters: int = 0  # most characters of a prompt in its record
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
@@ -157,10 +166,21 @@ class Serving:
                 f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}", param="model", code="wrong_task"
             )
 
-    def check_model(self, asked: str | None) -> None:
-        """Raise ModelNotFound if the request names another model than the one that is served."""
-        if asked is not None and asked != self.model_name:
-            raise ModelNotFound(asked, self.model_name)
+    def check_model(self, asked: str | None) -> ServedAdapter | None:
+        """Return the adapter that a request names as its model, or None if it names the model itself, or none.
+
+        Raises ModelNotFound if neither has that name.
+        """
+        if asked is None or asked == self.model_name:
+            return None
+        adapters = self.engine.adapters
+        if (adapter := adapters.get(asked)) is not None:
+            return adapter
+        raise ModelNotFound(asked, self.model_name, *(adapter.name for adapter in adapters.served))
+
+    def name_of(self, adapter: ServedAdapter | None) -> str:
+        """Return the name of the model with this adapter, which answers and records have."""
+        return self.model_name if adapter is None else adapter.name
 
 
 def serving_of(request: Request) -> Serving:

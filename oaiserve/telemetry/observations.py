@@ -16,6 +16,7 @@ OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERA
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
+MOST_ADAPTERS = 512  # that have series of their own
 
 
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -26,11 +27,13 @@ EXEMPLAR_SPACING_NS = 2_000_000
 class Observations:
     """The series of requests and steps.
 
-    `model` is the served name, the only value of that label. `epoch_offset_ns` is wall clock minus monotonic clock.
+    `model` is the served name, which has series from the start; adapters have series when they were asked.
+    `epoch_offset_ns` is wall clock minus monotonic clock.
     """
 
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
         self._model = model
+        self._adapters: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = _class_names(APIError)
@@ -110,7 +113,8 @@ class Observations:
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
         error_type = _known(record.error_type, self._error_types) if record.error_type else ""
-        labels = (record.outcome, operation, self._model)
+        model = self._model if record.adapter is None else self._known_adapter(record.adapter)
+        labels = (record.outcome, operation, model)
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
         for phase in phases:
@@ -119,13 +123,13 @@ class Observations:
         if times.scheduled is not None and times.last_token is not None:
             self.inference.add(labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:
-            self.stall.add((operation, self._model), account.stalled_ns, origin)
+            self.stall.add((operation, model), account.stalled_ns, origin)
         if account.grammar_compile_ns is not None:
             self.grammar_compile.add((account.grammar_cache,), account.grammar_compile_ns, origin)
         if record.prompt_tokens:
             self.request_prompt_tokens.add(labels, record.prompt_tokens, origin)
 
-        self.prompt_tokens.add((operation, self._model), record.prompt_tokens)
+        self.prompt_tokens.add((operation, model), record.prompt_tokens)
         self.requests.add((*labels, _status(record.http_status), error_type))
         if record.outcome is Outcome.REJECTED:
             self.rejected.add((_snake_case(error_type or OTHER),))
@@ -136,7 +140,7 @@ class Observations:
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
         """Add what only requests have that generate text: tokens, and the choices that these make."""
-        times, account, (_, operation, _) = record.times, record.account, labels
+        times, account, (_, operation, model) = record.times, record.account, labels
         ttft_ns = times.time_to_first_token_ns
         if ttft_ns is not None:
             self.time_to_first_token.add(labels, ttft_ns, origin)
@@ -150,15 +154,23 @@ class Observations:
             self.request_choices.add(labels, int(record.params.get("n", 1)), origin)
             if "max_tokens" in record.params:
                 self.request_max_tokens.add(labels, int(record.params["max_tokens"]), origin)
-        self.cached_tokens.add((operation, self._model), record.cached_tokens)
-        self.generation_tokens.add((operation, self._model), record.completion_tokens)
+        self.cached_tokens.add((operation, model), record.cached_tokens)
+        self.generation_tokens.add((operation, model), record.completion_tokens)
         for reason in record.finish_reasons:
-            self.choices.add((operation, self._model, _known(reason, FINISH_REASONS)))
+            self.choices.add((operation, model, _known(reason, FINISH_REASONS)))
         for outcome, number in record.tool_calls.items():
             self.tool_calls.add((outcome,), number)
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
             num_aborted = account.num_choices - len(record.finish_reasons)
-            self.choices.add((operation, self._model, ABORT), max(0, num_aborted))
+            self.choices.add((operation, model, ABORT), max(0, num_aborted))
+
+    def _known_adapter(self, name: str) -> str:
+        """Return the name of an adapter. Adapters come and go, so not all of them can have series."""
+        if name not in self._adapters:
+            if len(self._adapters) >= MOST_ADAPTERS:
+                return OTHER
+            self._adapters.add(name)
+        return name
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""

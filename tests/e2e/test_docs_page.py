@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from tests.published import published
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
@@ -31,7 +31,8 @@ OpenPage = Callable[..., "playwright.Page"]
 
 def serve(**options: Any) -> Any:
     server_options = ServerOptions(drain_timeout_seconds=5, **options)
-    return run_server(create_app(Config("demo", server_options), FakeEngine(), FakeTelemetry()), server_options)
+    config = Config("demo", server_options, EngineOptions(lora_dir=Path("adapters")))
+    return run_server(create_app(config, FakeEngine(), FakeTelemetry()), server_options)
 
 
 @pytest.fixture(scope="module")

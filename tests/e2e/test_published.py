@@ -45,7 +45,7 @@ ROUTES = {
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
     loaded = prepare(random_model(FAMILIES["llama"]))
@@ -57,7 +57,8 @@ def http() -> Iterator[httpx.Client]:
         vocab_size=loaded.vocab_size,
         options=EngineOptions(block_size=4),
     )
-    app = create_app(Config("random", ServerOptions()), engine, FakeTelemetry())
+    adapters = EngineOptions(lora_dir=tmp_path_factory.mktemp("adapters"))
+    app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry())
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

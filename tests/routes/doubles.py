@@ -8,9 +8,12 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from oaiserve.adapter_files import BadAdapter
+from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
@@ -106,6 +109,7 @@ class FakeEngine:
         self.default_params: dict[str, float] = {}
         self.failure: Exception | None = None
         self.pooling: Pooling | None = None
+        self.adapters = AdapterTable(self._add_adapter)
         self.is_ready = True
         self.script: Script = says("Hello", " world")
         self.submit_error: APIError | None = None
@@ -125,6 +129,16 @@ class FakeEngine:
         assert asked.set_running_or_notify_cancel()
         self.profiles.put((num_steps, timeout_seconds, asked))
         return asked
+
+    def _add_adapter(self, number: int, name: str, path: Path) -> None:
+        if path.name == "broken":
+            raise BadAdapter(f"'{path}': it is broken")
+
+    def load_adapter(self, name: str, path: Path) -> ServedAdapter:
+        return self.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> ServedAdapter:
+        return self.adapters.unload(name)
 
     def give_back_later(self) -> None:
         self.gives_back.put(1)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
-from oaiserve.telemetry import names
+from oaiserve.telemetry import names, observations
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.times import PHASES
 from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, samples
@@ -326,6 +326,25 @@ def test_label_values_are_escaped(form: str, make_record) -> None:
     metrics = metrics_of(model=name)
     metrics.observe(make_record())
     assert samples(metrics, form)[key(f"{names.DURATION_SECONDS.name}_count", **LABELS | {"model": name})] == 1
+
+
+def test_an_adapter_has_series_under_its_own_name(make_record) -> None:
+    metrics = metrics_of()
+    metrics.observe(make_record(model="sql", adapter="sql"))
+    metrics.observe(make_record())
+    count = f"{names.DURATION_SECONDS.name}_count"
+    for model in ("sql", "demo"):
+        assert samples(metrics)[key(count, **LABELS | {"model": model})] == 1
+
+
+def test_a_bounded_number_of_adapters_have_series(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observations, "MOST_ADAPTERS", 2)
+    metrics = metrics_of()
+    for name in ("a", "b", "c", "d", "a"):
+        metrics.observe(make_record(model=name, adapter=name))
+    count = f"{names.DURATION_SECONDS.name}_count"
+    found = {model: samples(metrics).get(key(count, **LABELS | {"model": model})) for model in ("a", "b", "c", "other")}
+    assert found == {"a": 2, "b": 1, "c": None, "other": 2}
 
 
 def test_a_lone_surrogate_in_a_name_does_not_break_the_page() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -39,6 +40,7 @@ class Batch:
     # The chunk of each draw, in order: their logits are the first rows. A chunk with a draft draws several times.
     sample_chunks: list[int]
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
+    adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
 
 
 def build_batch(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from oaiserve.engine.model.adapted_modules import adapted
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import Backend, LayerCache
 from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -42,7 +44,11 @@ class EagerExecutor:
     def forward(self, batch: Batch) -> torch.Tensor:
         if batch.block_tables.device.type == "cpu":
             self.num_used_blocks = max(self.num_used_blocks, int(batch.block_tables.max()) + 1)
-        return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches))
+        with adapted(self._model, batch):
+            return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches))
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Do nothing: adapters are used as they are."""
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         copy_blocks(self.caches.values(), copies)

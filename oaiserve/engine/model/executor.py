@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 
 
@@ -22,3 +23,6 @@ class Executor(Protocol):
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
+
+    def prepare(self, adapter: Adapter) -> object:
+        """Make an adapter ready, on any thread, so that the first step that has it need not do that."""

@@ -31,4 +31,5 @@ def restart_runner(checked: CheckedModel, options: EngineOptions) -> Started:
         CPU_STEP_TOKENS,
         TorchProfiler(device),
         ranges=None,
+        adaptable=checked.decoder.adaptable() if options.has_adapters else {},
     )

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.executor import Executor
@@ -74,6 +75,7 @@ class ModelRunner:
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
         self.kv_version = 0
+        self._adapters: dict[int, Adapter] = {}  # by their numbers
         # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
         # and when the step ends.
         self._drawn_ids: torch.Tensor | None = None
@@ -100,6 +102,15 @@ class ModelRunner:
         self._hand_over = hand_over
         self.kv_version += 1  # after that, so that all that is computed for this version is the new executor's
 
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """Let sequences have an adapter, by a number above 0 that no other one has had. Any thread may call this."""
+        self._executor.prepare(adapter)
+        self._adapters[number] = adapter
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter that no sequence has any more. The thread that runs the steps calls this."""
+        del self._adapters[number]
+
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""
         _without_torch(lambda: self._copy_blocks(copies))
@@ -123,7 +134,8 @@ class ModelRunner:
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         replayed: Replayed | None = None
         known: list[tuple[int, int]] = []
-        if self._graphs is not None and self._graphs.can_run(step):
+        adapters = self._adapters_of(step)
+        if self._graphs is not None and not adapters and self._graphs.can_run(step):
             logits, replayed = self._graphs.launch(step, self._drawn_ids, self._drawn_rows, began)
             sample_chunks, prompt_rows = list(range(len(step.chunks))), []
         else:
@@ -133,6 +145,7 @@ class ModelRunner:
             if len(batch.unknown_rows):
                 assert self._drawn_ids is not None
                 batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
+            batch.adapters = adapters
             logits = executor.forward(batch)
             sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
         all_rows = list(range(len(sample_chunks)))
@@ -201,6 +214,13 @@ class ModelRunner:
             device_ns=_ns_between(launched.began, launched.ended),
             device_gap_ns=_ns_between(launched.ended_before, launched.began),
         )
+
+    def _adapters_of(self, step: Step) -> list[Adapter | None]:
+        """Return the adapter of each chunk, or an empty list if none has one."""
+        if not self._adapters or not any(chunk.sequence.adapter for chunk in step.chunks):
+            return []
+        numbers = [chunk.sequence.adapter for chunk in step.chunks]
+        return [self._adapters[number] if number else None for number in numbers]
 
     def _executor_for_next_step(self) -> Executor:
         if self._hand_over is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from oaiserve.config import Attention, EngineOptions
+from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
@@ -58,6 +59,8 @@ def start_runner(
     if workers is not None:
         log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
         options = _for_a_part(options)
+    if options.has_adapters and options.compile and not on_cpu:
+        log.info("The model's layers are not compiled: steps may have adapters")
     backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
     num_blocks = _num_blocks(loaded, options, backend, sample_ids)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
@@ -69,7 +72,7 @@ def start_runner(
 
         workers.wait_until_ready()
         executor = ParallelExecutor(eager, workers)
-    if options.compile and not on_cpu:
+    if options.compile and not on_cpu and not options.has_adapters:
         from oaiserve.engine.model.compiled import compile_layers
 
         compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
@@ -101,6 +104,7 @@ def start_runner(
             loaded,
             quantize=options.quantize,
             native_build=options.native_build,
+            has_adapters=options.has_adapters,
             num_blocks=num_blocks,
             block_size=block_size,
             num_threads=options.cpu_threads or default_threads(),
@@ -121,6 +125,7 @@ def start_runner(
         CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
         NvtxRanges() if options.nvtx else None,
+        adaptable(loaded.model) if options.has_adapters else {},
     )
 
 

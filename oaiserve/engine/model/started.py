@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve.engine.model.profiler import NvtxRanges, TorchProfiler
@@ -21,3 +23,5 @@ class Started(NamedTuple):
     max_step_tokens_default: int
     profiler: TorchProfiler
     ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX
+    # Rows and columns of the linear layers that adapters may name, by the names of their modules.
+    adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})

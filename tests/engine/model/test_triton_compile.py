@@ -25,6 +25,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
     assert {kernel["kernel"] for kernel in found} == {
         *("write_kernel", "prefill_kernel", "decode_kernel", "reduce_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
+        *("shrink_kernel", "expand_kernel"),
         *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
     for kernel in found:
@@ -32,5 +33,6 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
-            matrices = {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"HMMA", "LDGSTS"}}
+            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}}
+            matrices |= {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"HMMA", "LDGSTS"}}
             assert matrices.get(kernel["kernel"], set()) <= set(kernel["instructions"]), kernel

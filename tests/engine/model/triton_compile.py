@@ -18,7 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from oaiserve.engine.model import triton_sampling
+from oaiserve.engine.model import triton_adapters, triton_sampling
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.batch import build_batch
@@ -92,16 +93,29 @@ def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **
     attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
 
 
+def adapt(dtype: torch.dtype) -> None:
+    """Add an adapter to the product of a layer, for a prompt."""
+    part = AdapterPart(torch.empty(16, 4096, dtype=dtype), torch.empty(14336, 16, dtype=dtype), 1.0)
+    sequence = Sequence("r", 0, [0] * 100, SamplingParams(), max_len=101)
+    sequence.blocks = list(range(7))
+    batch = build_batch(Step([Chunk(sequence, 0, 100)]), 16, torch.device("cpu"))
+    batch.adapters = [Adapter("a", {"up": part})]
+    x, out = torch.empty(100, 4096, dtype=dtype), torch.empty(100, 14336, dtype=dtype)
+    triton_adapters.TritonAdapters(batch)("up", x, out)
+
+
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    for module in (backend, triton_sampling):
+    for module in (backend, triton_adapters, triton_sampling):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
     backend._num_multiprocessors = lambda device: 132
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
+    for dtype in (torch.bfloat16, torch.float32):
+        adapt(dtype)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))

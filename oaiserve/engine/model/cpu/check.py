@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -15,10 +16,11 @@ from oaiserve.engine.model.spec import ModelSpec
 _NUM_TOKENS = 9
 
 
-def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
+def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) -> list[Batch]:
     """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
 
-    At the last position rotary tables end, and values that grow with the position are large.
+    At the last position rotary tables end, and values that grow with the position are large. With an `adapter`, all
+    tokens have it.
     """
     steps = (
         prompt(_NUM_TOKENS - 1, spec.vocab_size, block_size),
@@ -26,16 +28,26 @@ def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
     )
     found = [build_batch(step, block_size, spec.device) for step in steps]
     found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1])))
-    return found
+    return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
 
 
 @torch.inference_mode()
 def refuse_unless_equal(
-    native: NativeDecoder, spec: ModelSpec, expected: list[torch.Tensor], *, block_size: int, is_quantized: bool
+    native: NativeDecoder,
+    spec: ModelSpec,
+    expected: list[torch.Tensor],
+    *,
+    block_size: int,
+    is_quantized: bool,
+    probe: Adapter | None = None,
 ) -> None:
-    """Raise NotKnown unless the native step computes `expected`, which are transformers' logits of the batches."""
+    """Raise NotKnown unless the native step computes `expected`, which are transformers' logits of the batches: first
+    without an adapter, and then with the `probe`, if there is one."""
     limit = tolerance(spec.dtype, is_quantized=is_quantized)
-    for batch, logits in zip(batches(spec, block_size), expected, strict=True):
+    checked = batches(spec, block_size)
+    if probe is not None:
+        checked += batches(spec, block_size, probe)
+    for batch, logits in zip(checked, expected, strict=True):
         found = difference(native.forward(batch), logits)
         if not found <= limit:
             raise NotKnown(f"its outputs differ by {found:.1%} from those of transformers' code")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.cpu import build, describe
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
@@ -53,7 +54,7 @@ def checked_subject(folder: Path, options: EngineOptions) -> Subject | None:
     on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
     if not on_cpu or not options.compile or options.tensor_parallel > 1 or options.task not in ("auto", "generate"):
         return None
-    asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size")}
+    asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
     found = subject("model", folder, _FILES, options=asked, packages=_PACKAGES)
     code = hashlib.sha256(Path(describe.__file__).read_bytes()).hexdigest()[:16]
     return refound(found, description=code)
@@ -98,14 +99,21 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
     try:
         library = Library(checked.spec.dtype, options.quantize, native_build=options.native_build)
         native = NativeDecoder(
-            library, checked.decoder, num_threads=num_threads, num_blocks=num_blocks, block_size=options.block_size
+            library,
+            checked.decoder,
+            num_threads=num_threads,
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            has_adapters=options.has_adapters,
         )
+        shapes = checked.decoder.adaptable()
         refuse_unless_equal(
             native,
             checked.spec,
             checked.expected,
             block_size=options.block_size,
             is_quantized=options.quantize != "none",
+            probe=probe_adapter(shapes, checked.spec.dtype) if options.has_adapters else None,
         )
     except (BuildError, MemoryError, NotKnown) as error:
         torch.set_num_threads(num_torch_threads)

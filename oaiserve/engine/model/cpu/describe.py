@@ -55,6 +55,16 @@ class Norm:
 class Matrix:
     weight: Tensor  # [n, k], in the model's dtype
     bias: Tensor | None  # [n]
+    # The module of the model that it is a part of, by which adapters name it, and the first of that module's rows.
+    module: str = ""
+    first_row: int = 0
+    heads: int = 0  # the module's rows are sorted by so many heads, each with query, key and value; 0: as they are here
+
+    def rows_of(self, rows: Tensor) -> Tensor:
+        """Return the rows of this matrix, given those of its module."""
+        if self.heads:
+            rows = _by_kind(rows, self.heads)
+        return rows[self.first_row : self.first_row + len(self.weight)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,19 @@ class Decoder:
     logits_scale: float
     logits_softcap: float
 
+    def adaptable(self) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
+        found: dict[str, tuple[int, int]] = {}
+        for layer in self.layers:
+            qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
+            mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
+            of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
+            for matrix in (*qkv, layer.attention.out, *of_mlp):
+                if matrix is not None and matrix.module:
+                    rows, columns = matrix.weight.shape
+                    found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
+        return found
+
 
 @torch.inference_mode()
 def describe(loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> Decoder:
@@ -192,6 +215,7 @@ class _Reader:
         self._parameters = parameters
         self._read: set[int] = set()  # the id() of each parameter that the description contains
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
+        self._names = {id(module): name for name, module in loaded.model.named_modules()}
 
     def decoder(self) -> Decoder:
         embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
@@ -265,7 +289,7 @@ class _Reader:
         if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
             matrix, heads = self._matrix(by_head), shape.kv_heads
             bias = None if matrix.bias is None else _by_kind(matrix.bias, heads)
-            return [Matrix(_by_kind(matrix.weight, heads), bias)]
+            return [replace(matrix, weight=_by_kind(matrix.weight, heads), bias=bias, heads=heads)]
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
             return [self._matrix(together)]
         return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
@@ -385,7 +409,8 @@ class _Reader:
         if (together := self._child(mlp, "gate_up_proj", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
-            return MLP(Matrix(gate, biases[0]), Matrix(up, biases[1]), down, activation)
+            upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
+            return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
         gate_proj = self._child(mlp, "gate_proj", optional=True)
         up_proj = self._child(mlp, "up_proj", "c_fc", "fc1", "dense_h_to_4h")
         return MLP(None if gate_proj is None else self._matrix(gate_proj), self._matrix(up_proj), down, activation)
@@ -415,10 +440,10 @@ class _Reader:
         weight = self._weights(module)
         bias = None if getattr(module, "bias", None) is None else self._parameter(module, "bias")
         if type(module).__name__ == "Conv1D":  # GPT-2's linear layers, with their weights the other way round
-            return Matrix(weight.T.contiguous(), bias)
+            return Matrix(weight.T.contiguous(), bias, self._names[id(module)])
         if not isinstance(module, torch.nn.Linear):
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
-        return Matrix(weight, bias)
+        return Matrix(weight, bias, self._names[id(module)])
 
     def _weights(self, module: Module, name: str = "weight") -> Tensor:
         weight = self._parameter(module, name)

@@ -12,6 +12,7 @@ from oaiserve.engine.model.cpu import build
 
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
+NO_SITE = -1  # of an operation to whose product no adapter adds
 
 MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
 
@@ -72,6 +73,9 @@ class StepInput(Structure):
         ("block_tables", c_void_p),
         ("logits_rows", c_void_p),
         ("logits", c_void_p),
+        ("num_adapters", c_int64),
+        ("adapters", c_void_p),
+        ("token_adapters", c_void_p),
     )
 
 
@@ -94,7 +98,7 @@ class AttentionOptions(Structure):
     _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
 
 
-_POINTER, _DECODER, _ATTENTION = c_void_p, c_void_p, c_void_p
+_POINTER, _DECODER, _ATTENTION, _ADAPTER = c_void_p, c_void_p, c_void_p, c_void_p
 _INDEX = c_long  # of a part of the decoder; as a result, -1 if there is no memory for the part
 # The types of each function's arguments and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
@@ -112,9 +116,10 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
     "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
     "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float), _INDEX),
-    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, c_bool, c_float), _INDEX),
-    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
-    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "site": ((_DECODER, _INDEX), _INDEX),
+    "project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_bool, c_float), _INDEX),
+    "activate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
     "route": ((_DECODER, _INDEX, _INDEX, _INDEX, Routing, _INDEX), _INDEX),
     "sort_rows": ((_DECODER, _INDEX), _INDEX),
     "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
@@ -126,6 +131,9 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), _INDEX),
     "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
+    "adapter": ((c_long,), _ADAPTER),
+    "free_adapter": ((_ADAPTER,), None),
+    "set_adapter": ((_ADAPTER, _INDEX, c_long, c_long, _POINTER, _POINTER, c_long, *(_POINTER,) * 3), c_int),
     "durations": ((_DECODER, _POINTER), None),
     "step": ((_DECODER, _POINTER, POINTER(StepInput)), c_int),
     "attention": ((c_int, _POINTER), _ATTENTION),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.describe import (
@@ -24,7 +26,17 @@ from oaiserve.engine.model.cpu.describe import (
     NotKnown,
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES, adopt, new_cache
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, Library, Normalize, Rotary, Routing, StepInput
+from oaiserve.engine.model.cpu.library import (
+    ACTIVATIONS,
+    MOST_EXPERTS,
+    NO_SITE,
+    Library,
+    Normalize,
+    Rotary,
+    Routing,
+    StepInput,
+)
+from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -36,9 +48,16 @@ class NativeDecoder:
     is_exact = True
 
     def __init__(
-        self, library: Library, decoder: Decoder, *, num_threads: int, num_blocks: int, block_size: int
+        self,
+        library: Library,
+        decoder: Decoder,
+        *,
+        num_threads: int,
+        num_blocks: int,
+        block_size: int,
+        has_adapters: bool = False,
     ) -> None:
-        """Copy the weights, except for the embeddings.
+        """Copy the weights, except for the embeddings. With `has_adapters`, rows of a step may have adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -50,6 +69,10 @@ class NativeDecoder:
         self._logits = torch.empty(0, self._vocab)
         self._operations: list[str] = []  # the kind of each operation, in order
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
+        self._has_adapters = has_adapters
+        # Where adapters add: the matrices of each site, whose columns follow each other.
+        self._sites: list[list[Matrix]] = []
+        self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -86,9 +109,27 @@ class NativeDecoder:
             *(array.ctypes.data for array in arrays),
             logits.data_ptr(),
         )
+        if batch.adapters:
+            packed = {adapter: self.prepare(adapter) for adapter in batch.adapters if adapter is not None}
+            places = {adapter: place for place, adapter in enumerate(packed)}
+            handles = np.array([one.handle for one in packed.values()], np.uintp)
+            of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
+            of_tokens = np.repeat(np.array(of_chunks, np.int32), batch.query_lens)
+            step.num_adapters, step.adapters, step.token_adapters = (
+                len(packed),
+                handles.ctypes.data,
+                of_tokens.ctypes.data,
+            )
         if self._library.step(self._handle, self._pool, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits
+
+    def prepare(self, adapter: Adapter) -> PackedAdapter:
+        """Return an adapter in the form that native code reads. It is made once, on any thread."""
+        packed = self._packed.get(adapter)
+        if packed is None:
+            packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._sites)
+        return packed
 
     def durations_seconds(self) -> dict[str, float]:
         """Return the seconds that the operations of each kind have taken in all steps so far."""
@@ -167,11 +208,11 @@ class NativeDecoder:
     def _mlp_inner(self, mlp: MLP) -> None:
         activation = ACTIVATIONS.index(mlp.activation)
         if mlp.gate is None:
-            weights = self._weights([mlp.up])
-            self._operation("up", self._library.activate, self._normed, self._mlp, weights, activation)
+            site, weights = self._site(self._normed, [mlp.up]), self._weights([mlp.up])
+            self._operation("up", self._library.activate, self._normed, self._mlp, weights, site, activation)
         else:
-            weights = self._gated_weights(mlp.gate, mlp.up)
-            self._operation("gate and up", self._library.gate, self._normed, self._mlp, weights, activation)
+            site, weights = self._site(self._normed, [mlp.gate, mlp.up]), self._gated_weights(mlp.gate, mlp.up)
+            self._operation("gate and up", self._library.gate, self._normed, self._mlp, weights, site, activation)
 
     def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
         """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
@@ -211,8 +252,9 @@ class NativeDecoder:
                 inner = len(experts.shared.up.weight)
                 gate = self._keep(experts.shared_gate)
                 self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
-            weights = self._weights([experts.shared.down])
-            self._operation("down", add.project, self._mlp, out, weights, True, factor)
+            down = experts.shared.down
+            site, weights = self._site(self._mlp, [down]), self._weights([down])
+            self._operation("down", add.project, self._mlp, out, weights, site, True, factor)
         if norm is not None:
             self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
 
@@ -232,7 +274,8 @@ class NativeDecoder:
         if isinstance(attention.qkv, LatentProjection):
             self._latent_projection(attention, attention.qkv)
         else:
-            self._operation("qkv", add.project, self._normed, self._qkv, self._weights(attention.qkv), False, 1.0)
+            site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
+            self._operation("qkv", add.project, self._normed, self._qkv, weights, site, False, 1.0)
         rotary = Rotary()
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
@@ -261,7 +304,7 @@ class NativeDecoder:
         self._operation("qkv", add.spread_keys, self._expanded, self._latent, self._qkv, *sizes)
 
     def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
-        self._operation(name, self._library.project, x, out, self._weights([matrix]), False, 1.0)
+        self._operation(name, self._library.project, x, out, self._weights([matrix]), NO_SITE, False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
         shape, dtype, size = attention.shape, attention.out.weight.dtype, self._block_size
@@ -270,17 +313,24 @@ class NativeDecoder:
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
 
-    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> None:
-        add(self._handle, *arguments)
+    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
         self._operations.append(name)
+        return add(self._handle, *arguments)
+
+    def _site(self, x: int, matrices: list[Matrix]) -> int:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
+        if not self._has_adapters:
+            return NO_SITE
+        self._sites.append(matrices)
+        return self._operation("adapters", self._library.site, x)
 
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
         """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
-        weights = self._weights([matrix])
+        site, weights = self._site(x, [matrix]), self._weights([matrix])
         if norm is None:
-            self._operation(name, self._library.project, x, self._hidden, weights, True, scale)
+            self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
         else:
-            self._operation(name, self._library.project, x, self._branch, weights, False, 1.0)
+            self._operation(name, self._library.project, x, self._branch, weights, site, False, 1.0)
             arguments = (self._branch, self._hidden, self._normalize(norm), scale)
             self._operation("norm", self._library.add_norm, *arguments)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import Quantize
+from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
@@ -48,6 +49,7 @@ def start_native(
     num_threads: int,
     quantize: Quantize = "none",
     native_build: bool = False,
+    has_adapters: bool = False,
     when_checked: WhenChecked | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
@@ -59,7 +61,13 @@ def start_native(
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(
-        native_decoder, loaded, quantize=quantize, native_build=native_build, when_checked=when_checked, **sizes
+        native_decoder,
+        loaded,
+        quantize=quantize,
+        native_build=native_build,
+        has_adapters=has_adapters,
+        when_checked=when_checked,
+        **sizes,
     )
     if quantize != "none":
         try:
@@ -132,10 +140,12 @@ def native_decoder(
     num_threads: int,
     quantize: Quantize = "none",
     native_build: bool = False,
+    has_adapters: bool = False,
     when_checked: WhenChecked | None = None,
 ) -> NativeDecoder:
     """Make the native step of a model, and compile the library if that has not been done.
 
+    With `has_adapters`, it can compute with adapters, and the check has one.
     `when_checked` gets the description, and transformers' logits for the batches of the check, once it has passed.
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
@@ -146,8 +156,18 @@ def native_decoder(
     recording = EagerExecutor(loaded, eager.caches, _recording(eager.caches, parameters))
     expected = [recording.forward(batch) for batch in batches(loaded, block_size)]
     decoder = describe(loaded, parameters)
-    native = NativeDecoder(library, decoder, num_threads=num_threads, num_blocks=num_blocks, block_size=block_size)
-    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=quantize != "none")
+    probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
+    if probe is not None:
+        expected += [recording.forward(batch) for batch in batches(loaded, block_size, probe)]
+    native = NativeDecoder(
+        library,
+        decoder,
+        num_threads=num_threads,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        has_adapters=has_adapters,
+    )
+    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=quantize != "none", probe=probe)
     if when_checked is not None:
         when_checked(decoder, expected)
     return native

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.parallel.messages import BatchShape, Copies
@@ -34,6 +35,10 @@ class ParallelExecutor:
         with self._in_step():
             self._workers.send(Copies(list(copies)))
             self._own.copy_blocks(copies)
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Raise NotImplementedError: a model that is split has no adapters, and the options do not allow any."""
+        raise NotImplementedError
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

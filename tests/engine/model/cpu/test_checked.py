@@ -28,6 +28,7 @@ from oaiserve.start_times import StartTimes
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, make_model
 from tests.engine.model.cpu.small_models import load as load_small
 from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_adapters import write_adapter
 from tools.random_models import byte_tokenizer
 
 pytestmark = pytest.mark.compiler
@@ -89,6 +90,30 @@ def test_a_model_that_was_checked_starts_again_without_transformers_and_answers_
     assert line.startswith("The native step is ready: it computes what transformers' code did on ")
     assert answer(folder, recheck=True) == expected
     assert started_how(caplog) == []
+
+
+def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EngineOptions(**OPTIONS, lora_dir=folder.parent)
+    shapes = {"model.layers.1.mlp.up_proj": (96, 64), "model.layers.0.self_attn.v_proj": (32, 64)}
+    given = f"small={write_adapter(folder.parent / 'adapter', shapes, rank=3)}"
+
+    def both_answers() -> list[list[int]]:
+        engine = Engine.from_pretrained(folder, options, lora=(given,))
+        for thread in threading.enumerate():
+            if thread.name == "remember":
+                thread.join()
+        with engine:
+            return [engine.generate([[5, 9, 3, 17]], GREEDY, adapter=name)[0].token_ids for name in (None, "small")]
+
+    expected = both_answers()
+    assert expected[0] != expected[1]
+    assert len(recall_model(subject_of(folder, options), options).expected) == 6  # three of them with an adapter
+    with pytest.raises(NotRemembered):  # what was found without adapters says nothing about them, and the reverse
+        recall_model(subject_of(folder, without := EngineOptions(**OPTIONS)), without)
+    monkeypatch.setattr(load, "load_model", None)
+    assert both_answers() == expected
 
 
 def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -> None:

@@ -80,6 +80,14 @@ def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[:, 0], expected, atol=2e-4)
 
 
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])))
+    with pytest.raises(
+        StartupError, match=r"--lora-dir is for models that generate text, and '.*' is for --task embed"
+    ):
+        Engine.from_pretrained(folder, lora_dir=tmp_path)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_linear_layers_are_packed_unless_compile_is_off(dtype: Any, tmp_path: Path) -> None:
     folder = save(tmp_path, "bert", random_pooler(copy.deepcopy(FAMILIES["bert"])), pooling="mean")

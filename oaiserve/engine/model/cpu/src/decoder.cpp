@@ -39,6 +39,8 @@ class Decoder : public Work {
   std::deque<Assignment> assignments;
   std::deque<PagedCache<Element>> caches;
   std::deque<SharedPlan> plans;
+  std::deque<Site<Element>> sites;
+  AdapterRows<Element> adapter_rows;
   std::vector<std::unique_ptr<Operation>> operations;
   std::vector<int64_t> durations_ns;  // of each operation, summed over all steps so far
 
@@ -75,6 +77,7 @@ class Decoder : public Work {
     for (auto& buffer : elements) buffer.reserve(step.num_tokens);
     for (Assignment& assignment : assignments) assignment.reserve(step.num_tokens);
     for (SharedPlan& plan : plans) plan.make(step, pool.threads());
+    adapter_rows.make(step);
     step_ = &step;
     threads_ = pool.threads();
     items_.clear();
@@ -108,6 +111,11 @@ class Decoder : public Work {
   int64_t last_end_ns_ = 0;
   int threads_ = 1;
 };
+
+// Returns a site, or null for -1.
+const Site<Element>* site_of(const Decoder& decoder, long site) {
+  return site < 0 ? nullptr : &decoder.sites[size_t(site)];
+}
 
 // Returns what `body` returns, or `failure` if it throws.
 template <class Result, class Body>
@@ -248,19 +256,28 @@ long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normaliz
   return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale);
 }
 
-long oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
+// Adds a site, at which the next operation, a linear layer of the same `x`, lets adapters add to its product. Without
+// a site (-1), a layer has no adapters.
+long oaiserve_site(Decoder* decoder, long x) {
+  const long index = add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
+  if (index < 0) return -1;
+  const long added = add_operation<Adapt<Element>>(*decoder, decoder->elements[x], decoder->adapter_rows, index);
+  return added < 0 ? -1 : index;
+}
+
+long oaiserve_project(Decoder* decoder, long x, long out, long weights, long site, bool adds, float scale) {
   return add_operation<Project<Element, Weights>>(*decoder, decoder->elements[x], decoder->floats[out],
-                                                  decoder->weights[weights], adds, scale);
+                                                  decoder->weights[weights], site_of(*decoder, site), adds, scale);
 }
 
-long oaiserve_activate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+long oaiserve_activate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
   return add_operation<Activate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
-                                                   decoder->weights[weights], activation);
+                                                   decoder->weights[weights], site_of(*decoder, site), activation);
 }
 
-long oaiserve_gate(Decoder* decoder, long x, long out, long weights, Activation activation) {
+long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
   return add_operation<Gate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
-                                               decoder->weights[weights], activation);
+                                               decoder->weights[weights], site_of(*decoder, site), activation);
 }
 
 long oaiserve_route(Decoder* decoder, long x, long logits, long router, Routing routing, long assignment) {
@@ -329,6 +346,25 @@ long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
 long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
   return add_operation<Logits<Element, Weights>>(*decoder, decoder->elements[x], decoder->weights[weights], scale,
                                                  softcap);
+}
+
+// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
+// steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
+Adapter<Element>* oaiserve_adapter(long sites) {
+  return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites); });
+}
+
+// `adapter` may be null.
+void oaiserve_free_adapter(Adapter<Element>* adapter) { delete adapter; }
+
+// Gives an adapter its weights for a site, as Adapter::set does. Returns 0, or -1 if there is no memory.
+int oaiserve_set_adapter(Adapter<Element>* adapter, long site, long k, long rank, const Element* a,
+                         const float* scales, long num_groups, const int32_t* firsts, const int32_t* counts,
+                         const Element* b) {
+  return guarded(-1, [&] {
+    adapter->set(site, k, rank, a, scales, num_groups, firsts, counts, b);
+    return 0;
+  });
 }
 
 // Runs a step on the threads of `pool`, one of which is the caller's. Returns 0, or -1 if there is no memory for so

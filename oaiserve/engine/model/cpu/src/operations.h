@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "adapters.h"
 #include "gemm.h"
 #include "step.h"
 
@@ -137,18 +138,41 @@ class AddNorm : public Operation {
   float scale_;
 };
 
+// The product with A of the adapters of a site, for all rows that have adapters. The operation of the linear layer at
+// that site comes next.
+template <class T>
+class Adapt : public Operation {
+ public:
+  Adapt(Buffer<T>& x, AdapterRows<T>& rows, long site) : x_(x), rows_(rows), site_(site) {}
+  long items(const StepInput&, int) const noexcept override { return long(rows_.tiles.size()); }
+  void run(const StepInput&, int, long item) noexcept override {
+    const auto& tile = rows_.tiles[size_t(item)];
+    adapt(tile.adapter->site(site_), rows_, tile, [this](long row) { return x_.row(row); },
+          std::make_integer_sequence<int, ADAPTER_ROWS>());
+  }
+
+ private:
+  Buffer<T>& x_;
+  AdapterRows<T>& rows_;
+  long site_;
+};
+
+// The linear layers of the following operations add what the rows' adapters have for their site, if there is one: to
+// x W^T + bias, before anything else is done with it.
+
 // out = x W^T + bias, or out += (x W^T + bias) * scale
 template <class T, class Weights>
 class Project : public Operation {
  public:
-  Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, bool adds, float scale)
-      : x_(x), out_(out), weights_(weights), adds_(adds), scale_(scale) {}
+  Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, const Site<T>* site, bool adds, float scale)
+      : x_(x), out_(out), weights_(weights), site_(site), adds_(adds), scale_(scale) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
   void run(const StepInput& step, int threads, long item) noexcept override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
+                  if (site_) values = site_->add(row, column, values);
                   float* out = out_.row(row) + column;
                   store(out, adds_ ? load(out) + values * scale_ : values);
                 });
@@ -158,6 +182,7 @@ class Project : public Operation {
   Buffer<T>& x_;
   Buffer<float>& out_;
   const Weights& weights_;
+  const Site<T>* site_;
   bool adds_;
   float scale_;
 };
@@ -166,14 +191,15 @@ class Project : public Operation {
 template <class T, class Weights>
 class Activate : public Operation {
  public:
-  Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
-      : x_(x), out_(out), weights_(weights), activation_(activation) {}
+  Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
+      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
   void run(const StepInput& step, int threads, long item) noexcept override {
     linear_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                 [this](long row, long column, f32x16 values) {
+                  if (site_) values = site_->add(row, column, values);
                   store(out_.row(row) + column, activate(activation_, values));
                 });
   }
@@ -181,21 +207,27 @@ class Activate : public Operation {
  private:
   Buffer<T>&x_, &out_;
   const Weights& weights_;
+  const Site<T>* site_;
   Activation activation_;
 };
 
-// out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated).
+// out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
+// of U follow those of G.
 template <class T, class Weights>
 class Gate : public Operation {
  public:
-  Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
-      : x_(x), out_(out), weights_(weights), activation_(activation) {}
+  Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
+      : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
   }
   void run(const StepInput& step, int threads, long item) noexcept override {
     gated_item(weights_, x_.row(0), x_.stride(), step.num_tokens, threads, item,
                [this](long row, long column, f32x16 gate, f32x16 up) {
+                 if (site_) {
+                   gate = site_->add(row, column, gate);
+                   up = site_->add(row, weights_.n / 2 + column, up);
+                 }
                  store(out_.row(row) + column, activate(activation_, gate) * up);
                });
   }
@@ -203,6 +235,7 @@ class Gate : public Operation {
  private:
   Buffer<T>&x_, &out_;
   const Weights& weights_;
+  const Site<T>* site_;
   Activation activation_;
 };
 

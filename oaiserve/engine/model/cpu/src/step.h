@@ -20,6 +20,9 @@ struct StepInput {
   const int32_t* block_tables;  // [num_sequences][table_width]
   const int32_t* logits_rows;   // [num_logits], the tokens for which logits are computed
   float* logits;                // [num_logits][vocab]
+  int64_t num_adapters;
+  const void* const* adapters;    // [num_adapters], those that the step's tokens have
+  const int32_t* token_adapters;  // [num_tokens], the index in `adapters` or -1; unused if there are none
 };
 
 template <size_t ALIGNMENT>

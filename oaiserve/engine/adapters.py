@@ -1,0 +1,94 @@
+"""The adapters that requests can name, and the numbers by which the engine knows them. No torch.
+
+A number is given once: an adapter that is loaded anew has another one, so the prefix cache finds nothing for it that
+was computed with its namesake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from oaiserve.errors import InvalidRequest, NotFound
+
+MOST_ADAPTERS = 256  # that are loaded at once
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter that requests can name."""
+
+    name: str
+    path: str  # of its folder, as it was given
+    number: int
+    created: int  # Unix seconds, as in the API
+
+
+class AdapterTable:
+    """The adapters by name. Any thread may use it, except where a method says otherwise.
+
+    `add` loads the adapter of a folder, and gives it to the model's runner under a number. `drop` takes it away again.
+    `adaptable` has rows and columns of the layers that adapters may name.
+    """
+
+    def __init__(
+        self,
+        add: Callable[[int, str, Path], object] | None = None,
+        drop: Callable[[int], object] | None = None,
+        adaptable: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.adaptable = adaptable or {}
+        self._add = add
+        self._drop = drop
+        self._lock = Lock()  # one is loaded at a time
+        self._last_number = 0
+        self._by_name: dict[str, ServedAdapter] = {}  # replaced as a whole
+        self._held: set[int] = set()  # the numbers that the runner has
+
+    @property
+    def served(self) -> list[ServedAdapter]:
+        return list(self._by_name.values())
+
+    def get(self, name: str) -> ServedAdapter | None:
+        return self._by_name.get(name)
+
+    def load(self, name: str, path: Path) -> ServedAdapter:
+        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a name that is taken."""
+        assert self._add is not None
+        with self._lock:
+            if name in self._by_name:
+                raise InvalidRequest(f"An adapter '{name}' is loaded already; unload it first.", param="lora_name")
+            if len(self._by_name) >= MOST_ADAPTERS:
+                message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
+                raise InvalidRequest(message, param="lora_name")
+            self._last_number += 1
+            # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
+            with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
+                loader.submit(self._add, self._last_number, name, path).result()
+            adapter = ServedAdapter(name, str(path), self._last_number, int(time.time()))
+            self._held.add(adapter.number)
+            self._by_name = self._by_name | {name: adapter}
+            return adapter
+
+    def unload(self, name: str) -> ServedAdapter:
+        """Take away the name of an adapter, and return the adapter: open requests still have it. Raises NotFound."""
+        with self._lock:
+            adapter = self._by_name.get(name)
+            if adapter is None:
+                raise NotFound(f"No adapter '{name[:200]}' is loaded.", param="lora_name")
+            self._by_name = {other: served for other, served in self._by_name.items() if other != name}
+            return adapter
+
+    def holds(self, number: int) -> bool:
+        """Return whether the runner has the adapter of this number. Engine thread only."""
+        return number in self._held
+
+    def drop(self, number: int) -> None:
+        """Free an adapter that was unloaded and that no request has any more. Engine thread only."""
+        assert self._drop is not None
+        self._held.discard(number)
+        self._drop(number)

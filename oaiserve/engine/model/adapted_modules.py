@@ -1,0 +1,94 @@
+"""Adds adapters to the products of transformers' modules, for the rows of a step that have them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch
+
+# Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
+AddTo = Callable[[str, Tensor, Tensor], None]
+
+
+def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each linear layer that adapters may name, by the name of its module.
+
+    The output head is none of them, and no layer that gets only some of a step's tokens, as an expert does.
+    """
+    head = model.get_output_embeddings()
+    found: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        if module is head or ".experts." in name:
+            continue
+        if isinstance(module, torch.nn.Linear):
+            found[name] = (module.out_features, module.in_features)
+        elif isinstance(module, Conv1D):
+            found[name] = (module.nf, module.nx)
+    return found
+
+
+@contextmanager
+def adapted(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
+    """Let the modules of the model add the adapters of a batch, in calls of this thread. Steps without adapters cost
+    nothing."""
+    if not batch.adapters:
+        yield
+        return
+    add_to, names = (
+        _add_to(batch),
+        {name for adapter in batch.adapters if adapter is not None for name in adapter.parts},
+    )
+    thread = threading.get_ident()
+
+    def hook_for(name: str) -> Callable[[Module, tuple[Any, ...], Tensor], None]:
+        def hook(_: Module, inputs: tuple[Any, ...], out: Tensor) -> None:
+            if threading.get_ident() == thread:  # another one may be checking the native step
+                add_to(name, inputs[0].flatten(0, -2), out.view(-1, out.shape[-1]))
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_hook(hook_for(name)) for name in names]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _add_to(batch: Batch) -> AddTo:
+    """Return what adds the adapters of a batch: in Triton's kernels on a GPU, else in plain torch."""
+    if batch.input_ids.device.type == "cpu" or find_spec("triton") is None:
+        return plain(batch)
+    from oaiserve.engine.model.triton_adapters import TritonAdapters
+
+    return TritonAdapters(batch)
+
+
+def plain(batch: Batch) -> AddTo:
+    """Return what adds the adapters of a batch in plain torch, one after the other."""
+    rows: dict[Adapter, list[int]] = {}
+    first = 0
+    for adapter, num_tokens in zip(batch.adapters, batch.query_lens, strict=True):
+        if adapter is not None:
+            rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
+        first += num_tokens
+    device = batch.input_ids.device
+    on_device = {adapter: torch.tensor(indices, device=device) for adapter, indices in rows.items()}
+
+    def add_to(name: str, x: Tensor, out: Tensor) -> None:
+        for adapter, indices in on_device.items():
+            if (part := adapter.parts.get(name)) is not None:
+                out.index_add_(0, indices, part.added(x[indices]))
+
+    return add_to

@@ -1,0 +1,59 @@
+"""Loads the weights of an adapter for one model, after checking that its shapes are the model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from mmap import ACCESS_COPY, mmap
+
+import torch
+from torch import Tensor
+
+from oaiserve.adapter_files import AdapterFiles, BadAdapter, StoredTensor
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def load_adapter(
+    name: str, files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> Adapter:
+    """Load an adapter in the model's dtype. `adaptable` has rows and columns of the layers that it may name.
+
+    Raises BadAdapter if it is for another model, or if it has numbers that are not finite.
+    """
+    for module, part in files.parts.items():
+        if module not in adaptable:
+            raise BadAdapter(
+                f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"
+            )
+        rows, columns = adaptable[module]
+        for tensor, shape in ((part.a, (part.rank, columns)), (part.b, (rows, part.rank))):
+            if tensor.shape != shape:
+                raise BadAdapter(
+                    f"'{files.weights}': its tensor '{tensor.name[:200]}' has the shape {list(tensor.shape)}, and the "
+                    f"model's '{module}' needs {list(shape)}"
+                )
+    try:
+        with files.weights.open("rb") as file:
+            # The map is private, because torch warns of memory that it must not write to.
+            mapped = mmap(file.fileno(), 0, access=ACCESS_COPY)
+    except OSError as error:
+        raise BadAdapter(f"'{files.weights}': {error.strerror}") from error
+
+    def read(stored: StoredTensor) -> Tensor:
+        count = math.prod(stored.shape)
+        try:
+            flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
+        except ValueError as error:
+            raise BadAdapter(f"'{files.weights}': it has changed while it was read") from error
+        # A copy, so that nothing of the file is needed any more.
+        tensor = flat.view(stored.shape).to(device, dtype, copy=True)
+        if not tensor.isfinite().all():
+            raise BadAdapter(f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite")
+        return tensor
+
+    return Adapter(
+        name,
+        {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.parts.items()},
+    )

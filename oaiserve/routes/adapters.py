@@ -1,0 +1,115 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, which change at run time what adapters there are, with the bodies
+of vLLM."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.adapter_files import BadAdapter
+from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.routes import protocol
+from oaiserve.routes.body import read_body
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.models import Model, model_of
+from oaiserve.routes.off_loop import in_turns_if_large
+from oaiserve.routes.operation import Operation, documented
+from oaiserve.routes.protocol import LoadAdapterBody, UnloadAdapterBody, invalid
+from oaiserve.routes.serving import Serving, serving_of
+
+logger = logging.getLogger(__name__)
+Body = TypeVar("Body", LoadAdapterBody, UnloadAdapterBody)
+MOST_NAME = 200  # characters of an adapter's name
+
+_load_decoder = msgspec.json.Decoder(LoadAdapterBody)
+_unload_decoder = msgspec.json.Decoder(UnloadAdapterBody)
+
+
+class UnloadedModel(msgspec.Struct):
+    """An adapter that requests can name no more."""
+
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+@documented(
+    Operation(
+        summary="Load an adapter, which requests can name as their model then.",
+        group="Models",
+        body=LoadAdapterBody,
+        answer=Model,
+        example={"lora_name": "sql", "lora_path": "sql-adapter"},
+    )
+)
+async def load(request: Request) -> Response:
+    """Load an adapter from a folder in --lora-dir, and answer with its model. Raises InvalidRequest."""
+    serving = serving_of(request)
+    body = await _read(request, serving, _load_decoder)
+    name, path = body.lora_name, _path(serving, body.lora_path)
+    if not (0 < len(name) <= MOST_NAME and name.isprintable()):
+        raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {protocol.show(name)}")
+    if name == serving.model_name:
+        raise invalid("lora_name", f"is the name of the model itself: '{name}'")
+    try:
+        adapter = await run_in_threadpool(serving.engine.load_adapter, name, path)
+    except BadAdapter as error:
+        raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
+    logger.info("The adapter '%s' is loaded from %s", name, path)
+    return json_response(model_of(serving, adapter))
+
+
+@documented(
+    Operation(
+        summary="Unload an adapter. Requests that have it are answered to their end.",
+        group="Models",
+        body=UnloadAdapterBody,
+        answer=UnloadedModel,
+        example={"lora_name": "sql"},
+    )
+)
+async def unload(request: Request) -> Response:
+    """Let no further request name an adapter. Raises NotFound if there is none of that name."""
+    serving = serving_of(request)
+    body = await _read(request, serving, _unload_decoder)
+    adapter = await run_in_threadpool(serving.engine.unload_adapter, body.lora_name)
+    logger.info("The adapter '%s' is unloaded", adapter.name)
+    return json_response(UnloadedModel(adapter.name, "model", True))
+
+
+async def switched_off(request: Request) -> Response:
+    """Raise NotFound with the setting that lets clients load adapters."""
+    raise NotFound("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
+
+
+async def closed(request: Request) -> Response:
+    """Raise NotFound with the reason why this server has no such route."""
+    raise NotFound(
+        f"{request.scope['path']} changes what others are served, so it is there only with an --api-key, or where "
+        "--host is this machine alone, as in 127.0.0.1."
+    )
+
+
+async def _read(request: Request, serving: Serving, decoder: msgspec.json.Decoder[Body]) -> Body:
+    content = await read_body(request, serving)
+    return await in_turns_if_large(request, protocol.parse(decoder, content, serving.unknown_names), len(content))
+
+
+def _path(serving: Serving, given: str) -> Path:
+    """Return the folder of an adapter, which must be in the folder of adapters. Raises InvalidRequest."""
+    assert serving.lora_dir is not None
+    folder = serving.lora_dir.resolve()
+    try:
+        path = (folder / given).resolve()
+        is_inside = folder in path.parents and path.is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        is_inside = False
+    if not is_inside:
+        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {protocol.show(given)}")
+    return path

@@ -1,0 +1,137 @@
+"""Adapters in the native step: equal to merged weights, and without an influence on other rows."""
+
+from __future__ import annotations
+
+import random
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor
+
+from oaiserve.config import Quantize
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.rehearsal import QUANTIZED_TOLERANCE, difference
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.adapters_for_tests import merged, random_adapter
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, compiled_for, config, load, make_model
+
+pytestmark = pytest.mark.compiler
+CPU = torch.device("cpu")
+NUM_BLOCKS = 64
+GROUPED = config("llama", max_position_embeddings=512, intermediate_size=176)
+
+
+def decoder(loaded: LoadedModel, quantize: Quantize = "none", *, threads: int = 2, **options: bool) -> NativeDecoder:
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": threads}
+    return native_decoder(loaded, quantize=quantize, **{"has_adapters": True, **options}, **sizes)
+
+
+def batch_of(rows: list[tuple[list[int], int, Adapter | None]]) -> Batch:
+    """Return a batch of chunks: the ids of a sequence so far, where the chunk begins, and its adapter.
+
+    The blocks of a chunk are those of its place in the list.
+    """
+    chunks = []
+    for place, (ids, start, _) in enumerate(rows):
+        sequence = Sequence(str(place), 0, ids, SamplingParams(), max_len=len(ids) + 1)
+        width = NUM_BLOCKS // len(rows)
+        sequence.blocks = list(range(place * width, place * width + width))
+        sequence.wants_prompt_logprobs = True
+        chunks.append(Chunk(sequence, start, len(ids) - start))
+    batch = build_batch(Step(chunks), BLOCK_SIZE, CPU)
+    adapters = [adapter for _, _, adapter in rows]
+    batch.adapters = adapters if any(adapters) else []
+    return batch
+
+
+@torch.inference_mode()
+def logits_of(native: NativeDecoder | EagerExecutor, batch: Batch) -> list[Tensor]:
+    """Return the logits of all tokens of each chunk."""
+    logits = native.forward(batch).clone()
+    found = [logits[row : row + 1] for row in range(len(batch.sample_chunks))]
+    return [torch.cat([logits[first : first + count], found[index]]) for index, first, count in batch.prompt_rows]
+
+
+def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+# One family for each way in which linear layers are named, fused or sorted.
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite"])
+def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(family: str) -> None:
+    model = make_model(FAMILIES[family])
+    loaded = prepare(deepcopy(model))
+    shapes = adaptable(loaded.model)
+    some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 3}
+    adapters = [random_adapter(shapes, 1), random_adapter(some, 2, rank=30), None]
+    prompts = prompts_for(loaded.vocab_size, [5, 21, 9])
+    native = decoder(loaded)
+    assert {matrix.module for matrices in native._sites for matrix in matrices} == shapes.keys()
+    found = logits_of(native, batch_of([(ids, 0, one) for ids, one in zip(prompts, adapters, strict=True)]))
+    for ids, adapter, logits in zip(prompts, adapters, found, strict=True):
+        reference = model if adapter is None else merged(model, adapter)
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0]
+        assert difference(logits, expected) < 1e-5
+    assert difference(found[0], model(torch.tensor([prompts[0]])).logits[0].detach()) > 0.05  # the adapter counts
+
+
+CASES = {
+    "bfloat16": (torch.bfloat16, "none", "native"),
+    "float32": (torch.float32, "none", "native"),
+    "eight bits": (torch.bfloat16, "int8", "native"),
+    "bfloat16 with AVX2": (torch.bfloat16, "none", "x86-64-v3"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_is_bitwise_the_same_whatever_adapters_are_beside_it(case: str) -> None:
+    dtype, quantize, instructions = CASES[case]
+    loaded = load(GROUPED, dtype=dtype)
+    shapes = adaptable(loaded.model)
+    adapters = [random_adapter(shapes, seed, rank=rank, dtype=dtype) for seed, rank in enumerate([1, 8, 17, 64])]
+    rng = random.Random(1)
+    lengths = [30, 1, 7, 12, 40, 3, 5, 2, 25]
+    prompts = prompts_for(loaded.vocab_size, lengths)
+    chosen = [None, *adapters, *adapters]
+    with compiled_for(instructions):
+        by_threads = [decoder(loaded, quantize, threads=threads) for threads in (1, 2)]
+        plain = decoder(loaded, quantize, has_adapters=False)
+    alone = [logits_of(by_threads[0], batch_of([(ids, 0, one)]))[0]
+             for ids, one in zip(prompts, chosen, strict=True)]  # fmt: skip
+    assert torch.equal(alone[0], logits_of(plain, batch_of([(prompts[0], 0, None)]))[0])
+    for native in by_threads:
+        for _ in range(3):
+            rows = [(ids, 0, one) for ids, one in zip(prompts, chosen, strict=True)]
+            order = rng.sample(range(len(rows)), len(rows))
+            order.sort(key=lambda index: len(prompts[index]) > 1)  # single tokens come first
+            found = logits_of(native, batch_of([rows[index] for index in order]))
+            for index, logits in zip(order, found, strict=True):
+                assert torch.equal(logits, alone[index]), index
+
+
+def test_weights_of_eight_bits_go_together_with_adapters() -> None:
+    loaded = load(GROUPED, dtype=torch.bfloat16)
+    adapter = random_adapter(adaptable(loaded.model), 3, dtype=torch.bfloat16)
+    ids = prompts_for(loaded.vocab_size, [24])[0]
+    batches = [batch_of([(ids, 0, adapter)]), batch_of([(ids, 0, None)])]
+    in_eight, in_full = ([logits_of(decoder(loaded, kind), batch)[0] for batch in batches] for kind in ("int8", "none"))
+    assert 0 < difference(in_eight[0], in_full[0]) < QUANTIZED_TOLERANCE
+    assert difference(in_eight[0], in_full[1]) > 2 * QUANTIZED_TOLERANCE  # without the adapter
+
+
+def test_a_decoder_that_was_made_without_adapters_has_no_operation_for_them() -> None:
+    loaded = load(FAMILIES["llama"])
+    assert "adapters" not in decoder(loaded, has_adapters=False).durations_seconds()
+    assert "adapters" in decoder(loaded).durations_seconds()

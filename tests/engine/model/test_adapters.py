@@ -1,0 +1,122 @@
+"""Adapters in transformers' modules, in plain torch and in Triton's interpreter, equal merged weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.model import adapted_modules
+from oaiserve.engine.model.adapted_modules import adaptable, plain
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.adapters_for_tests import merged, random_adapter
+from tests.engine.model.cpu.small_models import MIXTURES, config
+from tests.engine.model.runners import eager_runner
+from tools.random_models import FAMILIES, generate, random_model
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]
+
+
+def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], num_tokens: int) -> list[list[int]]:
+    """Return greedy answers to prompts with these adapters, all in the same steps."""
+    sequences = []
+    for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
+        params = SamplingParams(temperature=0.0)
+        sequence = Sequence(str(index), 0, prompt, params, max_len=64, adapter=adapter)
+        sequence.blocks = list(range(index * 4, index * 4 + 4))
+        sequences.append(sequence)
+    chunks = [Chunk(sequence, 0, len(sequence.token_ids)) for sequence in sequences]
+    for _ in range(num_tokens):
+        results = runner.collect(runner.launch(Step(chunks))).chunks
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.token_ids += result.token_ids
+        chunks = [Chunk(sequence, len(sequence.token_ids) - 1, 1) for sequence in sequences]
+    return [sequence.token_ids[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("kernels", ["plain", "triton"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_answers_with_adapters_are_those_of_merged_weights(
+    family: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "triton":
+        pytest.importorskip("triton", reason="Triton has no wheels for this system")
+        from oaiserve.engine.model.triton_adapters import TritonAdapters
+
+        monkeypatch.setattr(adapted_modules, "plain", TritonAdapters)
+    model = random_model(FAMILIES[family])
+    loaded = prepare(deepcopy(model))
+    shapes = adaptable(loaded.model)
+    some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 2}
+    adapters = {1: random_adapter(shapes, 1), 2: random_adapter(some, 2, rank=20)}
+    runner = eager_runner(loaded, num_blocks=32, block_size=16)
+    for number, adapter in adapters.items():
+        runner.add_adapter(number, adapter)
+    found = decode(runner, PROMPTS, [1, 0, 2, 1], 4)
+    for prompt, number, answer in zip(PROMPTS, [1, 0, 2, 1], found, strict=True):
+        reference = merged(model, adapters[number]) if number else model
+        assert answer == generate(reference, [prompt], 4)[0]
+    assert not any(module._forward_hooks for module in loaded.model.modules())
+
+
+def test_layers_of_experts_and_the_output_head_are_not_adaptable() -> None:
+    model = random_model(MIXTURES["qwen3_moe"])
+    names = adaptable(model)
+    assert "model.layers.0.self_attn.q_proj" in names
+    assert not [name for name in names if "experts" in name or name == "lm_head"]
+
+
+def batch_with(adapters: list[Adapter | None], lengths: list[int]) -> Batch:
+    chunks = []
+    for length in lengths:
+        sequence = Sequence("r", 0, [1] * length, SamplingParams(), max_len=length + 1)
+        sequence.blocks = [0] * length
+        chunks.append(Chunk(sequence, 0, length))
+    batch = build_batch(Step(chunks), 16, CPU)
+    batch.adapters = adapters
+    return batch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model.triton_adapters import TritonAdapters
+
+    shapes = {"wide": (300, 130), "narrow": (48, 200)}
+    first, second = random_adapter(shapes, 1, rank=33, dtype=dtype), random_adapter(shapes, 2, rank=5, dtype=dtype)
+    third = random_adapter({"wide": shapes["wide"]}, 3, rank=1, dtype=dtype)
+    batch = batch_with([first, None, second, third, first], [1, 1, 20, 3, 18])
+    generator = torch.Generator().manual_seed(4)
+    add_in_torch, add_in_triton = plain(batch), TritonAdapters(batch)
+    for name, (rows, columns) in shapes.items():
+        x = torch.randn(43, columns, generator=generator).to(dtype)
+        products = torch.randn(43, rows, generator=generator).to(dtype)
+        expected, found = products.clone(), products.clone()
+        add_in_torch(name, x, expected)
+        add_in_triton(name, x, found)
+        tolerance: dict[str, Any] = (
+            {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.06}
+        )
+        torch.testing.assert_close(found, expected, **tolerance)
+        assert torch.equal(found[1], products[1])  # the row without an adapter
+        if name == "narrow":
+            assert torch.equal(found[22:25], products[22:25])  # those whose adapter has nothing for this layer
+
+
+def test_an_adapter_that_is_dropped_is_gone() -> None:
+    loaded = prepare(random_model(config("llama")))
+    runner = eager_runner(loaded, num_blocks=32, block_size=16)
+    adapter = random_adapter(adaptable(loaded.model), 1)
+    runner.add_adapter(7, adapter)
+    runner.drop_adapter(7)
+    with pytest.raises(KeyError):
+        runner.drop_adapter(7)

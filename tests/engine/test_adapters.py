@@ -1,0 +1,173 @@
+"""Adapters in the engine: sequences with several of them share steps, but not the prefix cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import (
+    TERMINAL,
+    Event,
+    Failed,
+    Finished,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
+from tests.engine.model.adapters_for_tests import merged, random_adapter
+from tests.engine.model.runners import eager_runner
+from tools.random_models import FAMILIES, byte_tokenizer, generate, random_model
+
+MODEL = random_model(FAMILIES["llama"])
+PROMPT = [(7 * i + 1) % 97 for i in range(40)]
+SHAPES = adaptable(MODEL)
+ADAPTERS = {name: random_adapter(SHAPES, seed) for seed, name in enumerate(["one", "two"])}
+
+
+class Held:
+    """A runner of which the adapters that it has are known."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.dropped: SimpleQueue[int] = SimpleQueue()
+
+    def add(self, number: int, name: str, path: Path) -> None:
+        self.runner.add_adapter(number, ADAPTERS[name])
+
+    def drop(self, number: int) -> None:
+        self.runner.drop_adapter(number)
+        self.dropped.put(number)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held(eager_runner(prepare(deepcopy(MODEL)), num_blocks=64, block_size=16))
+
+
+@pytest.fixture
+def engine(held: Held) -> Iterator[Engine]:
+    engine = Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=held.runner,
+        num_blocks=64,
+        max_model_len=96,
+        vocab_size=97,
+        options=EngineOptions(block_size=16, drafts="lookup"),
+        adapters=AdapterTable(held.add, held.drop, SHAPES),
+    )
+    with engine:
+        yield engine
+
+
+def request(name: str, adapter: int, *, num_tokens: int = 6, n: int = 1) -> Request:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, n=n)
+    return Request(name, (TokenPrompt(PROMPT),), params, adapter=adapter)
+
+
+def collect(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[list[int]]], dict[str, Event]]:
+    """Return the tokens of all choices, and the terminal events, of requests that are submitted together."""
+    inbox: SimpleQueue[list[Event]] = SimpleQueue()
+    for one in requests:
+        engine.submit(one, inbox.put)
+    tokens: dict[str, list[list[int]]] = {one.request_id: [[] for _ in range(one.num_choices)] for one in requests}
+    ended: dict[str, Event] = {}
+    while len(ended) < len(requests):
+        for event in inbox.get(timeout=60):
+            if isinstance(event, TokenChunk):
+                tokens[event.request_id][event.index] += event.token_ids
+            elif isinstance(event, TERMINAL):
+                ended[event.request_id] = event
+    return tokens, ended
+
+
+def test_requests_with_several_adapters_and_none_are_answered_together(engine: Engine) -> None:
+    numbers = {name: engine.load_adapter(name, Path(name)).number for name in ADAPTERS}
+    asked = [request("base", 0), request("one", numbers["one"]), request("two", numbers["two"], n=2)]
+    for _ in range(2):  # the second time, all of their prompts are in the prefix cache
+        tokens, ended = collect(engine, asked)
+        for name, answers in tokens.items():
+            model = merged(MODEL, ADAPTERS[name]) if name in ADAPTERS else MODEL
+            assert answers == generate(model, [PROMPT], 6) * len(answers)
+    assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in ended.values())
+
+
+def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None:
+    first = engine.load_adapter("one", Path("one")).number
+    for number, num_cached in [(0, 0), (first, 0), (first, 32), (0, 32)]:
+        _, ended = collect(engine, [request("r", number)])
+        assert isinstance(end := ended["r"], Finished)
+        assert end.usage.cached_tokens == num_cached
+    engine.unload_adapter("one")
+    again = engine.load_adapter("one", Path("one")).number
+    _, ended = collect(engine, [request("r", again)])
+    assert isinstance(end := ended["r"], Finished)
+    assert end.usage.cached_tokens == 0
+
+
+def test_an_adapter_is_freed_when_its_last_request_has_ended(engine: Engine, held: Held) -> None:
+    number = engine.load_adapter("one", Path("one")).number
+    begun, events = threading.Event(), SimpleQueue[list[Event]]()
+
+    def deliver(new: list[Event]) -> None:
+        events.put(new)
+        begun.set()
+
+    engine.submit(request("open", number, num_tokens=50), deliver)
+    assert begun.wait(60)
+    engine.unload_adapter("one")
+    assert engine.adapters.get("one") is None
+    ended: list[Event] = []
+    while not ended:
+        ended = [event for event in events.get(timeout=60) if isinstance(event, TERMINAL)]
+    assert isinstance(ended[0], Finished)
+    assert held.dropped.get(timeout=60) == number
+
+
+def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: Engine, held: Held) -> None:
+    number = engine.load_adapter("one", Path("one")).number
+    engine.unload_adapter("one")
+    assert held.dropped.get(timeout=60) == number
+    _, ended = collect(engine, [request("late", number)])
+    assert isinstance(end := ended["late"], Failed)
+    assert isinstance(end.error, AdapterUnloaded)
+
+
+def test_a_table_has_each_name_once_and_a_bounded_number() -> None:
+    added: list[tuple[int, str]] = []
+    table = AdapterTable(lambda number, name, path: added.append((number, name)))
+    table.load("a", Path("a"))
+    with pytest.raises(InvalidRequest, match="loaded already"):
+        table.load("a", Path("b"))
+    with pytest.raises(NotFound):
+        table.unload("b")
+    for index in range(MOST_ADAPTERS - 1):
+        table.load(f"{index}", Path("x"))
+    with pytest.raises(InvalidRequest, match="which is the most"):
+        table.load("one more", Path("x"))
+    table.unload("a")
+    assert table.load("a", Path("a")).number == len(added) == MOST_ADAPTERS + 1
+
+
+def test_an_adapter_that_cannot_be_loaded_leaves_nothing() -> None:
+    def fail(number: int, name: str, path: Path) -> None:
+        raise MemoryError
+
+    table = AdapterTable(fail)
+    with pytest.raises(MemoryError):
+        table.load("a", Path("a"))
+    assert table.served == []
+    assert not table.holds(1)

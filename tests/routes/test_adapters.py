@@ -1,0 +1,144 @@
+"""Requests that name an adapter as their model, and the routes that load and unload adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, EngineOptions, ServerOptions
+from tests.published import checked
+from tests.routes.conftest import Served, run_server
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("sql", "chat", "broken"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+    return tmp_path / "adapters"
+
+
+@pytest.fixture
+def loading(folder: Path) -> Iterator[Served]:
+    """A server whose clients may load adapters."""
+    config = Config("org/demo", ServerOptions(drain_timeout_seconds=5), EngineOptions(lora_dir=folder))
+    engine, telemetry = FakeEngine(), FakeTelemetry()
+    with (
+        run_server(create_app(config, engine, telemetry), config.server) as url,
+        checked(httpx.Client(base_url=url, timeout=10)) as http,
+    ):
+        yield Served(url, engine, telemetry, http)
+
+
+def test_a_request_names_an_adapter_as_its_model(served: Served) -> None:
+    number = served.engine.load_adapter("sql", Path("/adapters/sql")).number
+    for answer in (served.complete(model="sql"), served.chat(model="sql")):
+        assert answer.json()["model"] == "sql"
+        assert served.engine.submitted.get(timeout=5).adapter == number > 0
+        record = served.telemetry.next_record()
+        assert (record.model, record.adapter) == ("sql", "sql")
+    served.complete(model="org/demo")
+    assert served.engine.submitted.get(timeout=5).adapter == 0
+    record = served.telemetry.next_record()
+    assert (record.model, record.adapter) == ("org/demo", None)
+
+
+def test_streams_and_responses_name_the_adapter(served: Served) -> None:
+    served.engine.load_adapter("sql", Path("/adapters/sql"))
+    with served.sdk() as client:
+        chunks = list(client.completions.create(model="sql", prompt="Hi", stream=True))
+        assert {chunk.model for chunk in chunks} == {"sql"}
+        assert client.responses.create(model="sql", input="Hi").model == "sql"
+
+
+def test_adapters_are_listed_with_their_parent(served: Served) -> None:
+    served.engine.load_adapter("sql", Path("/adapters/sql"))
+    model, adapter = served.http.get("/v1/models").json()["data"]
+    assert (model["id"], model["parent"], model["root"]) == ("org/demo", None, "org/demo")
+    assert (adapter["id"], adapter["parent"], adapter["root"]) == ("sql", "org/demo", "/adapters/sql")
+    assert served.http.get("/v1/models/sql").json() == adapter
+
+
+def test_an_unknown_name_is_answered_with_what_there_is(served: Served) -> None:
+    served.engine.load_adapter("sql", Path("/adapters/sql"))
+    refused = served.complete(model="other")
+    assert refused.status_code == 404
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert error["message"] == "The model 'other' does not exist. This server serves 'org/demo', 'sql'."
+
+
+def test_the_tokenizer_is_the_model_s_whatever_adapter_is_named(served: Served) -> None:
+    served.engine.load_adapter("sql", Path("/adapters/sql"))
+    assert served.post("/tokenize", prompt="ab", model="sql").json()["tokens"] == [97, 98]
+
+
+def test_an_adapter_is_loaded_and_unloaded_at_run_time(loading: Served, folder: Path) -> None:
+    loaded = loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql").json()
+    assert (loaded["id"], loaded["parent"], loaded["root"]) == ("sql", "org/demo", str(folder / "sql"))
+    assert loading.complete(model="sql").status_code == 200
+    assert loading.post("/v1/load_lora_adapter", lora_name="chat", lora_path=str(folder / "chat")).status_code == 200
+    again = loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="chat")
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+    unloaded = loading.post("/v1/unload_lora_adapter", lora_name="sql").json()
+    assert unloaded == {"id": "sql", "object": "model", "deleted": True}
+    assert loading.complete(model="sql").status_code == 404
+    assert loading.post("/v1/unload_lora_adapter", lora_name="sql").status_code == 404
+
+
+def test_an_adapter_that_is_loaded_again_has_another_number(loading: Served) -> None:
+    numbers = []
+    for _ in range(2):
+        loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql")
+        loading.complete(model="sql")
+        numbers.append(loading.engine.submitted.get(timeout=5).adapter)
+        loading.post("/v1/unload_lora_adapter", lora_name="sql")
+    assert numbers[0] != numbers[1]
+
+
+@pytest.mark.parametrize("path", ["..", "../adapters", ".", "none", "/etc", "sql/../../x", "a\0b", "x" * 5000, ""])
+def test_only_folders_in_lora_dir_can_be_loaded(loading: Served, path: str) -> None:
+    refused = loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path=path)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
+
+
+def test_a_link_out_of_lora_dir_is_refused(loading: Served, folder: Path) -> None:
+    (folder.parent / "outside").mkdir()
+    (folder / "link").symlink_to(folder.parent / "outside")
+    refused = loading.post("/v1/load_lora_adapter", lora_name="sql", lora_path="link")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
+
+
+@pytest.mark.parametrize("name", ["", "org/demo", "x" * 201, "a\nb"])
+def test_a_name_that_cannot_be_one_is_refused(loading: Served, name: str) -> None:
+    refused = loading.post("/v1/load_lora_adapter", lora_name=name, lora_path="sql")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+
+
+def test_an_adapter_that_cannot_be_used_is_refused_with_the_reason(loading: Served) -> None:
+    refused = loading.post("/v1/load_lora_adapter", lora_name="x", lora_path="broken")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
+    assert "it is broken" in refused.json()["error"]["message"]
+    assert loading.complete(model="x").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_without_lora_dir_the_routes_say_how_to_switch_them_on(served: Served, path: str) -> None:
+    refused = served.post(path, lora_name="sql", lora_path="sql")
+    assert refused.status_code == 404
+    assert "--lora-dir" in refused.json()["error"]["message"]
+
+
+def test_a_public_server_without_keys_lets_nobody_load_adapters(folder: Path) -> None:
+    config = Config("org/demo", ServerOptions(host="0.0.0.0", drain_timeout_seconds=5), EngineOptions(lora_dir=folder))
+    with (
+        run_server(create_app(config, FakeEngine(), FakeTelemetry()), config.server) as url,
+        httpx.Client(base_url=url) as http,
+    ):
+        refused = http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "sql"})
+    assert refused.status_code == 404
+    assert "--api-key" in refused.json()["error"]["message"]
