@@ -138,10 +138,11 @@ class AddNorm : public Operation {
 };
 
 // out = x W^T + bias, or out += (x W^T + bias) * scale
-template <class T, class Weights>
+template <class Weights>
 class Project : public Operation {
  public:
-  Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, bool adds, float scale)
+  using Input = Buffer<typename Weights::Input>;
+  Project(Input& x, Buffer<float>& out, const Weights& weights, bool adds, float scale)
       : x_(x), out_(out), weights_(weights), adds_(adds), scale_(scale) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -155,7 +156,7 @@ class Project : public Operation {
   }
 
  private:
-  Buffer<T>& x_;
+  Input& x_;
   Buffer<float>& out_;
   const Weights& weights_;
   bool adds_;
@@ -166,7 +167,8 @@ class Project : public Operation {
 template <class T, class Weights>
 class Activate : public Operation {
  public:
-  Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
+  using Input = Buffer<typename Weights::Input>;
+  Activate(Input& x, Buffer<T>& out, const Weights& weights, Activation activation)
       : x_(x), out_(out), weights_(weights), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -179,7 +181,8 @@ class Activate : public Operation {
   }
 
  private:
-  Buffer<T>&x_, &out_;
+  Input& x_;
+  Buffer<T>& out_;
   const Weights& weights_;
   Activation activation_;
 };
@@ -188,7 +191,8 @@ class Activate : public Operation {
 template <class T, class Weights>
 class Gate : public Operation {
  public:
-  Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, Activation activation)
+  using Input = Buffer<typename Weights::Input>;
+  Gate(Input& x, Buffer<T>& out, const Weights& weights, Activation activation)
       : x_(x), out_(out), weights_(weights), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -201,16 +205,18 @@ class Gate : public Operation {
   }
 
  private:
-  Buffer<T>&x_, &out_;
+  Input& x_;
+  Buffer<T>& out_;
   const Weights& weights_;
   Activation activation_;
 };
 
 // logits = (x W^T + bias) * scale, and then softcap * tanh(logits / softcap) unless softcap is 0.
-template <class T, class Weights>
+template <class Weights>
 class Logits : public Operation {
  public:
-  Logits(Buffer<T>& x, const Weights& weights, float scale, float softcap)
+  using Input = Buffer<typename Weights::Input>;
+  Logits(Input& x, const Weights& weights, float scale, float softcap)
       : x_(x), weights_(weights), scale_(scale), softcap_(softcap) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_logits, threads);
@@ -230,7 +236,7 @@ class Logits : public Operation {
   }
 
  private:
-  Buffer<T>& x_;
+  Input& x_;
   const Weights& weights_;
   float scale_, softcap_;
 };
