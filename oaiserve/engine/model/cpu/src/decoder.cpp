@@ -287,7 +287,8 @@ long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normaliz
 long oaiserve_project(Decoder* decoder, long x, long out, long weights, bool adds, float scale) {
   return std::visit(
       [&]<class W>(const W& w) {
-        return add_operation<Project<W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out], w, adds, scale);
+        return add_operation<Project<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out], w, adds,
+                                                  scale);
       },
       decoder->weights[weights]);
 }
@@ -330,7 +331,7 @@ long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
 long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
   return std::visit(
       [&]<class W>(const W& w) {
-        return add_operation<Logits<W>>(*decoder, input_of(*decoder, w, x), w, scale, softcap);
+        return add_operation<Logits<Element, W>>(*decoder, input_of(*decoder, w, x), w, scale, softcap);
       },
       decoder->weights[weights]);
 }

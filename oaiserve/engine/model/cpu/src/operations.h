@@ -138,7 +138,7 @@ class AddNorm : public Operation {
 };
 
 // out = x W^T + bias, or out += (x W^T + bias) * scale
-template <class Weights>
+template <class T, class Weights>
 class Project : public Operation {
  public:
   using Input = Buffer<typename Weights::Input>;
@@ -212,7 +212,7 @@ class Gate : public Operation {
 };
 
 // logits = (x W^T + bias) * scale, and then softcap * tanh(logits / softcap) unless softcap is 0.
-template <class Weights>
+template <class T, class Weights>
 class Logits : public Operation {
  public:
   using Input = Buffer<typename Weights::Input>;
