@@ -26,12 +26,14 @@ _MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
 _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
 
 
-class _Place(NamedTuple):
-    """Where the data of a tensor begin and end, counted from the first byte behind the head."""
+class GgufTensor(NamedTuple):
+    """A tensor, and where its data begin and end, in bytes of the file."""
 
     begin: int
     end: int
     name: str
+    kind: int  # the number of its type
+    shape: tuple[int, ...]  # the last dimension is that of neighbours
 
 
 class _Gguf:
@@ -107,6 +109,11 @@ class _Gguf:
 
 def check_gguf(path: Path) -> None:
     """Raise BadFile if the counts, sizes, places or numbers in the head of a GGUF file cannot be true."""
+    read_tensors(path)
+
+
+def read_tensors(path: Path) -> dict[str, GgufTensor]:
+    """Return the tensors of a GGUF file by name. Raises BadFile as `check_gguf` does."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -130,12 +137,15 @@ def check_gguf(path: Path) -> None:
         alignment = values.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
             raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
-        _check_places(tensors, gguf.left_behind(alignment), alignment)
+        num_bytes = gguf.left_behind(alignment)
+        _check_places(tensors, num_bytes, alignment)
     check_numbers(values, num_tensors, size)
+    start = size - num_bytes
+    return {tensor.name: tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors}
 
 
-def _tensor(gguf: _Gguf) -> _Place:
-    """Read what the head says of a tensor."""
+def _tensor(gguf: _Gguf) -> GgufTensor:
+    """Read what the head says of a tensor. Its place counts from the first byte behind the head."""
     name, num_dimensions = gguf.name(), gguf.number("I")
     if num_dimensions > 8:
         raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
@@ -146,10 +156,11 @@ def _tensor(gguf: _Gguf) -> _Place:
     together, block_bytes = _BLOCKS[kind]
     if (shape[0] if shape else 1) % together:
         raise BadFile(f"its tensor {name[:100]!r} has rows of {shape[0]} numbers, which are no blocks of {together}")
-    return _Place(begin, begin + math.prod(shape) // together * block_bytes, name)
+    end = begin + math.prod(shape) // together * block_bytes
+    return GgufTensor(begin, end, name, kind, tuple(reversed(shape)))
 
 
-def _check_places(tensors: list[_Place], num_bytes: int, alignment: int) -> None:
+def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> None:
     end = 0
     names = set()
     for tensor in sorted(tensors):
