@@ -92,6 +92,8 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
                 log.log(level, text, reason)
     with times.part("import of transformers"):  # takes seconds
+        from oaiserve.engine.model.gguf_weights import NotKept
+        from oaiserve.engine.model.kept import is_kept, start_kept
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
@@ -103,6 +105,15 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        if task == "generate" and is_kept(source, options):
+            try:
+                spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
+            except NotKept as reason:
+                log.info("The weights of '%s' are expanded: %s", model, reason)
+            else:
+                grammars = _grammars(spec, tokenizer)
+                grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+                return _of_started(spec, started, tokenizer, grammars, options)
         if task != "generate":
             pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
             return parts_of_pooler(pooler, tokenizer, options)

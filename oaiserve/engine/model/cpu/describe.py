@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,7 +52,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    weight: Tensor  # [n, k], in the model's dtype
+    weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
 
 
@@ -104,7 +105,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    embedding: Tensor  # [vocab, width]
+    embedding: Tensor | Blocks  # [vocab, width]
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     layers: list[Layer]
@@ -116,20 +117,28 @@ class Decoder:
 
 
 @torch.inference_mode()
-def describe(loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> Decoder:
-    """Describe the model. `parameters` are those of its attention, by layer index. Raises NotKnown."""
-    return _Reader(loaded, parameters).decoder()
+def describe(
+    loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks] | None = None
+) -> Decoder:
+    """Describe the model. `parameters` are those of its attention, by layer index.
+
+    The model's parameters in `blocks`, by name, are described by these in place of their own data. Raises NotKnown.
+    """
+    return _Reader(loaded, parameters, blocks or {}).decoder()
 
 
 class _Reader:
     """Reads the modules of one model, and keeps track of which parameters it has read."""
 
-    def __init__(self, loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks]
+    ) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
         self._base = loaded.model.base_model
         self._parameters = parameters
+        self._blocks = {id(loaded.model.get_parameter(name)): found for name, found in blocks.items()}
         self._read: set[int] = set()  # the id() of each parameter that the description contains
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
 
@@ -141,7 +150,7 @@ class _Reader:
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
-            position_embedding=None if position is None else self._weights(position),
+            position_embedding=None if position is None else self._tensor(position),
             layers=[self._layer(index, layer) for index, layer in layers],
             residual_scale=getattr(config, "residual_multiplier", 1.0),
             final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
@@ -199,6 +208,8 @@ class _Reader:
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
         if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
             matrix, heads = self._matrix(by_head), shape.kv_heads
+            if isinstance(matrix.weight, Blocks):
+                raise NotKnown("its projections are sorted by head")
             bias = None if matrix.bias is None else _by_kind(matrix.bias, heads)
             return [Matrix(_by_kind(matrix.weight, heads), bias)]
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
@@ -258,15 +269,19 @@ class _Reader:
         raise NotKnown(f"it has norms of type {type(norm).__name__}")
 
     def _matrix(self, module: Module) -> Matrix:
-        weight = self._weights(module)
         bias = None if getattr(module, "bias", None) is None else self._parameter(module, "bias")
         if type(module).__name__ == "Conv1D":  # GPT-2's linear layers, with their weights the other way round
-            return Matrix(weight.T.contiguous(), bias)
+            return Matrix(self._tensor(module).T.contiguous(), bias)
+        weight = self._weights(module)
         if not isinstance(module, torch.nn.Linear):
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias)
 
-    def _weights(self, module: Module) -> Tensor:
+    def _weights(self, module: Module) -> Tensor | Blocks:
+        tensor = self._tensor(module)
+        return self._blocks.get(id(module.weight), tensor)
+
+    def _tensor(self, module: Module) -> Tensor:
         weight = self._parameter(module, "weight")
         if weight.dtype != self._loaded.dtype:
             raise NotKnown(f"it has weights in {weight.dtype} beside those in {self._loaded.dtype}")
