@@ -80,10 +80,11 @@ MODEL_ROWS = {
     "cpu.prebuilt": "cpu.variants",
     "cpu.build": "cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
-    "cpu.describe": "spec",
+    "cpu.blocks": "",
+    "cpu.describe": "cpu.blocks spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
-    "cpu.native": "attention batch cpu.describe cpu.kv_layout cpu.library kv_cache",
+    "cpu.native": "attention batch cpu.blocks cpu.describe cpu.kv_layout cpu.library kv_cache",
     "cpu.check": "batch cpu.describe cpu.native rehearsal spec",
     "cpu.stored": "cpu.describe spec",
     "cpu.checked": "cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
@@ -96,6 +97,9 @@ MODEL_ROWS = {
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "batch executor parallel.messages parallel.workers",
     # what starts a model that has been checked, without transformers
+    "gguf_weights": "cpu.blocks",
+    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.kv_layout cpu.library cpu.native cpu.start gguf_weights "
+    "load memory profiler runner spec started",
     "restart": "cpu.checked cpu.cores memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "

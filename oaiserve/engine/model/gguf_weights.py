@@ -26,13 +26,21 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 _MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
-    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"},
-    **{"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj"},
-    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 _NORMS_AFTER = {
-    **{"ffn_norm": "pre_feedforward_layernorm", "post_attention_norm": "post_attention_layernorm"},
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -85,7 +93,7 @@ class GgufWeights:
         found: dict[str, int] = {}
         for tensor in self._tensors.values():
             if len(tensor.shape) == 2:
-                name = FORMATS.get(tensor.kind, "expanded to bfloat16")
+                name = FORMATS[tensor.kind].name if tensor.kind in FORMATS else "expanded to bfloat16"
                 found[name] = found.get(name, 0) + 1
         return found
 

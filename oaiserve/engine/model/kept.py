@@ -2,8 +2,8 @@
 
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
-with any other model, and the native step of the same layers, in their blocks, must give the same logits. What this shows
-of a layer is true of all of its kind, since they are described and packed alike.
+any other model, and the native step of the same layers, in their blocks, must give the same logits. What this shows of
+a layer holds for all of its kind, since they are described and packed alike.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
-from oaiserve.engine.model.load import context_length, limit_compiled_shapes, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.load import limit_compiled_shapes, prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.memory import kv_blocks, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
-from oaiserve.errors import StartupError
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,9 @@ def _start(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Star
     known = _check(weights, config, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
-    _fill(model, {name: weights.tensor(name) for name in weights.names() if name not in blocks}, dtype)
+    others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
+    # The native step has norms and biases in float32.
+    _fill(model, {name: t.to(dtype) if t.dim() > 1 else t.float() for name, t in others.items()})
     loaded = replace(
         known.loaded,
         model=model,
@@ -151,7 +152,7 @@ def _check(
         if kept is not None:
             blocks[name] = kept
             tensors[name] = kept.expand()
-    _fill(model, tensors, library.dtype)
+    _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
 
     loaded = prepare(model)
     refuse_unless_it_fits(loaded.kv_shapes.values(), sizes["block_size"])
@@ -185,8 +186,7 @@ def _named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if not (is_tied and name == _HEAD)]
 
 
-def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Set parameters of a model. Matrices get this type."""
-    state = {name: tensor.to(dtype) if tensor.dim() > 1 else tensor.float() for name, tensor in tensors.items()}
-    model.load_state_dict(state, strict=False, assign=True)
+def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Set parameters of a model."""
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()

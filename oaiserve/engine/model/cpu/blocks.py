@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+
+class Format(NamedTuple):
+    """The sizes of a block."""
+
+    name: str
+    weights: int
+    num_bytes: int
+
+
 # The formats that native code multiplies with, by their numbers in GGUF files. src/block_formats.h has the same.
 FORMATS = {
-    kind.value: kind.name
-    for kind in (
-        *(gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")),
-        *(gguf.GGMLQuantizationType[name] for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")),
-    )
+    2: Format("Q4_0", 32, 18),
+    3: Format("Q4_1", 32, 20),
+    6: Format("Q5_0", 32, 22),
+    7: Format("Q5_1", 32, 24),
+    8: Format("Q8_0", 32, 34),
+    10: Format("Q2_K", 256, 84),
+    11: Format("Q3_K", 256, 110),
+    12: Format("Q4_K", 256, 144),
+    13: Format("Q5_K", 256, 176),
+    14: Format("Q6_K", 256, 210),
+    20: Format("IQ4_NL", 32, 18),
+    23: Format("IQ4_XS", 256, 136),
 }
 
 
@@ -33,10 +49,10 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, int]:
-        weights, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.kind)]
-        return len(self.rows), self.data.shape[1] // num_bytes * weights
+        form = FORMATS[self.kind]
+        return len(self.rows), self.data.shape[1] // form.num_bytes * form.weights
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Blocks:
+    def __getitem__(self, rows: slice) -> Blocks:
         return replace(self, rows=self.rows[rows])
 
     def chunk(self, parts: int) -> list[Blocks]:
@@ -54,4 +70,6 @@ class Blocks:
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
+    import gguf  # only a few starts need it
+
     return torch.from_numpy(np.array(gguf.dequantize(data, gguf.GGMLQuantizationType(kind)), np.float32))

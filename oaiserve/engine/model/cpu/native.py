@@ -126,7 +126,12 @@ class NativeDecoder:
         self._operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _embed(self, decoder: Decoder) -> None:
-        add, table, position, scale = self._library, decoder.embedding, decoder.position_embedding, decoder.embedding_scale
+        add, table, position, scale = (
+            self._library,
+            decoder.embedding,
+            decoder.position_embedding,
+            decoder.embedding_scale,
+        )
         if isinstance(table, Blocks):
             if position is not None:
                 raise NotKnown("it has an embedding of positions beside one in blocks")
@@ -243,9 +248,7 @@ class NativeDecoder:
             self._packed[id(whole)] = index
         return index
 
-    def _pack(
-        self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None
-    ) -> int:
+    def _pack(self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None) -> int:
         bias_pointer = None if bias is None else bias.data_ptr()
         index: int = self._library.add_blocks(
             self._handle, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, bias_pointer
