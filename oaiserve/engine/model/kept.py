@@ -60,20 +60,47 @@ def is_kept(source: ModelSource, options: EngineOptions) -> bool:
     )
 
 
+class Kept(NamedTuple):
+    """The native step of a file, and what serving needs to know of the model."""
+
+    loaded: LoadedModel  # whose matrices have no data
+    native: NativeDecoder
+    num_blocks: int  # of its KV cache
+
+
 def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Started]:
-    """Load a GGUF file and start its native step.
+    """Load a GGUF file and start its native step. Raises as `load_kept` does."""
+    loaded, native, num_blocks = load_kept(source, options)
+    started = Started(
+        ModelRunner(native, loaded.device, options.block_size),
+        num_blocks,
+        longest_request(loaded, num_blocks * options.block_size),
+        CPU_STEP_TOKENS,
+        TorchProfiler(loaded.device),
+        ranges=None,
+    )
+    return loaded, started
+
+
+def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
+    """Load a GGUF file, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
     options ask for.
     """
     try:
-        return _start(source, options)
+        return _load(source, options)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
+    except (NotKept, StartupError):
+        raise
+    except Exception as error:  # transformers' code, and files, can raise anything
+        log.debug("The weights cannot be kept", exc_info=True)
+        raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
 @torch.inference_mode()
-def _start(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Started]:
+def _load(source: ModelSource, options: EngineOptions) -> Kept:
     assert source.gguf_file is not None
     limit_compiled_shapes()
     config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file)
@@ -107,18 +134,10 @@ def _start(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Star
     torch.set_num_threads(NativeDecoder.torch_threads)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info(
-        "The weights stay as the file has them: %s",
+        "The native step is ready, and the weights stay as the file has them: %s",
         ", ".join(f"{count} matrices {name}" for name, count in sorted(weights.formats().items())),
     )
-    started = Started(
-        ModelRunner(native, loaded.device, options.block_size),
-        num_blocks,
-        longest_request(loaded, num_blocks * options.block_size),
-        CPU_STEP_TOKENS,
-        TorchProfiler(loaded.device),
-        ranges=None,
-    )
-    return loaded, started
+    return Kept(loaded, native, num_blocks)
 
 
 class _Known(NamedTuple):

@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gguf_weights import NotKept
-from oaiserve.engine.model.kept import is_kept, start_kept
+from oaiserve.engine.model.kept import is_kept, load_kept
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.source import find_model
@@ -23,14 +23,15 @@ from tools.random_gguf import write_gguf
 
 pytestmark = pytest.mark.compiler
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
-_MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
 FAMILIES = {
     "llama": config("llama", **WIDE),
     "llama, tied": config("llama", **WIDE, tie_word_embeddings=True),
     "qwen2": config("qwen2", **WIDE),
     "qwen3": config("qwen3", **WIDE, head_dim=32),
+    "phi3": config("phi3", **WIDE),
     "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
+    "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
 }
 # As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
 MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
@@ -50,9 +51,9 @@ def file_of(asked: PreTrainedConfig, folder: Path, mix: dict[str, Kind] = MIX, r
 
 
 def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
-    spec, started = start_kept(find_model(path), OPTIONS)
-    batch = build_batch(prompt(num_tokens, spec.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    return started.runner._executor.forward(batch).clone()
+    kept = load_kept(find_model(path), OPTIONS)
+    batch = build_batch(prompt(num_tokens, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    return kept.native.forward(batch).clone()
 
 
 def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:

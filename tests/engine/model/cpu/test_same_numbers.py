@@ -50,7 +50,7 @@ CASES = {
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
-    "blocks of GGUF files": (BLOCKY, torch.bfloat16, "blocks", "native"),
+    "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
 }
 
 

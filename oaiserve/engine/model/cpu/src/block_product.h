@@ -214,8 +214,10 @@ void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, lo
     for (long c = 0; c < k / L.chunk(); c++, chunk += P::CHUNK)
       for (long i = 0; i < P::GROUPS; i++, groups++) {
         const uint8_t* codes = chunk + P::codes(i) + column * 4;
-        if (prefetches)
-          for (long at = 0; at < P::CHUNK / P::GROUPS; at += 64) __builtin_prefetch(codes + BLOCK_AHEAD + at);
+        if (prefetches) {
+          constexpr long SHARE = P::CHUNK / P::GROUPS;  // so that the groups of a chunk prefetch a chunk
+          for (long at = 0; at < SHARE; at += 64) __builtin_prefetch(chunk + BLOCK_AHEAD + i * SHARE + at);
+        }
         for (int run = 0; run < L.runs(); run++) {
           Integers dots[ROWS][2];
 #pragma GCC unroll 6
