@@ -37,6 +37,7 @@ from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.errors import StartupError
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
