@@ -23,7 +23,7 @@ from oaiserve.engine.profiling import Profiler
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
-from oaiserve.source import find_model
+from oaiserve.source import ModelSource, find_model
 from oaiserve.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
                 log.log(level, text, reason)
     with times.part("import of transformers"):  # takes seconds
-        from oaiserve.engine.model.gguf_weights import NotKept
-        from oaiserve.engine.model.kept import is_kept, start_kept
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
@@ -105,15 +103,10 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-        if task == "generate" and is_kept(source, options):
-            try:
-                spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
-            except NotKept as reason:
-                log.info("The weights of '%s' are expanded: %s", model, reason)
-            else:
-                grammars = _grammars(spec, tokenizer)
-                grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
-                return _of_started(spec, started, tokenizer, grammars, options)
+        if task == "generate" and source.gguf_file is not None:
+            kept = _of_gguf(source, tokenizer, options, times, loader)
+            if kept is not None:
+                return kept
         if task != "generate":
             pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
             return parts_of_pooler(pooler, tokenizer, options)
@@ -169,6 +162,25 @@ def _of_checked(
         checked.day,
     )
     return parts
+
+
+def _of_gguf(
+    source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, times: StartTimes, loader: ThreadPoolExecutor
+) -> EngineParts | None:
+    """Return the parts of a GGUF file whose weights stay as they are, or None if they have to be expanded."""
+    from oaiserve.engine.model.gguf_weights import NotKept
+    from oaiserve.engine.model.kept import is_kept, start_kept
+
+    if not is_kept(source, options):
+        return None
+    try:
+        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
+    except NotKept as reason:
+        log.info("The weights of %s are expanded: %s", source.gguf_file, reason)
+        return None
+    grammars = _grammars(spec, tokenizer)
+    grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+    return _of_started(spec, started, tokenizer, grammars, options)
 
 
 def parts_of_loaded(

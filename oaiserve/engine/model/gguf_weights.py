@@ -6,6 +6,7 @@ families whose conversion is known; all tensors of a file must have found a plac
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,7 +77,9 @@ class GgufWeights:
         if family is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._family, self._config = family, config
-        self._file = np.memmap(path, mode="r", dtype=np.uint8)
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = np.frombuffer(self._map, np.uint8)
         tensors = read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
         # What the frequencies of rotary embeddings are divided by.
@@ -105,7 +108,8 @@ class GgufWeights:
         tensor = self._tensors[name]
         if tensor.kind not in FORMATS or len(tensor.shape) != 2:
             return None
-        return Blocks(self._rows(tensor), tensor.kind, self._order(name, tensor.shape[0]))
+        order = self._order(name, tensor.shape[0])
+        return Blocks(self._rows(tensor), tensor.kind, order, self._map, tensor.begin)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that has no blocks, as the model's code has it."""

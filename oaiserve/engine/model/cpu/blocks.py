@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ class Blocks:
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
     kind: int  # the number of the format
     rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
+    file: mmap.mmap | None = None  # that is mapped
+    offset: int = 0  # of the data in the file
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,6 +65,12 @@ class Blocks:
     def addresses(self) -> NDArray[np.uintp]:
         """Return where each row is in memory."""
         return (self.data.ctypes.data + self.rows * self.data.strides[0]).astype(np.uintp)
+
+    def give_back(self) -> None:
+        """Have the system drop the file's pages from this process. Those that are needed again are read again."""
+        if self.file is not None:
+            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.file.madvise(mmap.MADV_DONTNEED, start, self.offset + self.data.nbytes - start)
 
     def expand(self) -> Tensor:
         """Return the weights in float32, as the reference implementation of the format has them."""

@@ -126,20 +126,16 @@ class NativeDecoder:
         self._operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
 
     def _embed(self, decoder: Decoder) -> None:
-        add, table, position, scale = (
-            self._library,
-            decoder.embedding,
-            decoder.position_embedding,
-            decoder.embedding_scale,
-        )
+        add, table, position = self._library, decoder.embedding, decoder.position_embedding
         if isinstance(table, Blocks):
             if position is not None:
                 raise NotKnown("it has an embedding of positions beside one in blocks")
             weights = self._block_weights(table, [table], None)
-            self._operation("embed", add.embed_blocks, self._hidden, weights, scale)
+            self._operation("embed", add.embed_blocks, self._hidden, weights, decoder.embedding_scale)
             return
         positions = None if position is None else self._keep(position)
-        self._operation("embed", add.embed, self._hidden, self._keep(table), positions, self._width, scale)
+        arguments = (self._hidden, self._keep(table), positions, self._width, decoder.embedding_scale)
+        self._operation("embed", add.embed, *arguments)
 
     def _input(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
         """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
@@ -233,7 +229,10 @@ class NativeDecoder:
             # A panel has sixteen rows of each.
             halves = [_padded(matrix.addresses(), LANES).reshape(-1, 1, LANES) for matrix in (gate.weight, up.weight)]
             rows = np.concatenate(halves, axis=1).reshape(-1)
-            return self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            index = self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            gate.weight.give_back()
+            up.weight.give_back()
+            return index
         both = [self._tensor(matrix.weight).contiguous() for matrix in (gate, up)]
         return self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)  # type: ignore[no-any-return]
 
@@ -244,6 +243,8 @@ class NativeDecoder:
         rows = _padded(np.concatenate([part.addresses() for part in parts]), PANEL)
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
         index = self._pack(rows, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        for part in parts:
+            part.give_back()
         if len(parts) == 1 and bias is None:
             self._packed[id(whole)] = index
         return index
