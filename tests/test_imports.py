@@ -87,11 +87,13 @@ MODEL_ROWS = {
     "cpu.prebuilt": "cpu.amx cpu.variants",
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
-    "cpu.describe": "spec",
+    "cpu.blocks": "",
+    "cpu.describe": "cpu.blocks spec",
     "cpu.kv_layout": "attention cpu.describe kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.packed_adapter": "adapters cpu.describe cpu.kv_layout cpu.library",
-    "cpu.native": "adapters attention batch cpu.describe cpu.kv_layout cpu.library cpu.packed_adapter kv_cache",
+    "cpu.native": "adapters attention batch cpu.blocks cpu.describe cpu.kv_layout cpu.library cpu.packed_adapter "
+    "kv_cache",
     "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
     "cpu.stored": "cpu.describe spec",
     "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
@@ -104,6 +106,9 @@ MODEL_ROWS = {
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
     # what starts a model that has been checked, without transformers
+    "gguf_weights": "cpu.blocks",
+    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.kv_layout cpu.library cpu.native cpu.start gguf_weights "
+    "load memory profiler runner spec started",
     "restart": "cpu.checked cpu.cores memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
@@ -134,7 +139,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.model_errors": {"oaiserve.errors"},
     "oaiserve.model_numbers": set(),
     "oaiserve.gguf": {"oaiserve.model_numbers"},
-    "oaiserve.model_files": {"oaiserve.errors", "oaiserve.gguf", "oaiserve.model_numbers", "oaiserve.source"},
+    "oaiserve.safetensors_header": {"oaiserve.model_numbers"},
+    "oaiserve.model_files": {
+        "oaiserve.errors",
+        "oaiserve.gguf",
+        "oaiserve.model_numbers",
+        "oaiserve.safetensors_header",
+        "oaiserve.source",
+    },
     "oaiserve.demo": {"oaiserve.cache", "oaiserve.errors", "oaiserve.hub", "oaiserve.private"},
     f"{ENGINE}.logprobs": set(),
     f"{ENGINE}.request": {*LEAVES, f"{ENGINE}.logprobs"},

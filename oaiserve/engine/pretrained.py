@@ -26,7 +26,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.remembered import NoRecord, NotRemembered, Subject
-from oaiserve.source import find_model
+from oaiserve.source import ModelSource, find_model
 from oaiserve.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        if task == "generate" and source.gguf_file is not None:
+            kept = _of_gguf(source, tokenizer, options, times, loader)
+            if kept is not None:
+                return kept
         if task != "generate":
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
@@ -165,6 +169,25 @@ def _of_checked(
         checked.day,
     )
     return parts
+
+
+def _of_gguf(
+    source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, times: StartTimes, loader: ThreadPoolExecutor
+) -> EngineParts | None:
+    """Return the parts of a GGUF file whose weights stay as they are, or None if they have to be expanded."""
+    from oaiserve.engine.model.gguf_weights import NotKept
+    from oaiserve.engine.model.kept import is_kept, start_kept
+
+    if not is_kept(source, options):
+        return None
+    try:
+        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
+    except NotKept as reason:
+        log.info("The weights of %s are expanded: %s", source.gguf_file, reason)
+        return None
+    grammars = _grammars(spec, tokenizer)
+    grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+    return _of_started(spec, started, tokenizer, grammars, options)
 
 
 def parts_of_loaded(

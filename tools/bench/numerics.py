@@ -19,14 +19,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from oaiserve import demo
-from oaiserve.config import Quantize
+from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.kept import load_kept
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from oaiserve.source import find_model
 from tools.markdown import as_markdown, publish
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +39,12 @@ BLOCK_SIZE = 16
 Logits = Callable[[list[int]], Tensor]  # token ids to float32 [tokens, vocab]
 
 
-def transformers_logits(folder: Path, dtype: str) -> Logits:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+def transformers_logits(path: Path, dtype: str) -> Logits:
+    is_gguf = path.suffix == ".gguf"
+    files = {"gguf_file": path.name} if is_gguf else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent if is_gguf else path, dtype=getattr(torch, dtype), **files
+    ).eval()
 
     def logits(ids: list[int]) -> Tensor:
         out: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
@@ -55,6 +62,17 @@ def native_logits(
     native = native_decoder(
         loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=default_threads(), quantize=quantize
     )
+    return _logits_of(native, tokens_per_step)
+
+
+def kept_logits(path: Path, tokens_per_step: int = CHUNK_TOKENS) -> Logits:
+    """Make the native step of a GGUF file whose weights stay as they are."""
+    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=CHUNK_TOKENS // BLOCK_SIZE)
+    return _logits_of(load_kept(find_model(path), options).native, tokens_per_step)
+
+
+def _logits_of(native: NativeDecoder, tokens_per_step: int) -> Logits:
+    num_blocks = CHUNK_TOKENS // BLOCK_SIZE
 
     def logits(ids: list[int]) -> Tensor:
         sequence = Sequence("text", 0, ids, SamplingParams(), max_len=len(ids) + 1)
@@ -62,7 +80,7 @@ def native_logits(
         parts = []
         for start in range(0, len(ids), tokens_per_step):
             chunk = Chunk(sequence, start, min(tokens_per_step, len(ids) - start))
-            batch = build_batch(Step([chunk]), BLOCK_SIZE, loaded.device)
+            batch = build_batch(Step([chunk]), BLOCK_SIZE, torch.device("cpu"))
             batch.logits_rows = torch.arange(chunk.num_tokens)
             parts.append(native.forward(batch).clone())
         return torch.cat(parts)
@@ -77,6 +95,12 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
     "native, bfloat16, a token at a time": lambda folder: native_logits(folder, "bfloat16", tokens_per_step=1),
     "native, int8 weights": lambda folder: native_logits(folder, "bfloat16", quantize="int8"),
     "native, float32": lambda folder: native_logits(folder, "float32"),
+}
+# Of a GGUF file. The reference has the weights of the file, expanded, in float32.
+GGUF_VARIANTS: dict[str, Callable[[Path], Logits]] = {
+    "native, expanded to bfloat16": lambda path: native_logits(path, "bfloat16"),
+    "native, weights as in the file": kept_logits,
+    "native, weights as in the file, a token at a time": lambda path: kept_logits(path, 1),
 }
 
 
@@ -105,15 +129,17 @@ def main() -> None:
     add = parser.add_argument
     add("files", nargs="*", type=Path, help="texts (default: this project's documentation)")
     add("--chunks", type=int, default=32, help=f"of {CHUNK_TOKENS} tokens, evenly over the texts (default 32)")
-    add("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), help="variants (default: all)")
+    add("--only", nargs="+", choices=list(VARIANTS), help="variants (default: all)")
+    add("--gguf", type=Path, help="a file of the demo model's, in place of its own weights")
     add("--json", type=Path, help="write the results there")
     add("--markdown", type=Path, help="write the table there, between the markers of numerics")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     folder = demo.resolve()
     chunks = read_chunks(folder, arguments.files or sorted((ROOT / "docs").glob("*.md")), arguments.chunks)
-    reference = transformers_logits(folder, "float32")
-    variants = {REFERENCE: reference} | {name: VARIANTS[name](folder) for name in arguments.only}
+    of_model, path = (GGUF_VARIANTS, arguments.gguf) if arguments.gguf else (VARIANTS, folder)
+    reference = transformers_logits(path, "float32")
+    variants = {REFERENCE: reference} | {name: of_model[name](path) for name in arguments.only or of_model}
     found: dict[str, list[Distance]] = {name: [] for name in variants}
     for number, ids in enumerate(chunks, start=1):
         expected = reference(ids)

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -34,17 +35,21 @@ FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
 
 
+# What weights a library multiplies with: the setting's, or those of GGUF files beside the ones of the dtype.
+Form = Quantize | Literal["blocks"]
+
+
 class BuildError(Exception):
     """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
 
 
-def library_path(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> Path:
+def library_path(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> Path:
     """Return the path of the library that `load` takes, whether or not it has been compiled.
 
     It is the wheel's where one fits and `native_build` does not ask for one that is compiled here. Raises BuildError if
     there is no compiler for that, or if the native code does not support the dtype.
     """
-    kind = _kind(dtype, quantize)
+    kind = _kind(dtype, weights)
     if not native_build and (path := prebuilt.find(kind)):
         return path
     compiler = _compiler()
@@ -53,9 +58,9 @@ def library_path(dtype: torch.dtype, quantize: Quantize = "none", *, native_buil
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
 
-def is_built(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> bool:
+def is_built(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> bool:
     """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
-    path = library_path(dtype, quantize, native_build=native_build)
+    path = library_path(dtype, weights, native_build=native_build)
     if path.parent == prebuilt.FOLDER:
         return True
     try:
@@ -64,27 +69,27 @@ def is_built(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: b
         return False
 
 
-def build(dtype: torch.dtype, quantize: Quantize = "none") -> Path:
+def build(dtype: torch.dtype, weights: Form = "none") -> Path:
     """Compile the library unless it is on disk, and return its path. Compiling takes about ten seconds on one core.
 
     Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
-    path = library_path(dtype, quantize, native_build=True)
+    path = library_path(dtype, weights, native_build=True)
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
         if not _is_sound(path):
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                _compile(Path(folder) / path.name, dtype, quantize).replace(path)
+                _compile(Path(folder) / path.name, dtype, weights).replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
 
 
-def _compile(path: Path, dtype: torch.dtype, quantize: Quantize) -> Path:
+def _compile(path: Path, dtype: torch.dtype, weights: Form) -> Path:
     """Compile the library to this path, in a folder that is there for nothing else."""
     compiler = _compiler()
-    command = [*compiler, *_flags(_kind(dtype, quantize)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
+    command = [*compiler, *_flags(_kind(dtype, weights)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
     priority = ["nice", "-n", "10"] if shutil.which("nice") else []
     run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
@@ -111,10 +116,10 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _kind(dtype: torch.dtype, quantize: Quantize) -> str:
+def _kind(dtype: torch.dtype, weights: Form) -> str:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
-    return ELEMENTS[dtype] if quantize == "none" else f"{ELEMENTS[dtype]}-{quantize}"
+    return ELEMENTS[dtype] if weights == "none" else f"{ELEMENTS[dtype]}-{weights}"
 
 
 def _flags(kind: str) -> list[str]:
@@ -149,16 +154,16 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
 
 
-def load(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> ctypes.CDLL:
+def load(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> ctypes.CDLL:
     """Load the wheel's library, or one that is compiled first if it is not on disk. Raises BuildError.
 
     `native_build` does without the wheel's. If others can write to the folder of a compiled library, it is compiled and
     loaded in a folder of its own instead, which is then removed.
     """
-    if not native_build and (path := prebuilt.find(_kind(dtype, quantize))):
+    if not native_build and (path := prebuilt.find(_kind(dtype, weights))):
         return _open(path)
     try:
-        return _open(build(dtype, quantize))
+        return _open(build(dtype, weights))
     except NotPrivate as reason:
         log.warning("The native code is compiled anew at each start, because %s", reason)
     with tempfile.TemporaryDirectory(prefix="oaiserve-") as folder:
@@ -166,7 +171,7 @@ def load(dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool 
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / library_path(dtype, quantize, native_build=True).name, dtype, quantize))
+        return _open(_compile(Path(folder) / library_path(dtype, weights, native_build=True).name, dtype, weights))
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,7 +54,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    weight: Tensor  # [n, k], in the model's dtype
+    weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
     # The module of the model that it is a part of, by which adapters name it, and the first of that module's rows.
     module: str = ""
@@ -174,7 +175,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    embedding: Tensor  # [vocab, width]
+    embedding: Tensor | Blocks  # [vocab, width]
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
     layers: list[Layer]
@@ -199,20 +200,28 @@ class Decoder:
 
 
 @torch.inference_mode()
-def describe(loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> Decoder:
-    """Describe the model. `parameters` are those of its attention, by layer index. Raises NotKnown."""
-    return _Reader(loaded, parameters).decoder()
+def describe(
+    loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks] | None = None
+) -> Decoder:
+    """Describe the model. `parameters` are those of its attention, by layer index.
+
+    The model's parameters in `blocks`, by name, are described by these in place of their own data. Raises NotKnown.
+    """
+    return _Reader(loaded, parameters, blocks or {}).decoder()
 
 
 class _Reader:
     """Reads the modules of one model, and keeps track of which parameters it has read."""
 
-    def __init__(self, loaded: LoadedModel, parameters: dict[int, AttentionParameters]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks]
+    ) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._config = loaded.model.config
         self._base = loaded.model.base_model
         self._parameters = parameters
+        self._blocks = {id(loaded.model.get_parameter(name)): found for name, found in blocks.items()}
         self._read: set[int] = set()  # the id() of each parameter that the description contains
         self._rotary_tables: dict[str | None, RotaryTable] = {}  # by layer type if tables differ between types
         self._names = {id(module): name for name, module in loaded.model.named_modules()}
@@ -225,7 +234,7 @@ class _Reader:
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
-            position_embedding=None if position is None else self._weights(position),
+            position_embedding=None if position is None else self._tensor(position),
             layers=[self._layer(index, layer) for index, layer in layers],
             residual_scale=getattr(config, "residual_multiplier", 1.0),
             final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
@@ -288,6 +297,8 @@ class _Reader:
     def _qkv(self, attention: Module, shape: KVShape) -> list[Matrix]:
         if (by_head := self._child(attention, "query_key_value", optional=True)) is not None:
             matrix, heads = self._matrix(by_head), shape.kv_heads
+            if isinstance(matrix.weight, Blocks):
+                raise NotKnown("its projections are sorted by head")
             bias = None if matrix.bias is None else _by_kind(matrix.bias, heads)
             return [replace(matrix, weight=_by_kind(matrix.weight, heads), bias=bias, heads=heads)]
         if (together := self._child(attention, "qkv_proj", "c_attn", optional=True)) is not None:
@@ -361,8 +372,8 @@ class _Reader:
                 raise NotKnown("its experts have biases")
         return Experts(
             router=self._router(self._child(mlp, "gate", "router")),
-            gate_up=self._weights(experts, "gate_up_proj"),
-            down=self._weights(experts, "down_proj"),
+            gate_up=self._tensor(experts, "gate_up_proj"),
+            down=self._tensor(experts, "down_proj"),
             activation=_activation(self._child(experts, "act_fn")),
             shared=None if shared is None else self._mlp(shared),
             shared_gate=None if shared_gate is None else self._matrix(shared_gate).weight[0].float(),
@@ -437,15 +448,19 @@ class _Reader:
         raise NotKnown(f"it has norms of type {type(norm).__name__}")
 
     def _matrix(self, module: Module) -> Matrix:
-        weight = self._weights(module)
         bias = None if getattr(module, "bias", None) is None else self._parameter(module, "bias")
         if type(module).__name__ == "Conv1D":  # GPT-2's linear layers, with their weights the other way round
-            return Matrix(weight.T.contiguous(), bias, self._names[id(module)])
+            return Matrix(self._tensor(module).T.contiguous(), bias, self._names[id(module)])
+        weight = self._weights(module)
         if not isinstance(module, torch.nn.Linear):
             raise NotKnown(f"it has matrices of type {type(module).__name__}")
         return Matrix(weight, bias, self._names[id(module)])
 
-    def _weights(self, module: Module, name: str = "weight") -> Tensor:
+    def _weights(self, module: Module) -> Tensor | Blocks:
+        tensor = self._tensor(module)
+        return self._blocks.get(id(module.weight), tensor)
+
+    def _tensor(self, module: Module, name: str = "weight") -> Tensor:
         weight = self._parameter(module, name)
         if weight.dtype != self._loaded.dtype:
             raise NotKnown(f"it has weights in {weight.dtype} beside those in {self._loaded.dtype}")

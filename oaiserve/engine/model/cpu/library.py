@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from oaiserve.config import Quantize
 from oaiserve.engine.model.cpu import build
 
 # The order is that of `enum class Activation` in src/activation.h.
@@ -141,6 +140,14 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "attention_step": ((_ATTENTION, POINTER(StepInput)), c_int),
     "attention_layer": ((_ATTENTION, PagedCache, AttentionOptions, *(_POINTER,) * 4), c_int),
 }
+# Of a library for weights in the blocks of GGUF files.
+_BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "add_groups": ((_DECODER, c_long), _INDEX),
+    "add_blocks": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
+    "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
+    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool), _INDEX),
+}
 
 
 class Library:
@@ -149,10 +156,12 @@ class Library:
     The functions that add a part to a decoder raise MemoryError. The others return null or -1, which the caller checks.
     """
 
-    def __init__(self, dtype: torch.dtype, quantize: Quantize = "none", *, native_build: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype, weights: build.Form = "none", *, native_build: bool = False) -> None:
         """Load the library as `build.load` does. Raises BuildError."""
-        loaded = build.load(dtype, quantize, native_build=native_build)
-        for name, (arguments, result) in _FUNCTIONS.items():
+        loaded = build.load(dtype, weights, native_build=native_build)
+        self.dtype = dtype
+        functions = _FUNCTIONS | _BLOCK_FUNCTIONS if weights == "blocks" else _FUNCTIONS
+        for name, (arguments, result) in functions.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes, function.restype = arguments, result
             if result is _INDEX:

@@ -9,11 +9,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.describe import (
     MLP,
     Attention,
@@ -38,6 +40,8 @@ from oaiserve.engine.model.cpu.library import (
 )
 from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
 from oaiserve.engine.model.kv_cache import copy_blocks
+
+PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
 
 
 class NativeDecoder:
@@ -67,6 +71,8 @@ class NativeDecoder:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._vocab = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self._vocab)
+        self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
+        self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
         self._operations: list[str] = []  # the kind of each operation, in order
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         self._has_adapters = has_adapters
@@ -174,22 +180,37 @@ class NativeDecoder:
             self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
             self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
             self._expanded = self._floats(max(len(qkv.up.weight) for qkv in latent))
-        position = decoder.position_embedding
-        self._operation(
-            "embed",
-            add.embed,
-            self._hidden,
-            self._keep(decoder.embedding),
-            None if position is None else self._keep(position),
-            width,
-            decoder.embedding_scale,
-        )
+        matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
+        inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
+        if inputs:
+            self._groups = add.add_groups(self._handle, max(inputs))
+        self._embed(decoder)
         for layer in decoder.layers:
             self._layer(layer, decoder.residual_scale)
         last = self._elements(width)
         self._operation("norm", add.norm, self._hidden, last, self._normalize(decoder.final_norm), True)
         head = self._weights([decoder.head])
-        self._operation("logits", add.logits, last, head, decoder.logits_scale, decoder.logits_softcap)
+        x = self._input(last, head, of_logits_rows=True)
+        self._operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
+
+    def _embed(self, decoder: Decoder) -> None:
+        add, table, position = self._library, decoder.embedding, decoder.position_embedding
+        if isinstance(table, Blocks):
+            if position is not None:
+                raise NotKnown("it has an embedding of positions beside one in blocks")
+            weights = self._block_weights(table, [table], None)
+            self._operation("embed", add.embed_blocks, self._hidden, weights, decoder.embedding_scale)
+            return
+        positions = None if position is None else self._keep(position)
+        arguments = (self._hidden, self._keep(table), positions, self._width, decoder.embedding_scale)
+        self._operation("embed", add.embed, *arguments)
+
+    def _input(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
+        """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
+        if weights not in self._widths:
+            return x
+        self._operation("quantize", self._library.quantize, x, self._groups, self._widths[weights], of_logits_rows)
+        return self._groups
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
         self._norm(layer.attention_norm)
@@ -209,10 +230,12 @@ class NativeDecoder:
         activation = ACTIVATIONS.index(mlp.activation)
         if mlp.gate is None:
             site, weights = self._site(self._normed, [mlp.up]), self._weights([mlp.up])
-            self._operation("up", self._library.activate, self._normed, self._mlp, weights, site, activation)
+            x = self._input(self._normed, weights)
+            self._operation("up", self._library.activate, x, self._mlp, weights, site, activation)
         else:
             site, weights = self._site(self._normed, [mlp.gate, mlp.up]), self._gated_weights(mlp.gate, mlp.up)
-            self._operation("gate and up", self._library.gate, self._normed, self._mlp, weights, site, activation)
+            x = self._input(self._normed, weights)
+            self._operation("gate and up", self._library.gate, x, self._mlp, weights, site, activation)
 
     def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
         """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
@@ -275,7 +298,8 @@ class NativeDecoder:
             self._latent_projection(attention, attention.qkv)
         else:
             site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
-            self._operation("qkv", add.project, self._normed, self._qkv, weights, site, False, 1.0)
+            x = self._input(self._normed, weights)
+            self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
         rotary = Rotary()
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
@@ -307,8 +331,8 @@ class NativeDecoder:
         self._operation(name, self._library.project, x, out, self._weights([matrix]), NO_SITE, False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
-        shape, dtype, size = attention.shape, attention.out.weight.dtype, self._block_size
-        cache = new_cache(shape, dtype, num_blocks=self._num_blocks, block_size=size)
+        shape, size = attention.shape, self._block_size
+        cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
@@ -327,6 +351,7 @@ class NativeDecoder:
     def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
         """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
         site, weights = self._site(x, [matrix]), self._weights([matrix])
+        x = self._input(x, weights)
         if norm is None:
             self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
         else:
@@ -336,11 +361,15 @@ class NativeDecoder:
 
     def _weights(self, matrices: list[Matrix]) -> int:
         """Pack the rows of all `matrices` as one matrix, and return its index."""
-        weight = torch.cat([m.weight for m in matrices]) if len(matrices) > 1 else matrices[0].weight.contiguous()
         bias = None
         if any(m.bias is not None for m in matrices):
             biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
             bias = torch.cat(biases).contiguous()
+        blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
+        if len(blocks) == len(matrices) and all(len(rows) % PANEL == 0 for rows in blocks[:-1]):
+            return self._block_weights(matrices[0].weight, blocks, bias)
+        tensors = [self._tensor(m.weight) for m in matrices]
+        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
         n, k = weight.shape
         bias_pointer = None if bias is None else bias.data_ptr()
         return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
@@ -349,8 +378,41 @@ class NativeDecoder:
         if gate.bias is not None or up.bias is not None:
             raise NotKnown("its gated MLP has biases")
         n, k = gate.weight.shape
-        both = [matrix.weight.contiguous() for matrix in (gate, up)]
+        if isinstance(gate.weight, Blocks) and isinstance(up.weight, Blocks) and gate.weight.kind == up.weight.kind:
+            # A panel has sixteen rows of each.
+            halves = [_padded(matrix.addresses(), LANES).reshape(-1, 1, LANES) for matrix in (gate.weight, up.weight)]
+            rows = np.concatenate(halves, axis=1).reshape(-1)
+            index = self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            gate.weight.give_back()
+            up.weight.give_back()
+            return index
+        both = [self._tensor(matrix.weight).contiguous() for matrix in (gate, up)]
         return self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)  # type: ignore[no-any-return]
+
+    def _block_weights(self, whole: Tensor | Blocks, parts: list[Blocks], bias: Tensor | None) -> int:
+        """Pack the rows of all parts, whose formats may differ. `whole` is what other parts of the model may share."""
+        if len(parts) == 1 and bias is None and id(whole) in self._block_indices:
+            return self._block_indices[id(whole)]
+        rows = _padded(np.concatenate([part.addresses() for part in parts]), PANEL)
+        kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
+        index = self._pack(rows, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        for part in parts:
+            part.give_back()
+        if len(parts) == 1 and bias is None:
+            self._block_indices[id(whole)] = index
+        return index
+
+    def _pack(self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None) -> int:
+        bias_pointer = None if bias is None else bias.data_ptr()
+        index: int = self._library.add_blocks(
+            self._handle, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, bias_pointer
+        )
+        self._widths[index] = k
+        return index
+
+    def _tensor(self, weight: Tensor | Blocks) -> Tensor:
+        """Return a matrix in the dtype of the step, for which blocks are expanded."""
+        return weight.expand().to(self._library.dtype) if isinstance(weight, Blocks) else weight
 
     def _normalize(self, norm: Norm) -> Normalize:
         bias = None if norm.bias is None else self._keep(norm.bias)
@@ -377,3 +439,13 @@ def _whole(width: int) -> int:
     if width % LANES:
         raise NotKnown(f"a row of {width} numbers is no multiple of {LANES}")
     return width
+
+
+def _matrices(layer: Layer) -> list[Matrix]:
+    attention, mlp = layer.attention, layer.mlp
+    return [matrix for matrix in (*attention.qkv, attention.out, mlp.gate, mlp.up, mlp.down) if matrix is not None]
+
+
+def _padded(addresses: NDArray[np.uintp], multiple: int) -> NDArray[np.uintp]:
+    """Return the addresses, and nulls up to a multiple."""
+    return np.append(addresses, np.zeros(-len(addresses) % multiple, np.uintp))

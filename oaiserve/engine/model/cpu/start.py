@@ -151,14 +151,11 @@ def native_decoder(
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize, native_build=native_build)
-    eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size)
-    parameters: dict[int, AttentionParameters] = {}
-    recording = EagerExecutor(loaded, eager.caches, _recording(eager.caches, parameters))
-    expected = [recording.forward(batch) for batch in batches(loaded, block_size)]
+    expected, parameters = transformers_logits(loaded, block_size)
     decoder = describe(loaded, parameters)
     probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
     if probe is not None:
-        expected += [recording.forward(batch) for batch in batches(loaded, block_size, probe)]
+        expected += transformers_logits(loaded, block_size, probe)[0]
     native = NativeDecoder(
         library,
         decoder,
@@ -171,6 +168,17 @@ def native_decoder(
     if when_checked is not None:
         when_checked(decoder, expected)
     return native
+
+
+@torch.inference_mode()
+def transformers_logits(
+    loaded: LoadedModel, block_size: int, adapter: Adapter | None = None
+) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
+    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer."""
+    caches = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size).caches
+    parameters: dict[int, AttentionParameters] = {}
+    recording = EagerExecutor(loaded, caches, _recording(caches, parameters))
+    return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
 
 
 def native_attention(

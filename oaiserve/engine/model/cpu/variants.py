@@ -19,6 +19,8 @@ KINDS = {
     "float": ["-DELEMENT=float"],
     "bf16-int8": ["-DELEMENT=bf16", "-DINT8_WEIGHTS"],
     "float-int8": ["-DELEMENT=float", "-DINT8_WEIGHTS"],
+    "bf16-blocks": ["-DELEMENT=bf16", "-DBLOCK_WEIGHTS"],
+    "float-blocks": ["-DELEMENT=float", "-DBLOCK_WEIGHTS"],
 }
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
@@ -39,8 +41,8 @@ class Variant(NamedTuple):
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-_V4_BF16 = _V4 | {"avx512_bf16"}
-_V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16")
+_V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 _AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", amx.FLAG)
 # From the best to the one that most CPUs can run. On aarch64 the sources use only what every CPU has.
 VARIANTS = (

@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from oaiserve.config import Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.build import Form
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.start import native_decoder, transformers_logits
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
@@ -31,6 +37,7 @@ from tests.engine.model.cpu.small_models import (
     load,
     make_engine,
 )
+from tools.random_gguf import random_blocks
 
 pytestmark = pytest.mark.compiler
 NUM_BLOCKS = 96
@@ -47,6 +54,7 @@ MIXTURE = config(
 LATENTS = config(
     "deepseek_v3", **LONG | LATENT, **GROUPED_MOE, num_experts_per_tok=3, num_attention_heads=4, q_lora_rank=40
 )
+BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
 CASES = {
@@ -64,6 +72,7 @@ CASES = {
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
+    "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
 }
 
 
@@ -95,13 +104,29 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
 def decoder(
     loaded: LoadedModel,
     num_threads: int,
-    quantize: Quantize,
+    quantize: Form,
     *,
     num_blocks: int = NUM_BLOCKS,
     block_size: int = BLOCK_SIZE,
 ) -> NativeDecoder:
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    if quantize == "blocks":
+        return blocks_decoder(loaded, sizes)
     return native_decoder(loaded, **sizes, quantize=quantize)
+
+
+def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
+    """Make the native step of a model with random blocks in place of its matrices, of another format for each kind."""
+    rng, kinds = np.random.default_rng(0), (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL)
+    matrices = [(name, p.shape) for name, p in loaded.model.named_parameters() if p.dim() == 2 and "up" not in name]
+    blocks = {}
+    for i, (name, (n, k)) in enumerate(matrices):
+        kind = kinds[i % len(kinds)]
+        blocks[name] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
+        if "gate" in name:  # whose rows are packed beside those of the other one
+            blocks[name.replace("gate", "up")] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
+    _, parameters = transformers_logits(loaded, sizes["block_size"])
+    return NativeDecoder(Library(loaded.dtype, "blocks"), describe(loaded, parameters, blocks), **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:

@@ -2,19 +2,24 @@
 // operation and runs steps on it, or computes attention alone, layer by layer.
 //
 // The library is compiled for one element type, bf16 or float. Activations between operations, keys and values have
-// this type, and so have weights unless they are quantized to eight bits. Sums and the hidden state are float32.
+// this type, and so have weights unless they are quantized to eight bits, or kept as a GGUF file has them. Sums and the
+// hidden state are float32.
 //
 // No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
 // again.
 
 #include <chrono>
 #include <deque>
+#include <variant>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include "experts.h"
+#if defined(BLOCK_WEIGHTS)
+#include "block_operations.h"
+#endif
 #include "paged_attention.h"
 #include "quantized.h"
 
@@ -22,10 +27,13 @@ namespace oaiserve {
 
 using Element = ELEMENT;
 #if defined(INT8_WEIGHTS)
-using Weights = Int8Linear<Element>;
+using Weights = std::variant<Int8Linear<Element>>;
+#elif defined(BLOCK_WEIGHTS)
+using Weights = std::variant<Linear<Element>, BlockLinear>;
 #else
-using Weights = Linear<Element>;
+using Weights = std::variant<Linear<Element>>;
 #endif
+using ExpertWeights = std::variant_alternative_t<0, Weights>;  // experts in the blocks of a file are not supported
 
 // A decoder owns its operations, the weights of its linear layers, and the buffers between operations. Embeddings,
 // weights of norms, rotary tables and the KV cache are the caller's, who keeps them alive as long as the decoder.
@@ -34,6 +42,9 @@ class Decoder : public Work {
   // Deques, because operations refer to these parts, which therefore must not move when another one is added.
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
+#if defined(BLOCK_WEIGHTS)
+  std::deque<Buffer<QuantizedGroup>> groups;
+#endif
   std::deque<Weights> weights;
   std::deque<Linear<Element>> routers;
   std::deque<Assignment> assignments;
@@ -76,6 +87,9 @@ class Decoder : public Work {
     for (auto& buffer : floats) buffer.reserve(step.num_tokens);
     for (auto& buffer : elements) buffer.reserve(step.num_tokens);
     for (Assignment& assignment : assignments) assignment.reserve(step.num_tokens);
+#if defined(BLOCK_WEIGHTS)
+    for (auto& buffer : groups) buffer.reserve(step.num_tokens);
+#endif
     for (SharedPlan& plan : plans) plan.make(step, pool.threads());
     adapter_rows.make(step);
     step_ = &step;
@@ -151,10 +165,22 @@ Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, l
 }
 
 // Returns the products with so many experts, whose weights follow each other from index `first` on.
-ExpertProducts<Weights> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
-  std::vector<const Weights*> weights;
-  for (long expert = 0; expert < assignment.experts; expert++) weights.push_back(&decoder.weights[first + expert]);
+ExpertProducts<ExpertWeights> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
+  std::vector<const ExpertWeights*> weights;
+  for (long expert = 0; expert < assignment.experts; expert++)
+    weights.push_back(&std::get<ExpertWeights>(decoder.weights[first + expert]));
   return {std::move(weights), assignment};
+}
+
+// The buffer that a product with such weights reads, by its index among those of its kind.
+template <class W>
+auto& input_of(Decoder& decoder, const W&, long index) {
+#if defined(BLOCK_WEIGHTS)
+  if constexpr (std::is_same_v<W, BlockLinear>)
+    return (decoder.groups[index]);
+  else
+#endif
+    return (decoder.elements[index]);
 }
 
 template <class Columns>
@@ -165,11 +191,12 @@ long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const
 #if defined(INT8_WEIGHTS)
     int8_t* panels = decoder.allocate<int8_t>(size_t(panels_of(n) * int8_panel_size<Element>(k)));
     quantize_columns<Element>(columns, n, k, panels);
+    return add_part(decoder.weights, Int8Linear<Element>{n, k, panels, own_bias});
 #else
     Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
     pack_columns(columns, n, k, panels);
+    return add_part(decoder.weights, Linear<Element>{n, k, panels, own_bias});
 #endif
-    return add_part(decoder.weights, {n, k, panels, own_bias});
   });
 }
 
@@ -234,6 +261,40 @@ long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
   });
 }
 
+#if defined(BLOCK_WEIGHTS)
+// A buffer QuantizedGroup[tokens][width / 32].
+long oaiserve_add_groups(Decoder* decoder, long width) {
+  return add_part(decoder->groups, Buffer<QuantizedGroup>(width / BLOCK_GROUP));
+}
+
+// Weights of a linear layer that stay as a GGUF file has them. Packs the n rows of k weights at `rows`, on the threads
+// of `pool`. A row that is null is zeros. There are 32 for each panel, and a panel's rows have one of `formats`. Copies
+// `bias` [n], which may be null.
+long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const Format* formats, long n, long k,
+                         const float* bias) {
+  return guarded(-1L, [&] {
+    float* own_bias = bias ? decoder->allocate<float>(size_t(n)) : nullptr;
+    if (bias) std::copy(bias, bias + n, own_bias);
+    BlockPanel* panels = decoder->allocate<BlockPanel>(size_t(panels_of(n)));
+    // As many panels lie side by side as have the same format, so that memory is read in order.
+    for (long panel = 0, end = 0; panel < panels_of(n); panel = end) {
+      const long bytes = block_panel_bytes(formats[panel], k);
+      while (end < panels_of(n) && formats[end] == formats[panel]) end++;
+      uint8_t* data = decoder->allocate<uint8_t>(size_t(bytes * (end - panel)));
+      for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
+    }
+    PackPanels packing(rows, panels, panels_of(n), k);
+    pool->run(packing);
+    return add_part(decoder->weights, BlockLinear{n, k, panels, own_bias});
+  });
+}
+
+// Writes row `row` of such weights, expanded, to `out` [k].
+void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* out) {
+  expand_row(std::get<BlockLinear>(decoder->weights[weights]), row, out);
+}
+#endif
+
 // The KV cache of a layer, with the layout of PagedCache. The caller owns `keys` and `values`.
 long oaiserve_add_cache(Decoder* decoder, Element* keys, Element* values, long kv_heads, long key_dim, long value_dim,
                         long block_size) {
@@ -247,6 +308,18 @@ long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Elem
                     float scale) {
   return add_operation<Embed<Element>>(*decoder, decoder->floats[out], table, position_table, width, scale);
 }
+
+#if defined(BLOCK_WEIGHTS)
+long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale) {
+  return add_operation<EmbedBlocks>(*decoder, decoder->floats[out], std::get<BlockLinear>(decoder->weights[weights]),
+                                    scale);
+}
+
+long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows) {
+  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
+                                              of_logits_rows);
+}
+#endif
 
 long oaiserve_norm(Decoder* decoder, long x, long out, Normalize normalize, bool of_logits_rows) {
   return add_operation<Norm<Element>>(*decoder, decoder->floats[x], decoder->elements[out], normalize, of_logits_rows);
@@ -266,18 +339,30 @@ long oaiserve_site(Decoder* decoder, long x) {
 }
 
 long oaiserve_project(Decoder* decoder, long x, long out, long weights, long site, bool adds, float scale) {
-  return add_operation<Project<Element, Weights>>(*decoder, decoder->elements[x], decoder->floats[out],
-                                                  decoder->weights[weights], site_of(*decoder, site), adds, scale);
+  return std::visit(
+      [&]<class W>(const W& w) {
+        return add_operation<Project<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out], w,
+                                                  site_of(*decoder, site), adds, scale);
+      },
+      decoder->weights[weights]);
 }
 
 long oaiserve_activate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
-  return add_operation<Activate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
-                                                   decoder->weights[weights], site_of(*decoder, site), activation);
+  return std::visit(
+      [&]<class W>(const W& w) {
+        return add_operation<Activate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
+                                              site_of(*decoder, site), activation);
+      },
+      decoder->weights[weights]);
 }
 
 long oaiserve_gate(Decoder* decoder, long x, long out, long weights, long site, Activation activation) {
-  return add_operation<Gate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
-                                               decoder->weights[weights], site_of(*decoder, site), activation);
+  return std::visit(
+      [&]<class W>(const W& w) {
+        return add_operation<Gate<Element, W>>(*decoder, input_of(*decoder, w, x), decoder->elements[out], w,
+                                              site_of(*decoder, site), activation);
+      },
+      decoder->weights[weights]);
 }
 
 long oaiserve_route(Decoder* decoder, long x, long logits, long router, Routing routing, long assignment) {
@@ -297,7 +382,7 @@ long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long a
 // The weights of the first expert are those of index `first`, and the others follow it.
 long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long assignment, Activation activation) {
   return guarded(-1L, [&] {
-    return add_operation<ExpertGate<Element, Weights>>(*decoder, decoder->elements[x], decoder->elements[out],
+    return add_operation<ExpertGate<Element, ExpertWeights>>(*decoder, decoder->elements[x], decoder->elements[out],
                                                        products_of(*decoder, first, decoder->assignments[assignment]),
                                                        activation);
   });
@@ -305,7 +390,7 @@ long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long a
 
 long oaiserve_expert_project(Decoder* decoder, long x, long out, long first, long assignment) {
   return guarded(-1L, [&] {
-    return add_operation<ExpertProject<Element, Weights>>(*decoder, decoder->elements[x], decoder->floats[out],
+    return add_operation<ExpertProject<Element, ExpertWeights>>(*decoder, decoder->elements[x], decoder->floats[out],
                                                           products_of(*decoder, first, decoder->assignments[assignment]));
   });
 }
@@ -344,8 +429,11 @@ long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
 }
 
 long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
-  return add_operation<Logits<Element, Weights>>(*decoder, decoder->elements[x], decoder->weights[weights], scale,
-                                                 softcap);
+  return std::visit(
+      [&]<class W>(const W& w) {
+        return add_operation<Logits<Element, W>>(*decoder, input_of(*decoder, w, x), w, scale, softcap);
+      },
+      decoder->weights[weights]);
 }
 
 // Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:

@@ -34,6 +34,7 @@ constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10;
 // T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes. `bias` is [n] or null.
 template <class T>
 struct Linear {
+  using Input = T;
   long n, k;
   const T* panels;
   const float* bias;

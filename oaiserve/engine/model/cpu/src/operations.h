@@ -164,7 +164,8 @@ class Adapt : public Operation {
 template <class T, class Weights>
 class Project : public Operation {
  public:
-  Project(Buffer<T>& x, Buffer<float>& out, const Weights& weights, const Site<T>* site, bool adds, float scale)
+  using Input = Buffer<typename Weights::Input>;
+  Project(Input& x, Buffer<float>& out, const Weights& weights, const Site<T>* site, bool adds, float scale)
       : x_(x), out_(out), weights_(weights), site_(site), adds_(adds), scale_(scale) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -179,7 +180,7 @@ class Project : public Operation {
   }
 
  private:
-  Buffer<T>& x_;
+  Input& x_;
   Buffer<float>& out_;
   const Weights& weights_;
   const Site<T>* site_;
@@ -191,7 +192,8 @@ class Project : public Operation {
 template <class T, class Weights>
 class Activate : public Operation {
  public:
-  Activate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
+  using Input = Buffer<typename Weights::Input>;
+  Activate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
       : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -205,7 +207,8 @@ class Activate : public Operation {
   }
 
  private:
-  Buffer<T>&x_, &out_;
+  Input& x_;
+  Buffer<T>& out_;
   const Weights& weights_;
   const Site<T>* site_;
   Activation activation_;
@@ -216,7 +219,8 @@ class Activate : public Operation {
 template <class T, class Weights>
 class Gate : public Operation {
  public:
-  Gate(Buffer<T>& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
+  using Input = Buffer<typename Weights::Input>;
+  Gate(Input& x, Buffer<T>& out, const Weights& weights, const Site<T>* site, Activation activation)
       : x_(x), out_(out), weights_(weights), site_(site), activation_(activation) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_tokens, threads);
@@ -233,7 +237,8 @@ class Gate : public Operation {
   }
 
  private:
-  Buffer<T>&x_, &out_;
+  Input& x_;
+  Buffer<T>& out_;
   const Weights& weights_;
   const Site<T>* site_;
   Activation activation_;
@@ -243,7 +248,8 @@ class Gate : public Operation {
 template <class T, class Weights>
 class Logits : public Operation {
  public:
-  Logits(Buffer<T>& x, const Weights& weights, float scale, float softcap)
+  using Input = Buffer<typename Weights::Input>;
+  Logits(Input& x, const Weights& weights, float scale, float softcap)
       : x_(x), weights_(weights), scale_(scale), softcap_(softcap) {}
   long items(const StepInput& step, int threads) const noexcept override {
     return linear_items(weights_, step.num_logits, threads);
@@ -263,7 +269,7 @@ class Logits : public Operation {
   }
 
  private:
-  Buffer<T>& x_;
+  Input& x_;
   const Weights& weights_;
   float scale_, softcap_;
 };

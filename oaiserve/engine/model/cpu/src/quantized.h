@@ -22,6 +22,7 @@ constexpr long INT8_AHEAD = 12 << 10;       // how far ahead memory is read, in 
 // int8[steps][32][PACK] weights, zero beyond n and k. Panels are aligned to 64 bytes. `bias` is [n] or null.
 template <class T>
 struct Int8Linear {
+  using Input = T;
   long n, k;
   const int8_t* panels;
   const float* bias;

@@ -1,0 +1,84 @@
+"""Matrices that stay in the blocks of a GGUF file: a few bits a weight, and scales that neighbours share."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Format(NamedTuple):
+    """The sizes of a block."""
+
+    name: str
+    weights: int
+    num_bytes: int
+
+
+# The formats that native code multiplies with, by their numbers in GGUF files. src/block_formats.h has the same.
+FORMATS = {
+    2: Format("Q4_0", 32, 18),
+    3: Format("Q4_1", 32, 20),
+    6: Format("Q5_0", 32, 22),
+    7: Format("Q5_1", 32, 24),
+    8: Format("Q8_0", 32, 34),
+    10: Format("Q2_K", 256, 84),
+    11: Format("Q3_K", 256, 110),
+    12: Format("Q4_K", 256, 144),
+    13: Format("Q5_K", 256, 176),
+    14: Format("Q6_K", 256, 210),
+    20: Format("IQ4_NL", 32, 18),
+    23: Format("IQ4_XS", 256, 136),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """A matrix [n, k] in a mapped file, whose rows are not copied until native code packs them."""
+
+    data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
+    kind: int  # the number of the format
+    rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
+    file: mmap.mmap | None = None  # that is mapped
+    offset: int = 0  # of the data in the file
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        form = FORMATS[self.kind]
+        return len(self.rows), self.data.shape[1] // form.num_bytes * form.weights
+
+    def __getitem__(self, rows: slice) -> Blocks:
+        return replace(self, rows=self.rows[rows])
+
+    def chunk(self, parts: int) -> list[Blocks]:
+        """Return the matrix in parts of as many rows each, as a tensor does."""
+        return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
+
+    def addresses(self) -> NDArray[np.uintp]:
+        """Return where each row is in memory."""
+        return (self.data.ctypes.data + self.rows * self.data.strides[0]).astype(np.uintp)
+
+    def give_back(self) -> None:
+        """Have the system drop the file's pages from this process. Those that are needed again are read again."""
+        if self.file is not None:
+            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.file.madvise(mmap.MADV_DONTNEED, start, self.offset + self.data.nbytes - start)
+
+    def expand(self) -> Tensor:
+        """Return the weights in float32, as the reference implementation of the format has them."""
+        return expand(self.data[self.rows], self.kind)
+
+
+def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
+    """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
+    import gguf  # only a few starts need it
+
+    return torch.from_numpy(np.array(gguf.dequantize(data, gguf.GGMLQuantizationType(kind)), np.float32))

@@ -1,0 +1,213 @@
+// The weight formats of GGUF files, which pack neighbours along k into blocks, and what of them stays in memory.
+//
+// A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
+// minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one
+// arrangement (blocks.h), which a few numbers describe: `Layout`.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace oaiserve {
+
+constexpr long BLOCK_GROUP = 32;  // neighbours along k that are read together
+constexpr long SUPER = 256;       // neighbours that share a scale of their scales, in formats that have one
+
+// As GGUF numbers them.
+enum class Format : int32_t {
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  IQ4_NL = 20,
+  IQ4_XS = 23,
+};
+
+// The codes of these formats are places in this table, plus 128.
+constexpr int8_t CODEBOOK[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct Layout {
+  int low_bits, high_bits;  // of a code: its lowest 2, 4 or 8 bits, and 0 to 2 more
+  int offset;
+  int run;        // how many neighbours share a scale: 16 or 32
+  bool is_super;  // scales are small integers times a scale that 256 neighbours share
+  bool has_min;
+  bool is_codebook;
+
+  // Runs of 16 with minimums, of which there are many, have both integers in one byte.
+  constexpr bool has_nibbles() const { return has_min && run == 16; }
+  constexpr int runs() const { return int(BLOCK_GROUP) / run; }
+  constexpr int code_bits() const { return low_bits + high_bits; }
+  constexpr long chunk() const { return is_super ? SUPER : BLOCK_GROUP; }
+};
+
+constexpr Layout layout_of(Format format) {
+  switch (format) {
+    case Format::Q4_0: return {4, 0, 8, 32, false, false, false};
+    case Format::Q4_1: return {4, 0, 0, 32, false, true, false};
+    case Format::Q5_0: return {4, 1, 16, 32, false, false, false};
+    case Format::Q5_1: return {4, 1, 0, 32, false, true, false};
+    case Format::Q8_0: return {8, 0, 128, 32, false, false, false};
+    case Format::Q2_K: return {2, 0, 0, 16, true, true, false};
+    case Format::Q3_K: return {2, 1, 4, 16, true, false, false};
+    case Format::Q4_K: return {4, 0, 0, 32, true, true, false};
+    case Format::Q5_K: return {4, 1, 0, 32, true, true, false};
+    case Format::Q6_K: return {4, 2, 32, 16, true, false, false};
+    case Format::IQ4_NL: return {4, 0, 128, 32, false, false, true};
+    case Format::IQ4_XS: return {4, 0, 128, 32, true, false, true};
+  }
+  return {};
+}
+
+// The bytes of a block in a file. A block has as many weights as a chunk.
+constexpr long block_bytes(Format format) {
+  switch (format) {
+    case Format::Q4_0: return 18;
+    case Format::Q4_1: return 20;
+    case Format::Q5_0: return 22;
+    case Format::Q5_1: return 24;
+    case Format::Q8_0: return 34;
+    case Format::Q2_K: return 84;
+    case Format::Q3_K: return 110;
+    case Format::Q4_K: return 144;
+    case Format::Q5_K: return 176;
+    case Format::Q6_K: return 210;
+    case Format::IQ4_NL: return 18;
+    case Format::IQ4_XS: return 136;
+  }
+  return 0;
+}
+
+// Calls body.operator()<FORMAT>() for a format that is known when the program runs.
+template <class Body>
+auto for_format(Format format, Body&& body) {
+  switch (format) {
+    case Format::Q4_0: return body.template operator()<Format::Q4_0>();
+    case Format::Q4_1: return body.template operator()<Format::Q4_1>();
+    case Format::Q5_0: return body.template operator()<Format::Q5_0>();
+    case Format::Q5_1: return body.template operator()<Format::Q5_1>();
+    case Format::Q8_0: return body.template operator()<Format::Q8_0>();
+    case Format::Q2_K: return body.template operator()<Format::Q2_K>();
+    case Format::Q3_K: return body.template operator()<Format::Q3_K>();
+    case Format::Q4_K: return body.template operator()<Format::Q4_K>();
+    case Format::Q5_K: return body.template operator()<Format::Q5_K>();
+    case Format::Q6_K: return body.template operator()<Format::Q6_K>();
+    case Format::IQ4_NL: return body.template operator()<Format::IQ4_NL>();
+    default: return body.template operator()<Format::IQ4_XS>();
+  }
+}
+
+// A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them.
+struct Group {
+  uint8_t codes[BLOCK_GROUP];
+  uint16_t scale, min;      // of the group, or of the block that it is in
+  int8_t scales[2], mins[2];  // of its runs, where scales are integers
+};
+
+inline uint16_t half_at(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return half;
+}
+
+// Writes the nibbles of 16 bytes: first all low ones, then all high ones.
+inline void read_nibbles(const uint8_t* p, uint8_t* codes) {
+  for (int i = 0; i < 16; i++) codes[i] = p[i] & 15;
+  for (int i = 0; i < 16; i++) codes[16 + i] = p[i] >> 4;
+}
+
+// Adds a fifth bit, which are 32 bits in the order of k.
+inline void add_bits(const uint8_t* p, uint8_t* codes) {
+  uint32_t bits;
+  std::memcpy(&bits, p, 4);
+  for (int i = 0; i < 32; i++) codes[i] |= uint8_t((bits >> i & 1) << 4);
+}
+
+// The six-bit scale and minimum of a group in the twelve bytes of Q4_K and Q5_K.
+inline void read_six_bits(const uint8_t* p, long group, Group& out) {
+  if (group < 4) {
+    out.scales[0] = int8_t(p[group] & 63);
+    out.mins[0] = int8_t(p[group + 4] & 63);
+  } else {
+    out.scales[0] = int8_t((p[group + 4] & 15) | (p[group - 4] >> 6) << 4);
+    out.mins[0] = int8_t((p[group + 4] >> 4) | (p[group] >> 6) << 4);
+  }
+}
+
+// The two-bit codes of Q2_K and Q3_K: each 32 bytes have four groups.
+inline void read_pairs(const uint8_t* p, long group, uint8_t* codes) {
+  for (int i = 0; i < 32; i++) codes[i] = p[group / 4 * 32 + i] >> group % 4 * 2 & 3;
+}
+
+// Reads a group of a block, by its number in the block.
+template <Format FORMAT>
+void read_group(const uint8_t* block, long group, Group& out) {
+  if constexpr (FORMAT == Format::Q4_0 || FORMAT == Format::IQ4_NL) {
+    out.scale = half_at(block);
+    read_nibbles(block + 2, out.codes);
+  } else if constexpr (FORMAT == Format::Q4_1) {
+    out.scale = half_at(block);
+    out.min = half_at(block + 2);
+    read_nibbles(block + 4, out.codes);
+  } else if constexpr (FORMAT == Format::Q5_0) {
+    out.scale = half_at(block);
+    read_nibbles(block + 6, out.codes);
+    add_bits(block + 2, out.codes);
+  } else if constexpr (FORMAT == Format::Q5_1) {
+    out.scale = half_at(block);
+    out.min = half_at(block + 2);
+    read_nibbles(block + 8, out.codes);
+    add_bits(block + 4, out.codes);
+  } else if constexpr (FORMAT == Format::Q8_0) {
+    out.scale = half_at(block);
+    for (int i = 0; i < 32; i++) out.codes[i] = block[2 + i] ^ 128;  // adds 128 to a signed byte
+  } else if constexpr (FORMAT == Format::Q2_K) {
+    out.scale = half_at(block + 80);
+    out.min = half_at(block + 82);
+    read_pairs(block + 16, group, out.codes);
+    for (int run = 0; run < 2; run++) {
+      out.scales[run] = int8_t(block[2 * group + run] & 15);
+      out.mins[run] = int8_t(block[2 * group + run] >> 4);
+    }
+  } else if constexpr (FORMAT == Format::Q3_K) {
+    out.scale = half_at(block + 108);
+    read_pairs(block + 32, group, out.codes);
+    for (int i = 0; i < 32; i++) out.codes[i] |= uint8_t((block[i] >> group & 1) << 2);
+    const uint8_t* scales = block + 96;
+    for (int run = 0; run < 2; run++) {
+      const long i = 2 * group + run;
+      const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
+      out.scales[run] = int8_t((low | (scales[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32);
+    }
+  } else if constexpr (FORMAT == Format::Q4_K || FORMAT == Format::Q5_K) {
+    constexpr bool HAS_FIFTH = FORMAT == Format::Q5_K;
+    out.scale = half_at(block);
+    out.min = half_at(block + 2);
+    read_six_bits(block + 4, group, out);
+    const uint8_t* codes = block + (HAS_FIFTH ? 48 : 16) + group / 2 * 32;
+    for (int i = 0; i < 32; i++) out.codes[i] = codes[i] >> group % 2 * 4 & 15;
+    if constexpr (HAS_FIFTH)
+      for (int i = 0; i < 32; i++) out.codes[i] |= uint8_t((block[16 + i] >> group & 1) << 4);
+  } else if constexpr (FORMAT == Format::Q6_K) {
+    out.scale = half_at(block + 208);
+    const uint8_t* low = block + group / 4 * 64 + group % 2 * 32;
+    const uint8_t* high = block + 128 + group / 4 * 32;
+    for (int i = 0; i < 32; i++)
+      out.codes[i] = uint8_t((low[i] >> group % 4 / 2 * 4 & 15) | (high[i] >> group % 4 * 2 & 3) << 4);
+    for (int run = 0; run < 2; run++) out.scales[run] = int8_t(block[192 + 2 * group + run]);
+  } else if constexpr (FORMAT == Format::IQ4_XS) {
+    out.scale = half_at(block);
+    const int low = block[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(block + 2) >> group * 2 & 3;
+    out.scales[0] = int8_t((low | high << 4) - 32);
+    read_nibbles(block + 8 + group * 16, out.codes);
+  }
+}
+
+}  // namespace oaiserve

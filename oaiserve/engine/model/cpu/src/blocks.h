@@ -1,0 +1,156 @@
+// Weights in the formats of GGUF files, arranged for products: close to the file's bits per weight, and read in order.
+//
+// A panel has 32 columns, as in gemm.h. Along k it is a sequence of chunks, of 256 or 32 neighbours. A chunk begins with
+// the scales of its 32 columns and goes on with the codes of its groups. A group of codes consists of planes of 64 bytes:
+// four bytes for each of 16 columns. Each plane has a few bits of several *quads*, four neighbours along k that one
+// instruction multiplies; quad 2 i is of the left 16 columns, and 2 i + 1 is the same of the right 16.
+#pragma once
+
+#include "block_formats.h"
+#include "gemm.h"
+
+namespace oaiserve {
+
+constexpr long PLANE = 64;           // bytes
+constexpr int QUADS = 16;            // of a group
+constexpr int STEPS = QUADS / 2;     // along k
+
+// Where the parts of a panel are, in bytes.
+template <Format FORMAT>
+struct Places {
+  static constexpr Layout L = layout_of(FORMAT);
+  static constexpr long GROUPS = L.chunk() / BLOCK_GROUP;  // of a chunk
+  static constexpr long FLOATS = PANEL * 2;                // 16-bit scales, or minimums
+  static constexpr long INTEGERS = L.is_super ? PANEL * L.runs() : 0;  // of a group
+  static constexpr long MINS = FLOATS;
+  static constexpr long SMALL_SCALES = FLOATS * (1 + L.has_min);
+  static constexpr long SMALL_MINS = SMALL_SCALES + INTEGERS * GROUPS;
+  static constexpr long HEAD = SMALL_MINS + (L.has_min && !L.has_nibbles() ? INTEGERS * GROUPS : 0);
+  static constexpr long LOW = QUADS * PLANE * L.low_bits / 8, HIGH = QUADS * PLANE * L.high_bits / 8;
+  static constexpr long CHUNK = HEAD + GROUPS * (LOW + HIGH);
+  static constexpr long codes(long group) { return HEAD + group * (LOW + HIGH); }
+};
+static_assert(Places<Format::Q4_K>::CHUNK % PLANE == 0 && Places<Format::IQ4_XS>::CHUNK % PLANE == 0);
+
+inline long block_panel_bytes(Format format, long k) {
+  return for_format(format, [k]<Format FORMAT>() { return k / layout_of(FORMAT).chunk() * Places<FORMAT>::CHUNK; });
+}
+
+struct BlockPanel {
+  const uint8_t* data;
+  Format format;
+};
+
+// The weights W [n, k] of a linear layer in the formats of GGUF files, which may differ from panel to panel. The decoder
+// owns the panels, which are aligned to 64 bytes. `bias` is [n] or null.
+struct QuantizedGroup;  // of a row of x, as products read it
+struct BlockLinear {
+  using Input = QuantizedGroup;
+  long n, k;
+  const BlockPanel* panels;
+  const float* bias;
+};
+
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, rest = uint32_t(half & 0x7fff) << 13;
+  float value, scale;
+  const uint32_t bits = (half & 0x7c00) == 0x7c00 ? rest | 0x7f800000 : rest, power = 0x77800000;  // 2^112
+  std::memcpy(&value, &bits, 4);
+  std::memcpy(&scale, &power, 4);
+  if ((half & 0x7c00) != 0x7c00) value *= scale;
+  return sign ? -value : value;
+}
+
+// Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero.
+template <Format FORMAT>
+void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
+  using P = Places<FORMAT>;
+  constexpr Layout L = P::L;
+  for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
+    std::memset(panel, 0, P::CHUNK);
+    for (long column = 0; column < PANEL; column++) {
+      if (!rows[column]) continue;
+      for (long i = 0; i < P::GROUPS; i++) {
+        Group group;
+        read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
+        std::memcpy(panel + column * 2, &group.scale, 2);
+        if constexpr (L.has_min) std::memcpy(panel + P::MINS + column * 2, &group.min, 2);
+        if constexpr (L.is_super)
+          for (int run = 0; run < L.runs(); run++) {
+            const long at = i * P::INTEGERS + run * PANEL + column;
+            if constexpr (L.has_nibbles())
+              panel[P::SMALL_SCALES + at] = uint8_t(group.scales[run] | group.mins[run] << 4);
+            else
+              panel[P::SMALL_SCALES + at] = uint8_t(group.scales[run]);
+            if constexpr (L.has_min && !L.has_nibbles()) panel[P::SMALL_MINS + at] = uint8_t(group.mins[run]);
+          }
+        uint8_t* low = panel + P::codes(i) + column % LANES * 4;
+        uint8_t* high = low + P::LOW;
+        const auto add = [](uint8_t* plane, uint32_t bits) {
+          uint32_t word;
+          std::memcpy(&word, plane, 4);
+          word |= bits;
+          std::memcpy(plane, &word, 4);
+        };
+        for (int step = 0; step < STEPS; step++) {
+          constexpr int LOW_QUADS = 8 / L.low_bits, HIGH_QUADS = L.high_bits ? 8 / L.high_bits : 1;
+          const int quad = step * 2 + int(column / LANES);
+          uint32_t codes;
+          std::memcpy(&codes, group.codes + step * 4, 4);
+          constexpr uint32_t LOW_MASK = (0xffu >> (8 - L.low_bits)) * 0x01010101u;
+          add(low + quad / LOW_QUADS * PLANE, (codes & LOW_MASK) << quad % LOW_QUADS * L.low_bits);
+          if constexpr (L.high_bits > 0)
+            add(high + quad / HIGH_QUADS * PLANE,
+                (codes >> L.low_bits & ((1u << L.high_bits) - 1) * 0x01010101u) << quad % HIGH_QUADS * L.high_bits);
+        }
+      }
+    }
+  }
+}
+
+// The code of one weight of a group, as it is in the planes.
+template <Layout L>
+int code_at(const uint8_t* codes, long low_bytes, long column, long place) {
+  const int quad = int(place / 4 * 2 + column / LANES);
+  const long byte = column % LANES * 4 + place % 4;
+  constexpr int LOW_QUADS = 8 / L.low_bits;
+  int code = codes[quad / LOW_QUADS * PLANE + byte] >> quad % LOW_QUADS * L.low_bits & (0xff >> (8 - L.low_bits));
+  if constexpr (L.high_bits > 0) {
+    constexpr int HIGH_QUADS = 8 / L.high_bits;
+    const int high = codes[low_bytes + quad / HIGH_QUADS * PLANE + byte] >> quad % HIGH_QUADS * L.high_bits;
+    code |= (high & ((1 << L.high_bits) - 1)) << L.low_bits;
+  }
+  return L.is_codebook ? CODEBOOK[code] + 128 : code;
+}
+
+// out [k] = a column of a panel: the weights themselves. Slow: bytes of a column are far from each other.
+template <Format FORMAT>
+void expand_column(const uint8_t* panel, long column, long k, float* out) {
+  using P = Places<FORMAT>;
+  constexpr Layout L = P::L;
+  for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
+    const float scale = half_to_float(half_at(panel + column * 2));
+    const float min = L.has_min ? half_to_float(half_at(panel + P::MINS + column * 2)) : 0;
+    for (long i = 0; i < P::GROUPS; i++)
+      for (int run = 0; run < L.runs(); run++, out += L.run) {
+        const long at = P::SMALL_SCALES + i * P::INTEGERS + run * PANEL + column;
+        float run_scale = scale, run_min = min;
+        if constexpr (L.has_nibbles()) {
+          run_scale *= float(panel[at] & 15);
+          run_min *= -float(panel[at] >> 4);
+        } else if constexpr (L.is_super) {
+          run_scale *= float(int8_t(panel[at]));
+          if constexpr (L.has_min) run_min *= -float(panel[at + P::SMALL_MINS - P::SMALL_SCALES]);
+        }
+        for (int j = 0; j < L.run; j++)
+          out[j] = float(code_at<L>(panel + P::codes(i), P::LOW, column, run * L.run + j) - L.offset) * run_scale + run_min;
+      }
+  }
+}
+
+inline void expand_row(const BlockLinear& w, long row, float* out) {
+  const BlockPanel& panel = w.panels[row / PANEL];
+  for_format(panel.format, [&]<Format FORMAT>() { expand_column<FORMAT>(panel.data, row % PANEL, w.k, out); });
+}
+
+}  // namespace oaiserve

@@ -1,0 +1,105 @@
+"""Weights in blocks of GGUF files are packed without loss, and multiplied as a reference does, alike in any company."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
+from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
+from oaiserve.engine.model.cpu.native import _padded
+from tests.engine.model.cpu.small_models import compiled_for
+from tools.random_gguf import random_blocks
+
+pytestmark = pytest.mark.compiler
+KINDS = [Kind(kind) for kind in FORMATS]
+N, K, ROWS = 80, 512, 15  # the last panel has columns beyond n, and the rows make tiles of several heights
+
+
+@pytest.fixture(scope="module", params=["native", "x86-64-v4", "x86-64-v3"])
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    with compiled_for(request.param):
+        yield Library(torch.float32, "blocks")
+
+
+class Product:
+    """A decoder that has one matrix: its logits are rows of a table, in eight bits, times that matrix."""
+
+    def __init__(self, library: Library, matrix: Blocks, table: torch.Tensor, num_threads: int) -> None:
+        self._library, self._table, self._n = library, table, len(matrix)
+        n, k = matrix.shape
+        self._decoder, self._pool = library.decoder(), library.pool(num_threads)
+        hidden, x = library.add_floats(self._decoder, k), library.add_elements(self._decoder, k)
+        groups = library.add_groups(self._decoder, k)
+        rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
+        self.weights = library.add_blocks(self._decoder, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, None)
+        library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
+        library.norm(self._decoder, hidden, x, Normalize(width=k), True)
+        library.quantize(self._decoder, x, groups, k, True)
+        library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
+
+    def __del__(self) -> None:
+        self._library.free_decoder(self._decoder)
+        self._library.free_pool(self._pool)
+
+    def of(self, rows: list[int]) -> NDArray[np.float32]:
+        ids, places = np.array(rows, np.int32), np.arange(len(rows), dtype=np.int32)
+        logits = np.zeros((len(rows), self._n), np.float32)
+        arrays = (ids, places, places, places, places, places, places, logits)
+        step = StepInput(len(rows), 0, 0, len(rows), *(array.ctypes.data for array in arrays))
+        assert self._library.step(self._decoder, self._pool, ctypes.byref(step)) == 0
+        return logits
+
+    def row(self, index: int, k: int) -> NDArray[np.float32]:
+        out = np.zeros(k, np.float32)
+        self._library.expand_row(self._decoder, self.weights, index, out.ctypes.data)
+        return out
+
+
+def random_matrix(kind: Kind) -> Blocks:
+    rng = np.random.default_rng(int(kind))
+    # In another order than the file's, as the queries and keys of some families are.
+    return Blocks(random_blocks(rng, kind, N, K), int(kind), rng.permutation(N))
+
+
+def in_eight_bits(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    groups = x.reshape(-1, 32)
+    scales = np.abs(groups).max(1, keepdims=True) / np.float32(127)
+    return (np.rint(groups / scales) * scales.astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_packed_weights_are_those_of_the_reference(library: Library, kind: Kind) -> None:
+    matrix = random_matrix(kind)
+    product = Product(library, matrix, torch.zeros(1, K), 1)
+    expected = gguf.dequantize(matrix.data, kind)[matrix.rows]
+    found = np.stack([product.row(index, K) for index in range(N)])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_threads(library: Library, kind: Kind) -> None:
+    matrix = random_matrix(kind)
+    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    product = Product(library, matrix, table, 1)
+    together = product.of(list(range(ROWS)))
+    expected = in_eight_bits(table.numpy()) @ matrix.expand().double().numpy().T
+    np.testing.assert_allclose(together, expected, atol=2e-6 * np.abs(expected).max() * 10)
+    for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
+        assert (product.of(rows) == together[rows]).all()
+    assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
+
+
+def test_numbers_that_are_not_finite_make_products_that_are_not(library: Library) -> None:
+    table = torch.ones(3, K)
+    table[1, 7], table[2, 300] = float("inf"), float("nan")
+    found = Product(library, random_matrix(Kind.Q4_K), table, 1).of([0, 1, 2])
+    assert np.isfinite(found[0]).all()
+    assert not np.isfinite(found[1:]).any()

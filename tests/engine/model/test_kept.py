@@ -1,0 +1,112 @@
+"""A GGUF file whose weights stay in their blocks gives the logits of the same file, expanded by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import PreTrainedConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gguf_weights import NotKept
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.rehearsal import difference, prompt
+from oaiserve.source import find_model
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tools.random_gguf import write_gguf
+
+pytestmark = pytest.mark.compiler
+OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.2}
+FAMILIES = {
+    "llama": config("llama", **WIDE),
+    "llama, tied": config("llama", **WIDE, tie_word_embeddings=True),
+    "qwen2": config("qwen2", **WIDE),
+    "qwen3": config("qwen3", **WIDE, head_dim=32),
+    "phi3": config("phi3", **WIDE),
+    "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
+    "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
+}
+# As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
+MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
+
+
+def file_of(asked: PreTrainedConfig, folder: Path, mix: dict[str, Kind] = MIX, rest: Kind = Kind.Q4_0) -> Path:
+    """Write a model with random weights as a GGUF file."""
+    path = folder / "model.gguf"
+    model = make_model(asked)
+    parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]
+
+    def kind_of(name: str) -> Kind:
+        return next((kind for part, kind in mix.items() if part in name), rest)
+
+    write_gguf(path, asked, parameters, kind_of)
+    return path
+
+
+def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
+    kept = load_kept(find_model(path), OPTIONS)
+    batch = build_batch(prompt(num_tokens, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    return kept.native.forward(batch).clone()
+
+
+def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    """Round what a linear layer reads as the native step does: in groups of 32 that share a scale."""
+    groups = inputs[0].unflatten(-1, (-1, 32))
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scales).round() * scales).flatten(-2)
+
+
+def expanded_logits(path: Path, num_tokens: int) -> torch.Tensor:
+    loaded = load_model(path, dtype="float32")
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
+            module.register_forward_pre_hook(in_eight_bits)
+    eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
+    batch = build_batch(prompt(num_tokens, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    with torch.inference_mode():
+        return eager.forward(batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp_path: Path) -> None:
+    path = file_of(FAMILIES[family], tmp_path)
+    assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.005
+
+
+def test_weights_without_blocks_and_unknown_families_are_expanded(tmp_path: Path) -> None:
+    with pytest.raises(NotKept, match="it has no quantized weights"):
+        kept_logits(file_of(FAMILIES["llama"], tmp_path, mix={}, rest=Kind.F16), 20)
+    with pytest.raises(NotKept, match="models of type 'starcoder2' are only known expanded"):
+        kept_logits(file_of(config("starcoder2", **WIDE, rms_norm_eps=1e-5), tmp_path), 20)
+
+
+def test_only_options_of_the_native_step_keep_weights(tmp_path: Path) -> None:
+    source = find_model(file_of(FAMILIES["llama"], tmp_path))
+    assert is_kept(source, OPTIONS)
+    changes: list[dict[str, Any]] = [
+        {"compile": False},
+        {"quantize": "int8"},
+        {"dtype": "float16"},
+        {"tensor_parallel": 2},
+    ]
+    for changed in changes:
+        assert not is_kept(source, EngineOptions(**changed))
+
+
+def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    content = path.read_bytes()
+    assert content.count(b"blk.1.attn_norm.weight") == 1
+    path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.1.attn_nurm.weight"))
+    with pytest.raises(NotKept, match="it has a tensor 'blk.1.attn_nurm.weight', which is not known"):
+        kept_logits(path, 20)
+    path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.3.attn_norm.weight"))
+    with pytest.raises(NotKept, match="only the model has a tensor 'model.layers.1.input_layernorm.weight'"):
+        kept_logits(path, 20)

@@ -1,0 +1,160 @@
+"""Measures this server against llama.cpp's on the same GGUF files, in turns: python -m tools.bench.gguf_peers
+
+A round starts the servers one after the other and asks each for the same answers: one client, eight at once, and
+prompts of 512 tokens. Prompts are random token ids and differ from request to request, so that none is in a cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from oaiserve import demo
+from tools.bench import gguf_files, machine, prepare
+from tools.bench.process_usage import peak_rss_mib
+from tools.bench.servers import OURS, START_LIMIT_SECONDS, ServerSpec
+from tools.markdown import as_markdown, number, publish
+from tools.server_process import ROOT, ServerProcess, exit_on_sigterm, free_port, running_process
+
+PEER = "llama-cpp"
+CACHE_TOKENS, CLIENTS = 32768, 8
+MODELS: dict[str, Callable[[str], Path]] = {demo.NAME: gguf_files.demo_model, gguf_files.LLAMA: gguf_files.llama_1b}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of so many tokens, of which so many run at once."""
+
+    title: str
+    num_requests: int
+    at_once: int
+    input_len: int
+    output_len: int
+
+    def tokens(self) -> int:
+        """Return the tokens that count: of answers, or of prompts where these have one token."""
+        return self.num_requests * (self.output_len if self.output_len > 1 else self.input_len)
+
+
+LOADS = (
+    Load("one client", 2, 1, 32, 64),
+    Load("8 clients", CLIENTS, CLIENTS, 32, 64),
+    Load("prompts of 512", 3, 1, 512, 1),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="default: all")
+    add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
+    add("--repeats", type=int, default=3, help="rounds (default 3)")
+    add("--json", type=Path, help="write the results there")
+    add("--markdown", type=Path, help="write the table there, between the markers of gguf-peers")
+    add("--show", type=Path, metavar="JSON", help="measure nothing; show these results")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    results = json.loads(arguments.show.read_text()) if arguments.show else measure(arguments)
+    publish(arguments, "gguf-peers", results, report(results))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    files = {f"{name} {form}": MODELS[name](form) for name in arguments.models for form in arguments.formats}
+    runs: list[dict[str, Any]] = []
+    for round_number in range(arguments.repeats):
+        for title, path in files.items():
+            for spec in (oaiserve(path), llama_cpp(path)):
+                print(f"round {round_number + 1}: {title} on {spec.name}", file=sys.stderr, flush=True)
+                with running(spec) as server:
+                    figures: dict[str, float] = {"start": server.start_seconds}
+                    figures |= {load.title: rate(server, load, seed=round_number) for load in LOADS}
+                    figures["MiB"] = peak_rss_mib(server.process.pid)
+                runs.append({"model": title, "server": spec.name} | figures)
+    return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
+
+
+def oaiserve(path: Path) -> ServerSpec:
+    program = Path(sys.executable).with_name("oaiserve")
+    sizes = ("--kv-blocks", str(CACHE_TOKENS // 16), "--max-model-len", str(CACHE_TOKENS // CLIENTS))
+    return ServerSpec(OURS, "", (str(program), "serve", str(path), "--served-model-name", demo.NAME, *sizes), (path,))
+
+
+def llama_cpp(path: Path) -> ServerSpec:
+    program = str(prepare.llama_cpp() / "llama-server")
+    sizes = ("--parallel", str(CLIENTS), "--ctx-size", str(CACHE_TOKENS))
+    return ServerSpec(PEER, "", (program, "--model", str(path), "--alias", demo.NAME, *sizes), (path,))
+
+
+def running(spec: ServerSpec) -> AbstractContextManager[ServerProcess]:
+    """Run the server from its first answer to the end of the block."""
+    port, log_file = free_port(), prepare.FOLDER / "logs" / f"gguf-{spec.name}.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    return running_process(
+        spec.command(port),
+        port,
+        env={**os.environ, **spec.environment},
+        cwd=ROOT,
+        log_file=log_file,
+        ready_path="/v1/completions",
+        question={"model": demo.NAME, "prompt": "Hello", "max_tokens": 1},
+        start_limit_seconds=START_LIMIT_SECONDS,
+    )
+
+
+def rate(server: ServerProcess, load: Load, seed: int) -> float:
+    """Return tokens per second."""
+    rng = random.Random(f"{seed} {load.title}")
+    prompts = [[rng.randrange(100, 40_000) for _ in range(load.input_len)] for _ in range(load.num_requests)]
+    started = time.monotonic()
+    asyncio.run(_ask(server.url, prompts, load))
+    return load.tokens() / (time.monotonic() - started)
+
+
+async def _ask(url: str, prompts: list[list[int]], load: Load) -> None:
+    places = asyncio.Semaphore(load.at_once)
+
+    async def ask(prompt: list[int]) -> None:
+        body = {"model": demo.NAME, "prompt": prompt, "max_tokens": load.output_len, "temperature": 0}
+        async with places:
+            answer = await client.post("/v1/completions", json=body | {"ignore_eos": True})
+        answer.raise_for_status()
+        found = answer.json()["usage"]["completion_tokens"]
+        if found != load.output_len:
+            sys.exit(f"{url} answered with {found} tokens in place of {load.output_len}.")
+
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        await asyncio.gather(*(ask(prompt) for prompt in prompts))
+
+
+def report(results: dict[str, Any]) -> str:
+    """Return the table: medians over the rounds, and in parentheses how many times llama.cpp's figure that is."""
+    keys = [*(load.title for load in LOADS), "MiB", "start"]
+    rows = [["file", *(f"{key}: {name}" for key in keys for name in ("oaiserve", "llama.cpp"))]]
+    for title in dict.fromkeys(run["model"] for run in results["runs"]):
+        row = [title]
+        for key in keys:
+            ours, theirs = (
+                statistics.median(run[key] for run in results["runs"] if (run["model"], run["server"]) == (title, name))
+                for name in (OURS, PEER)
+            )
+            row += [f"{number(ours)} ({ours / theirs:.2f})", number(theirs)]
+        rows.append(row)
+    return "\n".join([f"{results['machine']} {results['created']}.", "", *as_markdown(rows)])
+
+
+if __name__ == "__main__":
+    main()

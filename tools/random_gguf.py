@@ -1,0 +1,102 @@
+"""Writes GGUF files of models with random weights, and random blocks of each format, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig
+
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # where a file has another name than transformers
+# Where a block has 16-bit floats, in bytes.
+_FLOATS = {
+    Kind.Q4_0: (0,),
+    Kind.Q4_1: (0, 2),
+    Kind.Q5_0: (0,),
+    Kind.Q5_1: (0, 2),
+    Kind.Q8_0: (0,),
+    Kind.Q2_K: (80, 82),
+    Kind.Q3_K: (108,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+}
+
+
+def random_blocks(rng: np.random.Generator, kind: Kind, n: int, k: int, scale: float = 0.01) -> NDArray[np.uint8]:
+    """Return the bytes of a matrix [n, k] in blocks: random codes, and random scales about `scale`."""
+    weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (n * k // weights, num_bytes), np.uint8)
+    for at in _FLOATS[kind]:
+        floats = rng.uniform(-scale, scale, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = floats[:, None].view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def write_gguf(
+    path: Path,
+    config: PreTrainedConfig,
+    parameters: Iterable[tuple[str, NDArray[np.float32]]],
+    kind_of: Callable[[str], Kind],
+    tokenizer: dict[str, Any] | None = None,
+) -> None:
+    """Write a model, whose parameters have transformers' names, as llama.cpp's conversion does.
+
+    `kind_of` says in which format a matrix is to be, by its name in the file. `tokenizer` has fields of the tokenizer;
+    without them there are only as many tokens as the model has.
+    """
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
+    _add_sizes(writer, config)
+    if tokenizer is None:
+        tokenizer = {"model": "gpt2", "tokens": [f"<{i}>" for i in range(config.vocab_size)]}
+    for key, value in tokenizer.items():
+        add = writer.add_array if isinstance(value, list) else writer.add_string
+        if isinstance(value, int):
+            add = writer.add_uint32
+        add(f"tokenizer.ggml.{key}", value)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for name, values in parameters:
+        name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert name_in_file is not None
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if architecture.startswith("gemma") and "norm" in name:
+            values = values + 1
+        if values.ndim == 1:
+            writer.add_tensor(name_in_file, values)
+            continue
+        kind = kind_of(name_in_file)
+        writer.add_tensor(name_in_file, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("rope_theta") or rope["full_attention"]["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
