@@ -110,6 +110,8 @@ class EngineAccount:
     # Tokens of drafts, of all choices: those that were verified, and of these, those that the answer has.
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_model_draft_tokens: int = 0  # of these two, those of the draft model
+    num_accepted_model_tokens: int = 0
 
     @property
     def grammar_cache(self) -> str:
@@ -177,6 +179,7 @@ class HostPart(StrEnum):
     IDLE = "idle"  # it has nothing to compute, and waits for a command
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
+    DRAFT = "draft"  # the draft model guesses tokens for the next step, or computes what it is behind
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
     MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
     WAIT = "wait"  # it waits for the results of a step
@@ -199,6 +202,7 @@ class StepRecord(NamedTuple):
     device_ns: int | None = None  # the time that the device was busy with this step
     device_gap_ns: int | None = None  # since the end of the step before, with or without work
     num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
+    draft_ns: int = 0  # of the duration: the draft model computed before the step was launched
 
 
 class Recording(Protocol):

@@ -95,12 +95,15 @@ MODEL_ROWS = {
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "batch executor parallel.messages parallel.workers",
+    # the model that guesses tokens
+    "draft": "batch cpu.build cpu.cores cpu.describe cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "restart": "cpu.checked cpu.cores memory profiler runner started",
+    "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "attention attention.reference attention.select attention.varlen compiled cpu.cores cpu.start "
-    "device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor parallel.group "
-    "parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started triton_sampling",
+    "device_memory draft draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
+    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started "
+    "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}
@@ -137,7 +140,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.lookup": set(),
-    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("lookup", "sequence", "step"))},
+    f"{ENGINE}.step_times": set(),
+    f"{ENGINE}.draft_model": {
+        *(f"{ENGINE}.{m}" for m in ("blocks", "lookup", "sequence", "step", "step_times")),
+        "oaiserve.times",
+    },
+    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
     f"{ENGINE}.sequence": {
         *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
         "oaiserve.record",
@@ -245,8 +253,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.remembered",
         "oaiserve.source",
         "oaiserve.start_times",
-        *(f"{ENGINE}.{m}" for m in ("grammar", "host_time", "loop", "model", "pooling", "profiling", "tokenizer")),
+        "oaiserve.errors",
+        *(f"{ENGINE}.{m}" for m in ("draft_model", "grammar", "host_time", "load_draft", "loop", "model", "pooling")),
+        *(f"{ENGINE}.{m}" for m in ("profiling", "tokenizer")),
     },  # the runner by a late import
+    f"{ENGINE}.load_draft": {
+        "oaiserve.config",
+        "oaiserve.demo",
+        "oaiserve.errors",
+        "oaiserve.hub",
+        "oaiserve.model_files",
+        "oaiserve.remembered",
+        "oaiserve.source",
+        "oaiserve.start_times",
+        *(f"{ENGINE}.{m}" for m in ("model", "tokenizer")),
+    },
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
         "oaiserve.config",

@@ -42,12 +42,7 @@ class Lookup:
 
     def verified(self, num_guessed: int, num_accepted: int) -> None:
         """Note how many tokens of the last guess came true. Behind the first one that did not, nothing is known."""
-        share = self.acceptance[self._size]
-        for _ in range(num_accepted):
-            share += WEIGHT * (1 - share)
-        if num_accepted < num_guessed:
-            share -= WEIGHT * share
-        self.acceptance[self._size] = share
+        self.acceptance[self._size] = moved_share(self.acceptance[self._size], num_guessed, num_accepted)
 
     def _index(self, token_ids: list[int]) -> None:
         """Index what is new: the place behind each run of tokens, where another token follows."""
@@ -56,3 +51,12 @@ class Lookup:
             for place in range(max(start, size), end):
                 places[hash(tuple(token_ids[place - size : place]))] = place
         self._num_indexed = end
+
+
+def moved_share(share: float, num_guessed: int, num_accepted: int, *, weight: float = WEIGHT) -> float:
+    """Return the moving average of the share of tokens that come true, after one more guess."""
+    for _ in range(num_accepted):
+        share += weight * (1 - share)
+    if num_accepted < num_guessed:
+        share -= weight * share
+    return share

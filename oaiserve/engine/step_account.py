@@ -38,6 +38,8 @@ class EngineSnapshot(NamedTuple):
     num_drafts: int = 0  # drafts that were verified
     num_draft_tokens: int = 0  # tokens of these
     num_accepted_tokens: int = 0  # of these, those that came true
+    num_model_draft_tokens: int = 0  # of num_draft_tokens, those of the draft model
+    num_accepted_model_tokens: int = 0  # of num_accepted_tokens, those of the draft model
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int = 0  # prompt tokens that were found there
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
@@ -146,12 +148,12 @@ class StepAccount:
         """Note that so many draws of the step under way get a mask."""
         self._num_masked += number
 
-    def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
+    def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int, *, draft_ns: int = 0) -> int:
         """Record a step whose results are on the host. Return how long it took.
 
         Steps run one after the other, so a step begins when it is launched, or when the step before has ended. The host
         sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
-        used instead.
+        used instead. A step for which the draft model computes begins with that, and takes `draft_ns` until its launch.
         """
         began_ns = max(launched_ns, self._last_ended_ns)
         duration_ns = ended_ns - began_ns
@@ -177,6 +179,7 @@ class StepAccount:
                 device_ns=result.device_ns,
                 device_gap_ns=result.device_gap_ns,
                 num_masked_draws=self._num_masked - num_masked_before,
+                draft_ns=draft_ns,
             )
         )
         self._idle_ns += idle_ns
@@ -197,6 +200,8 @@ class StepAccount:
         num_drafts: int,
         num_draft_tokens: int,
         num_accepted_tokens: int,
+        num_model_draft_tokens: int,
+        num_accepted_model_tokens: int,
     ) -> EngineSnapshot:
         pool = scheduler.pool
         return EngineSnapshot(
@@ -213,6 +218,8 @@ class StepAccount:
             num_drafts=num_drafts,
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=num_accepted_tokens,
+            num_model_draft_tokens=num_model_draft_tokens,
+            num_accepted_model_tokens=num_accepted_model_tokens,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,

@@ -21,3 +21,4 @@ class Started(NamedTuple):
     max_step_tokens_default: int
     profiler: TorchProfiler
     ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX
+    draft: ModelRunner | None = None  # of the draft model

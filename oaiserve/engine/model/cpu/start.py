@@ -49,25 +49,24 @@ def start_native(
     quantize: Quantize = "none",
     native_build: bool = False,
     when_checked: WhenChecked | None = None,
+    needed_by: str | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
     That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
-    native attention if possible. Raises StartupError if weights are to be quantized and the native step cannot be used,
-    since no other code runs quantized weights.
+    native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
+    `needed_by` names: no other code runs quantized weights, or verifies drafts to the bit.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(
         native_decoder, loaded, quantize=quantize, native_build=native_build, when_checked=when_checked, **sizes
     )
-    if quantize != "none":
+    if needed_by is not None:
         try:
             native = make()
         except (BuildError, NotKnown) as error:
-            raise StartupError(
-                f"--quantize {quantize} needs the native step, which cannot be used: {error}."
-            ) from error
+            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
         runner.replace(_hand_over(eager, native, native))
         return
     try:
