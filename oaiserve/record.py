@@ -192,7 +192,7 @@ class StepRecord(NamedTuple):
 
     kind: StepKind
     started_ns: int
-    duration_ns: int  # time of the model, with sampling
+    duration_ns: int  # time of the model, with sampling, and of the draft model before
     idle_ns: int  # time before the step while there was work: host work, and waits for a core
     num_sequences: int
     num_tokens: int
@@ -202,7 +202,6 @@ class StepRecord(NamedTuple):
     device_ns: int | None = None  # the time that the device was busy with this step
     device_gap_ns: int | None = None  # since the end of the step before, with or without work
     num_masked_draws: int = 0  # draws of a token among those that a grammar lets come next
-    draft_ns: int = 0  # of the duration: the draft model computed before the step was launched
 
 
 class Recording(Protocol):

@@ -353,7 +353,7 @@ class EngineLoop:
         ended_ns = self._host.enter(HostPart.PROCESS, step)
         for opened in launched.newcomers:
             opened.notes.first_step_ended(self._account.totals)
-        step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns, draft_ns=launched.draft_ns)
+        step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
         if self._drafts is not None:
             self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
         self.requests.computed(step, result.chunks, ended_ns)

@@ -148,12 +148,12 @@ class StepAccount:
         """Note that so many draws of the step under way get a mask."""
         self._num_masked += number
 
-    def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int, *, draft_ns: int = 0) -> int:
+    def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host. Return how long it took.
 
         Steps run one after the other, so a step begins when it is launched, or when the step before has ended. The host
         sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
-        used instead. A step for which the draft model computes begins with that, and takes `draft_ns` until its launch.
+        used instead. A step for which the draft model computes begins with that, which counts as its launch.
         """
         began_ns = max(launched_ns, self._last_ended_ns)
         duration_ns = ended_ns - began_ns
@@ -179,7 +179,6 @@ class StepAccount:
                 device_ns=result.device_ns,
                 device_gap_ns=result.device_gap_ns,
                 num_masked_draws=self._num_masked - num_masked_before,
-                draft_ns=draft_ns,
             )
         )
         self._idle_ns += idle_ns

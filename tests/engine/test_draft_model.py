@@ -1,4 +1,5 @@
-"""The draft model in the engine: it reads what it has computed of the same tokens, and never costs what it does not bring."""
+"""The draft model in the engine: it reads what it has computed of the same tokens, and never costs what it does not
+bring."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def draft_model(runner: Any, clock: Clock | None = None) -> DraftModel:
     return DraftModel(
         runner,
         block_size=BLOCK_SIZE,
-        max_len=1000,
+        max_len=100_000,
         vocab_size=TOKENIZER.vocab_size,
         clock_ns=clock or Clock(),
     )
@@ -103,7 +104,7 @@ class Guessing:
 
 def decoding(name: str = "r", prompt_len: int = 30) -> Sequence:
     """Return a sequence that decodes, in whose text nothing can be looked up."""
-    one = sequence(name, [100 + i for i in range(prompt_len)], max_tokens=5000)
+    one = sequence(name, [100 + i for i in range(prompt_len)], max_tokens=50_000)
     one.token_ids.append(99)
     one.num_tokens, one.num_computed = prompt_len + 1, prompt_len
     one.blocks = list(range(2000))
@@ -188,7 +189,7 @@ def test_where_it_is_not_worth_its_time_it_costs_less_than_two_percent(
 def test_a_draft_model_that_becomes_good_is_found_out() -> None:
     run, one = Run(small, CHEAP), decoding()
     run.steps([one], 1000, 0.0)
-    run.steps([one], 4000, 0.95)
+    run.steps([one], 2500, 0.95)
     assert run.steps([one], 200, 0.95) < CHEAP[1] / 2
 
 
@@ -205,8 +206,8 @@ def test_a_prompt_is_computed_in_pieces_and_each_token_once() -> None:
     run.steps([one], 30, 0.9)
     sizes = run.runner.sizes
     assert sizes[:4] == [CATCH_UP_TOKENS] * 4
-    assert max(sizes[4:]) <= 300 - 4 * CATCH_UP_TOKENS + 1
-    assert sum(sizes[:6]) < 300 + 30
+    assert sizes[4] == 304 - 4 * CATCH_UP_TOKENS, "with the tokens of the steps meanwhile"
+    assert sizes[5] <= 2
 
 
 def test_a_prompt_that_it_has_computed_for_another_sequence_is_not_computed_again() -> None:
@@ -273,10 +274,9 @@ def test_its_time_is_a_part_of_the_engine_thread_and_of_the_step() -> None:
         engine.submit(request(max_tokens=12, ignore_eos=True), inbox)
         account = inbox.wait_terminal("r")["r"].account
     steps = engine.take_steps()
-    assert sum(step.draft_ns for step in steps) > 0
+    assert sum(step.host_ns[HostPart.DRAFT] for step in steps) > 0
     for step in steps:
-        assert step.draft_ns == step.host_ns[HostPart.DRAFT]
-        assert step.duration_ns == step.draft_ns + 8_000_000
+        assert step.duration_ns == step.host_ns[HostPart.DRAFT] + 8_000_000
         assert step.idle_ns == 0
     assert sum(step.duration_ns for step in steps) == clock.now_ns - began_ns == account.model_ns
     assert sum(engine.snapshot().host_ns.values()) == clock.now_ns - began_ns
