@@ -30,7 +30,7 @@ UNKNOWN = -1  # in place of each token of a draft that the draft model has yet t
 MOST_BEHIND = 16  # tokens that are computed together with a guess; more of them are computed before
 CATCH_UP_TOKENS = 64  # at once: others wait for them
 FIRST_SHARE = 0.7  # of the tokens that come true, before anything is known
-COMMON_WEIGHT = 0.02  # of the newest token in the share of all sequences, with which each of them begins
+COMMON_WEIGHT = 0.05  # of the newest token in the share of all sequences, with which each of them begins
 
 
 class DraftRunner(Protocol):
@@ -63,12 +63,11 @@ class _Follower:
         )
         self.followed = followed
         self.num_preemptions = followed.num_preemptions
-        self.num_known = followed.prompt_len  # of its ids; the others are guesses
         self.blocks = followed.blocks.copy()  # those that it is computed in
         self.num_noted = 0  # of these, the first ones, of which it is noted what they hold
         self.share = share  # of its guessed tokens that come true
         self.add(followed.generated_ids)
-        self.num_known = len(self.own.token_ids)
+        self.num_known = len(self.own.token_ids)  # the others are guesses
 
     @property
     def guess(self) -> list[int]:
@@ -77,6 +76,31 @@ class _Follower:
     def add(self, token_ids: list[int]) -> None:
         self.own.token_ids += token_ids
         self.own.num_tokens = len(self.own.token_ids)
+
+    def take_ids(self) -> None:
+        """Take over the ids that the sequence has now. Guesses that came true stay computed."""
+        own, known, same = self.own, self.followed.token_ids, self.num_known
+        if len(own.token_ids) == len(known) == same:
+            return
+        while same < min(len(own.token_ids), len(known)) and own.token_ids[same] == known[same]:
+            same += 1
+        del own.token_ids[same:]
+        self.add(known[same:])
+        self.num_known = len(known)
+        # The last known token is computed again, also where it was guessed: the next one is drawn behind it.
+        own.num_computed = min(own.num_computed, same, len(known) - 1)
+        own.token_counts = None if self.followed.token_counts is None else self.followed.token_counts.copy()
+
+    def take_blocks(self, block_size: int) -> None:
+        """Take over the blocks that the sequence has now. What was computed in others is lost."""
+        blocks = self.followed.blocks
+        if self.blocks != blocks:
+            pairs = enumerate(zip(self.blocks, blocks, strict=False))
+            num_same = next((index for index, (before, now) in pairs if before != now), len(self.blocks))
+            self.own.num_computed = min(self.own.num_computed, num_same * block_size)
+            self.num_noted = min(self.num_noted, num_same)
+            self.blocks = blocks.copy()
+        self.own.blocks = self.blocks
 
 
 class DraftModel:
@@ -162,33 +186,14 @@ class DraftModel:
         self._share = moved_share(self._share, num_guessed, num_accepted, weight=COMMON_WEIGHT)
 
     def _follow(self, sequence: Sequence) -> _Follower:
-        """Return the follower of a sequence, with the sequence's ids and blocks as they are now.
-
-        Of what the draft model has computed, that counts which is behind the same ids, in the same blocks.
-        """
+        """Return the follower of a sequence, with the sequence's ids and blocks as they are now."""
         one = self._followers.get(sequence)
         if one is None or one.num_preemptions != sequence.num_preemptions:
             one = self._followers[sequence] = _Follower(sequence, self._share if one is None else one.share)
             one.own.num_computed = self._num_held(sequence)
-        own, known = one.own, sequence.token_ids
-        if len(known) > one.num_known or len(own.token_ids) > one.num_known:
-            same = one.num_known
-            while same < min(len(own.token_ids), len(known)) and own.token_ids[same] == known[same]:
-                same += 1
-            del own.token_ids[same:]
-            one.add(known[same:])
-            one.num_known = len(known)
-            # The last known token is computed again, also where it was guessed: the next one is drawn behind it.
-            own.num_computed = min(own.num_computed, same, len(known) - 1)
-            own.token_counts = None if sequence.token_counts is None else sequence.token_counts.copy()
-        if one.blocks != sequence.blocks:
-            pairs = enumerate(zip(one.blocks, sequence.blocks, strict=False))
-            num_same = next((index for index, (before, now) in pairs if before != now), len(one.blocks))
-            own.num_computed = min(own.num_computed, num_same * self._block_size)
-            one.num_noted = min(one.num_noted, num_same)
-            one.blocks = sequence.blocks.copy()
-        own.blocks = one.blocks
-        for index in range(one.num_noted, min(own.num_computed // self._block_size, len(sequence.hashes))):
+        one.take_ids()
+        one.take_blocks(self._block_size)
+        for index in range(one.num_noted, min(one.own.num_computed // self._block_size, len(sequence.hashes))):
             self._held[one.blocks[index]] = sequence.hashes[index]
             one.num_noted = index + 1
         return one

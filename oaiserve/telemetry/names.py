@@ -266,8 +266,8 @@ DRAFTS = Metric(
 DRAFT_TOKENS = Metric(
     "oaiserve_draft_tokens_total",
     "counter",
-    "Tokens of drafts. lookup: they were found in the sequence's own text. model: the draft model guessed them. accepted: "
-    "they came true, so the answer has them. rejected: they were computed in vain.",
+    "Tokens of drafts. lookup: they were found in the sequence's own text. model: the draft model guessed them. "
+    "accepted: they came true, so the answer has them. rejected: they were computed in vain.",
     "tokens",
     labels=("source", "outcome"),
 )
