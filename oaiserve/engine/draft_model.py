@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oaiserve.engine.blocks import BlockHash
-from oaiserve.engine.lookup import moved_share
+from oaiserve.engine.lookup import COMMON_WEIGHT, moved_share
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks, Step, StepResult
 from oaiserve.engine.step_times import StepTimes
@@ -30,7 +30,6 @@ UNKNOWN = -1  # in place of each token of a draft that the draft model has yet t
 MOST_BEHIND = 16  # tokens that are computed together with a guess; more of them are computed before
 CATCH_UP_TOKENS = 64  # at once: others wait for them
 FIRST_SHARE = 0.7  # of the tokens that come true, before anything is known
-COMMON_WEIGHT = 0.05  # of the newest token in the share of all sequences, with which each of them begins
 
 
 class DraftRunner(Protocol):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from oaiserve.engine.draft_model import MOST_BEHIND, DraftModel
-from oaiserve.engine.lookup import Lookup
+from oaiserve.engine.lookup import COMMON_WEIGHT, FIRST_GUESS, Lookup, moved_share
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.engine.step_times import MOST_STEP_TOKENS, StepTimes
@@ -61,6 +61,7 @@ class Drafts:
         self.only_if_exact = only_if_exact
         self.model = model
         self._times = StepTimes()
+        self._acceptance = [*FIRST_GUESS]  # of what is looked up for any sequence, by the size of the match
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_declined = 0  # steps in a row for which there was a guess, but none that was worth its time
         self._credit_steps = float(MOST_CREDIT_STEPS)
@@ -119,6 +120,9 @@ class Drafts:
                 num_drafted += len(chunk.draft)
                 num_accepted += accepted
             elif sequence.lookup is not None:
+                size = sequence.lookup.size
+                common = moved_share(self._acceptance[size], len(chunk.draft), accepted, weight=COMMON_WEIGHT)
+                self._acceptance[size] = common
                 sequence.lookup.verified(len(chunk.draft), accepted)
         if self.model is not None and step.num_tokens <= MOST_STEP_TOKENS:
             times_ns = self._times.expected_ns()
@@ -132,7 +136,7 @@ class Drafts:
         if most < 1:
             return None
         if sequence.lookup is None:
-            sequence.lookup = Lookup()
+            sequence.lookup = Lookup(self._acceptance)
         guess, share = sequence.lookup.guess(sequence.token_ids, most)
         if guess and sequence.constraint is not None:
             guess = sequence.constraint.possible(guess)

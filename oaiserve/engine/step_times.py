@@ -32,13 +32,18 @@ class StepTimes:
     def expected_ns(self) -> list[float]:
         """Return the times of steps by their number of tokens, each at least those of smaller steps.
 
-        Numbers that were not measured are given the least that they may take, so they are tried, and then measured: as
-        much as the largest one that was, or below the smallest one, a share of that. Between two, there is a line.
+        Numbers that were not measured are given the least that they may take, so they are tried, and then measured.
+        Between two that were, there is a line. It goes on behind the largest one, since further tokens cost more rather
+        than less; if only one was measured, it is flat. Below the smallest one, a number takes its share of that.
         """
         known = [number for number in range(1, len(self._ns)) if self._is_known(number)]
         if not known:
             return [1.0] * len(self._ns)
         least_ns = [*accumulate((self._ns[number] for number in reversed(known)), min)][::-1]
+        if len(known) > 1:
+            slope_ns = (least_ns[-1] - least_ns[-2]) / (known[-1] - known[-2])
+            least_ns.append(least_ns[-1] + slope_ns * (MOST_STEP_TOKENS + 1 - known[-1]))
+            known.append(MOST_STEP_TOKENS + 1)
         return np.interp(range(len(self._ns)), [0, *known], [0.0, *least_ns]).tolist()
 
     def _is_known(self, num_tokens: int) -> bool:

@@ -226,14 +226,18 @@ def test_a_prompt_that_it_has_computed_for_another_sequence_is_not_computed_agai
     assert run.runner.sizes[0] == CATCH_UP_TOKENS, "the blocks are the same, and their tokens are not"
 
 
-def test_the_look_up_is_asked_first_where_it_is_right_as_often() -> None:
+def test_a_guess_comes_from_where_it_is_worth_more() -> None:
+    """What is looked up costs nothing, so the draft model is asked only if it is right more often."""
     run = Run(small, CHEAP)
-    one = sequence("r", [i % 10 for i in range(30)], max_tokens=200)
+    run.steps([decoding()], 50, 0.8)
+    one = sequence("r", [i % 4 for i in range(12)], max_tokens=200)
     one.token_ids.append(0)
-    one.num_tokens, one.num_computed, one.blocks = 31, 30, list(range(100))
-    run.steps([one], 1, 0.0)
+    one.num_tokens, one.num_computed, one.blocks = 13, 12, list(range(100))
     run.drafts.propose([one], others_wait=False)
-    assert one.lookup is not None
+    assert (one.draft[:4], one.draft_is_models) == ([1, 2, 3, 0], False)
+    one.lookup.acceptance[:] = [0.1, 0.1]
+    run.drafts.propose([one], others_wait=False)
+    assert (one.draft[:1], one.draft_is_models) == ([UNKNOWN], True)
 
 
 # -- a step -----------------------------------------------------------------------------------------------------------
