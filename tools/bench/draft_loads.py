@@ -30,7 +30,7 @@ SIZES = (2, 4, 8, 16, 31)
 REPEATING = (Case("quote", 0.0), Case("JSON", 0.0))
 RANDOM = Case("random words", 1.0)
 TEXTS = (Case("JSON", 0.0), Case("chat", 0.7), RANDOM)
-NUM_WARM_UPS = 3  # requests, by which it is found out how good a draft model is
+NUM_WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,12 @@ def engine_of(model: str | Path, draft_model: Path | str | None = None) -> Engin
     return engine
 
 
+def warm_up(engine: Engine, case: Case) -> None:
+    """Let the engine find out how good its draft model is."""
+    for number in range(NUM_WARM_UPS):
+        ask(Work("", engine, case, 1, 1, 64), -1 - number, with_drafts=True)
+
+
 def batches(num_pairs: int, folder: Path) -> Iterator[Work]:
     engine = engine_of("demo")
     for case in (*REPEATING, RANDOM):
@@ -132,6 +138,7 @@ def large(num_pairs: int, folder: Path) -> Iterator[Work]:
     model, engine._loop._drafts.model = engine._loop._drafts.model, None
     yield Work("random weights", engine, RANDOM, 1, num_pairs, 48)
     engine._loop._drafts.model = model
+    warm_up(engine, RANDOM._replace(temperature=0.0))
     yield Work(
         "random weights, with a draft model",
         engine,
@@ -152,8 +159,7 @@ def models(num_pairs: int, folder: Path) -> Iterator[Work]:
         ("hardly ever right", folder / "equal", folder / "bad"),
     ):
         engine = engine_of(main, draft)
-        for seed in range(NUM_WARM_UPS):
-            ask(Work(name, engine, RANDOM, 1, 1, 64), -1 - seed, with_drafts=True)
+        warm_up(engine, RANDOM)
         for case in TEXTS:
             yield Work(f"{case.kind}, {name}", engine, case, 1, num_pairs, 64)
         engine.stop()
