@@ -14,33 +14,14 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
-from oaiserve.engine.step_times import MOST_STEP_TOKENS, StepTimes
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
+from tests.engine.test_draft_model import Busy
 from tools.random_models import FAMILIES, random_model
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 60
-
-
-class Steady(StepTimes):
-    """Steps that all take the same time, whatever they really take."""
-
-    def __init__(self, ns: float) -> None:
-        super().__init__()
-        self._steady_ns = ns
-
-    def expected_ns(self) -> list[float]:
-        return [self._steady_ns] * (MOST_STEP_TOKENS + 1)
-
-
-class Busy(Drafts):
-    """Drafts also while others wait."""
-
-    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
-        super().propose(running, others_wait=False)
 
 
 class Counting:
@@ -74,14 +55,9 @@ def made(seed: int = 0, noise: float = 0.0) -> LoadedModel:
     return prepare(model)
 
 
-def drafts_of(loaded: LoadedModel, num_blocks: int, *, max_len: int = 1000, are_free: bool = True) -> Drafts:
-    """Return drafts of a draft model which seem to cost nothing."""
+def drafts_of(loaded: LoadedModel, num_blocks: int, *, max_len: int = 1000) -> Busy:
     runner = Counting(eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE))
-    drafts = Busy(model=DraftModel(runner, block_size=BLOCK_SIZE, max_len=max_len, vocab_size=97))
-    assert drafts.model is not None
-    if are_free:
-        drafts._times, drafts.model.times = Steady(1e15), Steady(0.0)
-    return drafts
+    return Busy(DraftModel(runner, block_size=BLOCK_SIZE, max_len=max_len, vocab_size=97))
 
 
 def num_tokens(drafts: Drafts) -> int:
