@@ -23,6 +23,7 @@ from oaiserve.engine.step_times import MOST_STEP_TOKENS, StepTimes
 MOST_DRAFT_TOKENS = 15  # of a sequence
 PROBE_STEPS = 32  # in which no draft was worth its time, until one is verified all the same
 PROBE_TOKENS = 3
+LEAST_GAIN = 0.03  # of a step with drafts: measured times are not more exact than that
 MOST_CREDIT_STEPS = 128  # of the draft model, in steps of the model; it has them at the start
 CREDIT_SHARE = 1 / 128  # of the time of each step
 MOST_AHEAD = 256  # tokens that an answer is expected to get at most, when the draft model would have to catch up
@@ -165,7 +166,7 @@ class Drafts:
         passes_ns = self.model.times.expected_ns() if self.model is not None else []
         passes, lengths = [0] * MOST_DRAFT_TOKENS, [0] * len(options)  # passes: their tokens
         expected, draft_ns = float(num_sequences), 0.0
-        best, best_rate = 0, expected / times_ns[num_tokens]
+        best, best_rate = 0, (1 + LEAST_GAIN) * expected / times_ns[num_tokens]
         for number, (chance, index) in enumerate(gains[: MOST_STEP_TOKENS - num_tokens], 1):
             option, length = options[index], lengths[index]
             if option.guess is None:

@@ -25,8 +25,16 @@ class StepTimes:
         self._num_steps += 1
         if num_tokens > MOST_STEP_TOKENS:
             return
-        before_ns = self._ns[num_tokens] if self._is_known(num_tokens) else step_ns
-        self._ns[num_tokens] = before_ns + self.WEIGHT * (min(step_ns, self.MOST_GROWTH * before_ns) - before_ns)
+        if self._is_known(num_tokens):
+            before_ns = self._ns[num_tokens]
+            after_ns = before_ns + self.WEIGHT * (min(step_ns, self.MOST_GROWTH * before_ns) - before_ns)
+            # What has not been measured since then has changed alike: the machine is slower, or sequences are longer.
+            for number, measured in enumerate(self._measured):
+                if measured < self._measured[num_tokens]:
+                    self._ns[number] *= after_ns / before_ns
+            self._ns[num_tokens] = after_ns
+        else:
+            self._ns[num_tokens] = step_ns
         self._measured[num_tokens] = self._num_steps
 
     def expected_ns(self) -> list[float]:

@@ -32,6 +32,9 @@ class Steady(StepTimes):
         super().__init__()
         self._steady_ns = ns
 
+    def observe(self, num_tokens: int, step_ns: int) -> None:
+        pass
+
     def expected_ns(self) -> list[float]:
         return [self._steady_ns] * (MOST_STEP_TOKENS + 1)
 
@@ -245,7 +248,7 @@ def test_a_guess_comes_from_where_it_is_worth_more() -> None:
 
 def test_a_guess_ends_with_the_end_of_the_sequence_and_the_step_is_sorted_anew() -> None:
     runner = Guessing(small)
-    model = draft_model(runner)
+    model = draft_model(runner, runner.clock)
     one, two = decoding("a"), decoding("b")
     one.stop_ids = frozenset([7])
     two.token_ids[-1] = NEVER

@@ -25,16 +25,14 @@ NUM_REQUESTS = 60
 
 
 class Counting:
-    """The runner of a draft model, which counts the tokens that it computes, and keeps the steps."""
+    """The runner of a draft model, which counts the tokens that it computes."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.num_tokens = 0
-        self.sizes: list[int] = []
 
     def launch(self, step: Step) -> Launched:
         self.num_tokens += step.num_tokens
-        self.sizes.append(step.num_tokens)
         assert [chunk.num_tokens > 1 for chunk in step.chunks] == sorted(chunk.num_tokens > 1 for chunk in step.chunks)
         return self._runner.launch(step)
 
