@@ -126,11 +126,15 @@ class Drafts:
                 self._acceptance[size] = common
                 sequence.lookup.verified(len(chunk.draft), accepted)
         if self.model is not None and step.num_tokens <= MOST_STEP_TOKENS:
-            times_ns = self._times.expected_ns()
-            without_ns = times_ns[step.num_tokens - num_drafted]
-            spent_ns = draft_ns + times_ns[step.num_tokens] - without_ns
-            gained_steps = num_accepted / len(step.chunks) - spent_ns / without_ns
-            self._credit_steps = min(self._credit_steps + CREDIT_SHARE + gained_steps, MOST_CREDIT_STEPS)
+            self._settle(step, num_drafted, num_accepted, draft_ns)
+
+    def _settle(self, step: Step, num_drafted: int, num_accepted: int, draft_ns: int) -> None:
+        """Take what the draft model has cost in a step from its credit, and add what it has brought."""
+        times_ns = self._times.expected_ns()
+        without_ns = times_ns[step.num_tokens - num_drafted]
+        spent_ns = draft_ns + times_ns[step.num_tokens] - without_ns
+        gained_steps = num_accepted / len(step.chunks) - spent_ns / without_ns
+        self._credit_steps = min(self._credit_steps + CREDIT_SHARE + gained_steps, MOST_CREDIT_STEPS)
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
