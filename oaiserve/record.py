@@ -110,6 +110,8 @@ class EngineAccount:
     # Tokens of drafts, of all choices: those that were verified, and of these, those that the answer has.
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_model_draft_tokens: int = 0  # of these two, those of the draft model
+    num_accepted_model_tokens: int = 0
 
     @property
     def grammar_cache(self) -> str:
@@ -178,6 +180,7 @@ class HostPart(StrEnum):
     IDLE = "idle"  # it has nothing to compute, and waits for a command
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
+    DRAFT = "draft"  # the draft model guesses tokens for the next step, or computes what it is behind
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
     MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
     WAIT = "wait"  # it waits for the results of a step
@@ -190,7 +193,7 @@ class StepRecord(NamedTuple):
 
     kind: StepKind
     started_ns: int
-    duration_ns: int  # time of the model, with sampling
+    duration_ns: int  # time of the model, with sampling, and of the draft model before
     idle_ns: int  # time before the step while there was work: host work, and waits for a core
     num_sequences: int
     num_tokens: int

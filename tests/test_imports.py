@@ -97,7 +97,7 @@ MODEL_ROWS = {
     "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
     "cpu.stored": "cpu.describe spec",
     "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
-    "cpu.start": "adapters attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe "
+    "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe "
     "cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
     "parallel": "",
@@ -105,14 +105,16 @@ MODEL_ROWS = {
     "parallel.messages": "",
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
+    # the model that guesses tokens
+    "draft": "batch cpu.build cpu.cores cpu.describe cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "gguf_weights": "cpu.blocks",
     "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.kv_layout cpu.library cpu.native cpu.start gguf_weights "
     "load memory profiler runner spec started",
-    "restart": "cpu.checked cpu.cores memory profiler runner started",
+    "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
-    "cpu.start device_memory draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
+    "cpu.start device_memory draft draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
     "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started "
     "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
@@ -159,7 +161,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.lookup": set(),
-    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("lookup", "sequence", "step"))},
+    f"{ENGINE}.step_times": set(),
+    f"{ENGINE}.draft_model": {
+        *(f"{ENGINE}.{m}" for m in ("blocks", "lookup", "sequence", "step", "step_times")),
+        "oaiserve.times",
+    },
+    f"{ENGINE}.drafts": {*(f"{ENGINE}.{m}" for m in ("draft_model", "lookup", "sequence", "step", "step_times"))},
     f"{ENGINE}.sequence": {
         *(f"{ENGINE}.{m}" for m in ("blocks", "constraint", "lookup", "request")),
         "oaiserve.record",
@@ -271,9 +278,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.remembered",
         "oaiserve.source",
         "oaiserve.start_times",
-        *(f"{ENGINE}.{m}" for m in ("adapters", "grammar", "host_time", "loop", "model", "pooling", "profiling")),
-        f"{ENGINE}.tokenizer",
+        *(f"{ENGINE}.{m}" for m in ("adapters", "draft_model", "grammar", "host_time", "load_draft", "loop", "model")),
+        *(f"{ENGINE}.{m}" for m in ("pooling", "profiling", "tokenizer")),
     },  # the runner by a late import
+    f"{ENGINE}.load_draft": {
+        "oaiserve.config",
+        "oaiserve.demo",
+        "oaiserve.errors",
+        "oaiserve.hub",
+        "oaiserve.model_files",
+        "oaiserve.remembered",
+        "oaiserve.source",
+        "oaiserve.start_times",
+        *(f"{ENGINE}.{m}" for m in ("model", "tokenizer")),
+    },
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
         "oaiserve.config",

@@ -22,6 +22,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
+from oaiserve.engine.draft_model import DraftModel
 from oaiserve.engine.drafts import Drafts
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
@@ -112,6 +113,7 @@ class Engine:
         processes: ModelProcesses | None = None,
         pooling: Pooling | None = None,
         adapters: AdapterTable | None = None,
+        draft_model: DraftModel | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -166,7 +168,9 @@ class Engine:
             pools=pooling is not None,
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and runner.is_asynchronous and not has_drafts,
-            drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and pooling is None else None,
+            drafts=Drafts(only_if_exact=options.drafts == "auto", model=draft_model)
+            if has_drafts and pooling is None
+            else None,
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
             profiler=profiler,

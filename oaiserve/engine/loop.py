@@ -129,6 +129,7 @@ class _Launched:
     step: Step
     handle: Any  # what the runner has returned
     at_ns: int
+    draft_ns: int  # that the draft model took for it, from then on
     newcomers: list[OpenRequest]  # the requests whose first step it is
     late: list[Chunk]  # those whose draws were not launched with the step
 
@@ -256,7 +257,10 @@ class EngineLoop:
         if step.preempted:
             self._warn_of_preemptions(now_ns)
         newcomers = self.requests.scheduled(step, now_ns)
-        at_ns = self._host.enter(HostPart.LAUNCH, step)
+        began_ns = self._write_drafts(step)
+        launched_ns = self._host.enter(HostPart.LAUNCH, step)
+        at_ns = launched_ns if began_ns is None else began_ns
+        draft_ns = launched_ns - at_ns
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
         if self._shortage.allows(step):
@@ -268,9 +272,18 @@ class EngineLoop:
             else:
                 self._profiling.launched()
                 self._scheduler.advance(step)
-                return _Launched(step, handle, at_ns, newcomers, late)
-        self._compute_in_parts(step, at_ns, newcomers)
+                return _Launched(step, handle, at_ns, draft_ns, newcomers, late)
+        self._compute_in_parts(step, at_ns, draft_ns, newcomers)
         return None
+
+    def _write_drafts(self, step: Step) -> int | None:
+        """Have the draft model write the drafts that are its own. Return when it began, or None if there are none."""
+        model = None if self._drafts is None else self._drafts.model
+        if model is None or not model.is_asked:
+            return None
+        began_ns = self._host.enter(HostPart.DRAFT, step)
+        model.write(step)
+        return began_ns
 
     def _copy_blocks(self, step: Step, now_ns: int) -> bool:
         """Copy the blocks of a step. Return False if there is no memory for one of them: then the step has failed."""
@@ -287,7 +300,7 @@ class EngineLoop:
                 return False
         return True
 
-    def _compute_in_parts(self, step: Step, at_ns: int, newcomers: list[OpenRequest]) -> None:
+    def _compute_in_parts(self, step: Step, at_ns: int, draft_ns: int, newcomers: list[OpenRequest]) -> None:
         """Compute a step that the device has no memory for. Afterwards it has ended, and none is in flight."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
@@ -310,7 +323,8 @@ class EngineLoop:
         if computed:
             step = Step([chunk for chunk, _ in computed])
             self._scheduler.advance(step)
-            self._end_step(_Launched(step, None, at_ns, newcomers, []), StepResult([result for _, result in computed]))
+            launched = _Launched(step, None, at_ns, draft_ns, newcomers, [])
+            self._end_step(launched, StepResult([result for _, result in computed]))
 
     def _compute(self, part: Step) -> list[ChunkResult]:
         self._host.enter(HostPart.LAUNCH, part)
@@ -352,7 +366,7 @@ class EngineLoop:
             opened.notes.first_step_ended(self._account.totals)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
         if self._drafts is not None:
-            self._drafts.verified(step, result.chunks, step_ns)
+            self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
         self.requests.computed(step, result.chunks, ended_ns)
         self._pace(step, step_ns)
         self._hand_over()
@@ -486,6 +500,8 @@ class EngineLoop:
             num_drafts=self.requests.num_drafts,
             num_draft_tokens=self.requests.num_draft_tokens,
             num_accepted_tokens=self.requests.num_accepted_tokens,
+            num_model_draft_tokens=self.requests.num_model_draft_tokens,
+            num_accepted_model_tokens=self.requests.num_accepted_model_tokens,
         )
 
     def _close(self) -> None:

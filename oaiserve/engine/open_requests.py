@@ -142,6 +142,8 @@ class OpenRequests:
         self.num_drafts = 0  # that were verified so far
         self.num_draft_tokens = 0  # of these
         self.num_accepted_tokens = 0  # of these, those that came true
+        self.num_model_draft_tokens = 0  # of these two, those of the draft model
+        self.num_accepted_model_tokens = 0
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -457,6 +459,11 @@ class OpenRequests:
         self.num_accepted_tokens += num_accepted
         opened.account.num_draft_tokens += len(chunk.draft)
         opened.account.num_accepted_tokens += num_accepted
+        if chunk.sequence.draft_is_models:
+            self.num_model_draft_tokens += len(chunk.draft)
+            self.num_accepted_model_tokens += num_accepted
+            opened.account.num_model_draft_tokens += len(chunk.draft)
+            opened.account.num_accepted_model_tokens += num_accepted
 
     def _tokens(
         self, opened: OpenRequest, sequence: Sequence, result: ChunkResult

@@ -17,8 +17,10 @@ from oaiserve import demo, hub
 from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.draft_model import DraftModel
 from oaiserve.engine.grammar import Grammars
 from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.load_draft import load_draft
 from oaiserve.engine.loop import Runner
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.profiling import Profiler
@@ -30,6 +32,7 @@ from oaiserve.source import ModelSource, find_model
 from oaiserve.start_times import StartTimes
 
 if TYPE_CHECKING:
+    from oaiserve.engine.model.draft import DraftWeights
     from oaiserve.engine.model.parallel.workers import Workers
     from oaiserve.engine.model.pooling.load import LoadedPooler
     from oaiserve.engine.model.spec import LoadedModel, ModelSpec
@@ -60,6 +63,7 @@ class EngineParts(NamedTuple):
     processes: Workers | None = None
     pooling: Pooling | None = None
     adapters: AdapterTable | None = None
+    draft_model: DraftModel | None = None
 
 
 def load_parts(
@@ -115,6 +119,8 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
                 raise StartupError(f"{flag} is for models that generate text, and '{model}' is for --task {task}.")
+            if options.draft_model is not None:
+                raise StartupError(f"--draft-model is for models that generate text; the task of '{model}' is {task}.")
             pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
             return parts_of_pooler(pooler, tokenizer, options)
         if options.tensor_parallel > 1:
@@ -137,8 +143,9 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             max_model_len=options.max_model_len,
             offline=offline,
         ).result()
+    draft = None if options.draft_model is None else load_draft(options.draft_model, tokenizer, options, times)
     with times.part("native step"):
-        return parts_of_loaded(loaded, tokenizer, options, asked=asked)
+        return parts_of_loaded(loaded, tokenizer, options, asked=asked, draft=draft)
 
 
 def _of_checked(
@@ -154,14 +161,20 @@ def _of_checked(
         from oaiserve.engine.model.restart import restart_runner
 
         checked = recall_model(asked, options)
-    # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-        started = loader.submit(times.run, "weights and check", restart_runner, checked, options)
+    draft: DraftWeights | None = None
+    if options.draft_model is not None:
         with times.part("tokenizer"):
             tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+        draft = load_draft(options.draft_model, tokenizer, options, times)
+    # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        started = loader.submit(times.run, "weights and check", restart_runner, checked, options, draft)
+        if draft is None:
+            with times.part("tokenizer"):
+                tokenizer = Tokenizer.from_pretrained(asked.folder, template)
         grammars = _grammars(checked.spec, tokenizer)
         meanwhile()
-        parts = _of_started(checked.spec, started.result(), tokenizer, grammars, options)
+        parts = _of_started(checked.spec, started.result(), tokenizer, grammars, options, draft=draft)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
     log.info(
         "The native step is ready: it computes what transformers' code did on %s, with the same files, versions "
@@ -196,8 +209,10 @@ def parts_of_loaded(
     options: EngineOptions,
     workers: Workers | None = None,
     asked: Subject | None = None,
+    draft: DraftWeights | None = None,
 ) -> EngineParts:
-    """Return the parts of a loaded model. `workers` hold the other parts of a model that is split.
+    """Return the parts of a loaded model. `workers` hold the other parts of a model that is split, and `draft` guesses
+    tokens.
 
     If the native step computes what the model does, that is remembered for `asked`. Raises StartupError where the
     options ask for what the device or its memory does not have.
@@ -208,8 +223,8 @@ def parts_of_loaded(
     grammars = _grammars(loaded, tokenizer)
     grammars.prepare()  # while the model's code is made ready, most of which is native
     when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
-    started = start_runner(loaded, options, workers, when_checked)
-    return _of_started(loaded, started, tokenizer, grammars, options, workers)
+    started = start_runner(loaded, options, workers, when_checked, draft)
+    return _of_started(loaded, started, tokenizer, grammars, options, workers, draft)
 
 
 def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> EngineParts:
@@ -246,6 +261,7 @@ def _of_started(
     grammars: Grammars,
     options: EngineOptions,
     workers: Workers | None = None,
+    draft: DraftWeights | None = None,
 ) -> EngineParts:
     default_params = spec.default_params if options.generation_config else {}
     log.info(
@@ -258,6 +274,14 @@ def _of_started(
         started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
         started.max_model_len,
     )
+    draft_model: DraftModel | None = None
+    if started.draft is not None and draft is not None:
+        draft_model = DraftModel(
+            started.draft,
+            block_size=options.block_size,
+            max_len=draft.spec.max_model_len,
+            vocab_size=spec.vocab_size,
+        )
     if default_params:
         log.info("Defaults from the model's generation_config.json: %s", default_params)
     return EngineParts(
@@ -276,6 +300,7 @@ def _of_started(
         profiler=started.profiler,
         processes=workers,
         adapters=_adapters(spec, started, options),
+        draft_model=draft_model,
     )
 
 

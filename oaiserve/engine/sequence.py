@@ -83,6 +83,7 @@ class Sequence:
         "client_name",
         "constraint",
         "draft",
+        "draft_is_models",
         "draw_key",
         "hashes",
         "index",
@@ -182,6 +183,7 @@ class Sequence:
         self.last_token_ns: int | None = None
         # written by Drafts
         self.draft: list[int] = []  # a guess at its next tokens, all of which its grammar lets come in this order
+        self.draft_is_models = False  # the draft model has made it, or is about to
         self.lookup: Lookup | None = None  # in its own text
         # written by the sampler, if there is a penalty
         self.token_counts: TokenCounts | None = None

@@ -38,6 +38,8 @@ class EngineSnapshot(NamedTuple):
     num_drafts: int = 0  # drafts that were verified
     num_draft_tokens: int = 0  # tokens of these
     num_accepted_tokens: int = 0  # of these, those that came true
+    num_model_draft_tokens: int = 0  # of num_draft_tokens, those of the draft model
+    num_accepted_model_tokens: int = 0  # of num_accepted_tokens, those of the draft model
     num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int = 0  # prompt tokens that were found there
     num_waiting_tokens: int = 0  # of the prompts of requests that have not entered a step
@@ -151,7 +153,7 @@ class StepAccount:
 
         Steps run one after the other, so a step begins when it is launched, or when the step before has ended. The host
         sees that end when it takes the results, which may be late. If the device has a clock of its own, its times are
-        used instead.
+        used instead. A step for which the draft model computes begins with that, which counts as its launch.
         """
         began_ns = max(launched_ns, self._last_ended_ns)
         duration_ns = ended_ns - began_ns
@@ -197,6 +199,8 @@ class StepAccount:
         num_drafts: int,
         num_draft_tokens: int,
         num_accepted_tokens: int,
+        num_model_draft_tokens: int,
+        num_accepted_model_tokens: int,
     ) -> EngineSnapshot:
         pool = scheduler.pool
         return EngineSnapshot(
@@ -213,6 +217,8 @@ class StepAccount:
             num_drafts=num_drafts,
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=num_accepted_tokens,
+            num_model_draft_tokens=num_model_draft_tokens,
+            num_accepted_model_tokens=num_accepted_model_tokens,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_waiting_tokens=num_waiting_tokens,

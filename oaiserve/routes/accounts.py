@@ -49,6 +49,8 @@ class Account(msgspec.Struct):
     stalled_ns: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_model_draft_tokens: int
+    num_accepted_model_tokens: int
     grammar: AccountGrammar | None
     tool_calls: dict[str, int]
     params: dict[str, Any]

@@ -266,9 +266,10 @@ DRAFTS = Metric(
 DRAFT_TOKENS = Metric(
     "oaiserve_draft_tokens_total",
     "counter",
-    "Tokens of drafts. accepted: they came true, so the answer has them. rejected: they were computed in vain.",
+    "Tokens of drafts. lookup: they were found in the sequence's own text. model: the draft model guessed them. "
+    "accepted: they came true, so the answer has them. rejected: they were computed in vain.",
     "tokens",
-    labels=("outcome",),
+    labels=("source", "outcome"),
 )
 ENGINE_STEPS = Metric("oaiserve_engine_steps_total", "counter", "Steps of the engine.")
 ENGINE_STEP_SECONDS = Metric(
@@ -305,8 +306,8 @@ ENGINE_IDLE_WITH_WORK_SECONDS = Metric(
 ENGINE_HOST_SECONDS = Metric(
     "oaiserve_engine_host_seconds_total",
     "counter",
-    "Time of the engine thread by what it did: idle, commands, schedule, launch, masks, wait, process or hand_over. "
-    "The parts add up to all of its time.",
+    "Time of the engine thread by what it did: idle, commands, schedule, draft, launch, masks, wait, process or "
+    "hand_over. The parts add up to all of its time.",
     "seconds",
     ("part",),
 )

@@ -103,6 +103,8 @@ class RecentRequests:
             "stalled_ns": record.account.stalled_ns,
             "num_draft_tokens": record.account.num_draft_tokens,
             "num_accepted_tokens": record.account.num_accepted_tokens,
+            "num_model_draft_tokens": record.account.num_model_draft_tokens,
+            "num_accepted_model_tokens": record.account.num_accepted_model_tokens,
             "grammar": _grammar(record.account),
             "tool_calls": {outcome.value: number for outcome, number in record.tool_calls.items()},
             "params": dict(record.params),

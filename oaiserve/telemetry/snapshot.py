@@ -51,6 +51,10 @@ class Snapshot(Protocol):
     @property
     def num_accepted_tokens(self) -> int: ...
     @property
+    def num_model_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_model_tokens(self) -> int: ...
+    @property
     def num_steps(self) -> int: ...
     @property
     def model_ns(self) -> int: ...
@@ -148,8 +152,16 @@ def _host_seconds(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
 
 
 def _draft_tokens(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
-    accepted = snapshot.num_accepted_tokens
-    return {("accepted",): accepted, ("rejected",): snapshot.num_draft_tokens - accepted}
+    drafted, accepted = snapshot.num_model_draft_tokens, snapshot.num_accepted_model_tokens
+    by_source = {
+        "lookup": (snapshot.num_draft_tokens - drafted, snapshot.num_accepted_tokens - accepted),
+        "model": (drafted, accepted),
+    }
+    return {
+        (source, outcome): number
+        for source, (drafted, accepted) in by_source.items()
+        for outcome, number in (("accepted", accepted), ("rejected", drafted - accepted))
+    }
 
 
 def _blocks(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:

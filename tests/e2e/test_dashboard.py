@@ -64,6 +64,7 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log_file = tmp_path_factory.mktemp("dashboard") / "log"
     env = {"OMP_NUM_THREADS": "1"}
     flags = ("--served-model-name", "small", "--kv-blocks", "600", "--recent-requests", "2000")
+    flags += ("--drafts", "lookup")
     with serve_process(str(small_model), log_file, *flags, env=env) as server:
         yield server
 
@@ -175,6 +176,24 @@ BARS = """rows => rows.map((row) => {
   const parts = [...row.querySelectorAll(".track i")].map((part) => part.getBoundingClientRect());
   return [row.dataset.request, parts.map((part) => [(part.left - track.left) / track.width, part.width / track.width])];
 })"""
+
+
+def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_page: OpenPage) -> None:
+    """The answer is one token again and again, so drafts come true. An answer of one token has none."""
+    always = {"prompt": "and so on", "temperature": 0, "ignore_eos": True, "logit_bias": {"100": 100}}
+    shown = []
+    for max_tokens in (60, 1):
+        answer = httpx.post(f"{server.url}/v1/completions", json={**always, "max_tokens": max_tokens})
+        request_id = answer.headers["x-request-id"]
+        entry = httpx.get(f"{server.url}/debug/requests/{request_id}").json()
+        page = open_page(server)
+        page.click(f"#waterfall button[data-request='{request_id}']")
+        page.wait_for_selector("dialog[open] tr[data-phase]")
+        drafted, accepted = entry["num_draft_tokens"], entry["num_accepted_tokens"]
+        line = f"{drafted} tokens: {accepted} accepted, {drafted - accepted} rejected"
+        shown.append((accepted > 0, page.locator("dl.facts dd").get_by_text(line, exact=True).count()))
+        assert page.locator("dl.facts dt").get_by_text("Of the draft model").count() == 0
+    assert shown == [(True, 1), (False, 0)]
 
 
 def test_the_playground_shows_the_phases_of_the_server(server: LiveServer, open_page: OpenPage) -> None:

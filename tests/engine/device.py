@@ -144,6 +144,7 @@ class Guesses:
     """Writes drafts in place of `Drafts`: whatever the device is going to draw, with a wrong token now and then."""
 
     only_if_exact = False
+    model = None
 
     def __init__(self, seed: int, share_right: float = 0.8) -> None:
         self._random = random.Random(seed)
@@ -160,7 +161,7 @@ class Guesses:
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
+    def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int) -> None:
         for chunk, result in zip(step.chunks, results, strict=True):
             self.num_verified += len(chunk.draft)
             self.num_accepted += chunk.num_accepted(result.token_ids)

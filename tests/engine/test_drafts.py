@@ -289,6 +289,32 @@ def test_a_step_with_drafts_has_no_more_tokens_than_its_bound_and_the_best_guess
     assert len(running[0].draft) < min(len(one.draft) for one in running[1:])
 
 
+def test_times_of_other_numbers_follow_the_speed_of_the_machine() -> None:
+    times = StepTimes()
+    times.observe(12, 2000)
+    for _ in range(40):
+        times.observe(8, 1000)
+    for _ in range(40):
+        times.observe(8, 1500)
+    expected = times.expected_ns()
+    assert expected[8] == pytest.approx(1500, rel=0.01)
+    assert expected[12] == pytest.approx(3000, rel=0.01)
+    assert expected[10] == pytest.approx(2250, rel=0.01)
+    assert expected[14] == pytest.approx(3750, rel=0.01), "further tokens take as long as the last ones"
+
+
+def test_a_new_sequence_begins_with_what_came_true_in_others() -> None:
+    drafts = Drafts()
+    run_steps(drafts, [repeating("a")], 200, CHEAP, is_right=False)
+    two = repeating("b")
+    drafts.propose([two], others_wait=False)
+    assert two.lookup.acceptance[0] < 0.5
+    run_steps(drafts, [two], 2000, CHEAP, is_right=True)
+    three = repeating("c")
+    drafts.propose([three], others_wait=False)
+    assert three.lookup.acceptance[0] > 0.9
+
+
 @given(st.lists(st.tuples(st.integers(1, MOST_STEP_TOKENS + 5), st.integers(1, 10**9)), min_size=1))
 def test_expected_times_never_fall_with_the_number_of_tokens(measured: list[tuple[int, int]]) -> None:
     times = StepTimes()

@@ -58,6 +58,8 @@ def full_record() -> RequestRecord:
         num_forced_tokens=1,
         num_draft_tokens=7,
         num_accepted_tokens=2,
+        num_model_draft_tokens=4,
+        num_accepted_model_tokens=1,
     )
     account.note(EventKind.GRAMMAR_COMPILED, 1005 * MS, None, compile_ns=3 * MS, cache="miss", kind="json_schema")
     account.note(EventKind.PREFIX_CACHE_HIT, 1110 * MS, 0, tokens=2)
@@ -149,6 +151,7 @@ received    1970-01-01 00:00:01.000 UTC
 duration    400.000 ms, first token after 160.000 ms
 tokens      4 prompt (2 cached), 4 generated
 drafts      7 tokens: 2 accepted, 5 rejected
+            of the draft model 4: 1 accepted, 3 rejected
 grammar     json_schema, compiled in 3.000 ms (miss)
             masked draws 3, forced tokens 1
 tool calls  1 called, 2 unparsed
@@ -234,6 +237,7 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
         grammar_compile_ns=st.none() | st.integers(0, 10**13),
         num_masked_draws=st.integers(0, 10**12),
         num_draft_tokens=st.integers(0, 10**12),
+        num_model_draft_tokens=st.integers(0, 10**12),
     ),
 )
 def test_no_line_is_too_long_and_every_phase_has_its_bar(

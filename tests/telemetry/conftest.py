@@ -109,6 +109,8 @@ def snapshot() -> SimpleNamespace:
         num_drafts=20,
         num_draft_tokens=90,
         num_accepted_tokens=70,
+        num_model_draft_tokens=30,
+        num_accepted_model_tokens=25,
         num_steps=99,
         blocks_reusable=25,  # free ones that the prefix cache can find
         num_waiting_tokens=2000,

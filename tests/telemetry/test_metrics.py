@@ -30,6 +30,7 @@ SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_preemptions", "num_out_of_memory", "num_steps", "model_ns", "idle_with_work_ns"), 0),
     **dict.fromkeys(("num_masked_draws", "num_forced_tokens"), 0),
     **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 0),
+    **dict.fromkeys(("num_model_draft_tokens", "num_accepted_model_tokens"), 0),
     host_ns={},
 )
 
@@ -151,15 +152,18 @@ def test_the_page_shows_the_current_snapshot(metrics: Metrics, snapshot: SimpleN
     assert page[key(names.GRAMMAR_MASKED_DRAWS.name)] == 600
     assert page[key(names.GRAMMAR_FORCED_TOKENS.name)] == 50
     assert page[key(names.DRAFTS.name)] == page[key(names.VLLM_DRAFTS.name, **VLLM)] == 20
-    drafted = {outcome: page[key(names.DRAFT_TOKENS.name, outcome=outcome)] for outcome in ("accepted", "rejected")}
-    assert drafted == {"accepted": 70, "rejected": 20}
+    drafted = {
+        source: [page[key(names.DRAFT_TOKENS.name, source=source, outcome=it)] for it in ("accepted", "rejected")]
+        for source in ("lookup", "model")
+    }
+    assert drafted == {"lookup": [45, 15], "model": [25, 5]}
     assert page[key(names.VLLM_DRAFT_TOKENS.name, **VLLM)] == 90
     assert page[key(names.VLLM_ACCEPTED_TOKENS.name, **VLLM)] == 70
     assert page[key(names.ENGINE_STEPS.name)] == 99
     assert page[key(names.ENGINE_MODEL_SECONDS.name)] == 2.500000003
     assert page[key(names.ENGINE_IDLE_WITH_WORK_SECONDS.name)] == 0.100000007
     assert page[key(names.ENGINE_HOST_SECONDS.name, part="idle")] == 0
-    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 7.000000007
+    assert page[key(names.ENGINE_HOST_SECONDS.name, part="hand_over")] == 8.000000008
     assert page[key(names.VLLM_CACHE_CONFIG.name, **VLLM, block_size="16", num_gpu_blocks="120")] == 1
     snapshot.num_running = 5
     assert samples(metrics)[key(names.REQUESTS_RUNNING.name)] == 5

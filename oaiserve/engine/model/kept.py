@@ -61,6 +61,7 @@ def is_kept(source: ModelSource, options: EngineOptions) -> bool:
         and options.quantize == "none"
         and options.tensor_parallel == 1
         and not options.has_adapters
+        and options.draft_model is None
         and options.dtype in _DTYPES
     )
 

@@ -46,15 +46,23 @@ class MemoryUse:
 
 
 def kv_blocks(
-    spec: ModelSpec, options: EngineOptions, max_model_len: int, use: MemoryUse | None = None, least_tokens: int = 1
+    spec: ModelSpec,
+    options: EngineOptions,
+    max_model_len: int,
+    use: MemoryUse | None = None,
+    least_tokens: int = 1,
+    *,
+    draft: ModelSpec | None = None,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
     The options give that number, or the memory that blocks may take. Otherwise the cache gets as many blocks as there
-    is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. Raises
-    StartupError if the options ask for more than there is, or if a GPU has no room for `least_tokens`.
+    is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. A
+    draft model keeps as many blocks, and their memory counts. Raises StartupError if the options ask for more than
+    there is, or if a GPU has no room for `least_tokens`.
     """
-    block_bytes = spec.kv_bytes_per_token * options.block_size
+    bytes_per_token = spec.kv_bytes_per_token + (0 if draft is None else draft.kv_bytes_per_token)
+    block_bytes = bytes_per_token * options.block_size
     if options.kv_blocks is not None:
         num_blocks = options.kv_blocks
         asked = f"--kv-blocks is {num_blocks}, which take {Bytes(num_blocks * block_bytes)}"

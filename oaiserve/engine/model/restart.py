@@ -7,20 +7,21 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.checked import CheckedModel, start_checked
 from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.memory import kv_blocks, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 
 
-def restart_runner(checked: CheckedModel, options: EngineOptions) -> Started:
-    """Make the runner of a model that has been checked.
+def restart_runner(checked: CheckedModel, options: EngineOptions, draft: DraftWeights | None = None) -> Started:
+    """Make the runner of a model that has been checked. `draft` guesses tokens for it.
 
     Raises StartupError if there is no memory for what the options ask for, and NotRemembered if the native step does
     not compute what it did.
     """
     spec, device = checked.spec, torch.device("cpu")
-    num_blocks = kv_blocks(spec, options, spec.max_model_len)
+    num_blocks = kv_blocks(spec, options, spec.max_model_len, draft=None if draft is None else draft.spec)
     native = start_checked(
         checked, options, num_blocks=num_blocks, num_threads=options.cpu_threads or default_threads()
     )
@@ -32,4 +33,5 @@ def restart_runner(checked: CheckedModel, options: EngineOptions) -> Started:
         TorchProfiler(device),
         ranges=None,
         adaptable=checked.decoder.adaptable() if options.has_adapters else {},
+        draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
     )

@@ -20,6 +20,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, start_native
+from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -47,12 +48,13 @@ def start_runner(
     options: EngineOptions,
     workers: Workers | None = None,
     when_checked: WhenChecked | None = None,
+    draft: DraftWeights | None = None,
 ) -> Started:
     """Make the runner of a model, and get it ready for requests.
 
     `workers` hold the other parts of a model that is split. `when_checked` is called when the native step has been
-    compared with transformers' code, which can be after this returns. Raises StartupError if the device, or its memory,
-    does not allow what the options ask for.
+    compared with transformers' code, which can be after this returns. `draft` guesses tokens for the model. Raises
+    StartupError if the device, or its memory, does not allow what the options ask for.
     """
     on_cpu = loaded.device.type == "cpu"
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
@@ -62,7 +64,7 @@ def start_runner(
     if options.has_adapters and options.compile and not on_cpu:
         log.info("The model's layers are not compiled: steps may have adapters")
     backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
-    num_blocks = _num_blocks(loaded, options, backend, sample_ids)
+    num_blocks = _num_blocks(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
@@ -109,6 +111,7 @@ def start_runner(
             block_size=block_size,
             num_threads=options.cpu_threads or default_threads(),
             when_checked=when_checked,
+            needed_by=_needing_native(options),
         )
     if not on_cpu:
         # The first step of each kind compiles kernels, which is done now so that no request waits for it. The kernels
@@ -126,6 +129,7 @@ def start_runner(
         TorchProfiler(loaded.device),
         NvtxRanges() if options.nvtx else None,
         adaptable(loaded.model) if options.has_adapters else {},
+        None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
     )
 
 
@@ -159,8 +163,17 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
         raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
     if options.nvtx and on_cpu:
         raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
+    if options.draft_model is not None and not on_cpu:
+        raise StartupError(f"--draft-model is for --device cpu; the model is on {loaded.device}.")
     if options.tensor_parallel > 1 and not is_split:
         raise StartupError(f"--tensor-parallel is {options.tensor_parallel}, but the model is loaded as a whole.")
+
+
+def _needing_native(options: EngineOptions) -> str | None:
+    """Return the setting that needs the native step, if there is one."""
+    if options.quantize != "none":
+        return f"--quantize {options.quantize}"
+    return None if options.draft_model is None else "--draft-model"
 
 
 def _for_a_part(options: EngineOptions) -> EngineOptions:
@@ -168,7 +181,13 @@ def _for_a_part(options: EngineOptions) -> EngineOptions:
     return replace(options, compile=False, cuda_graph=False)
 
 
-def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
+def _num_blocks(
+    loaded: LoadedModel,
+    options: EngineOptions,
+    backend: Backend,
+    sample_ids: SampleIds | None,
+    draft: DraftWeights | None = None,
+) -> int:
     """Return the number of blocks of the KV cache. For a model that is split, all members have room for so many.
 
     The members of such a model compute the largest step together, so this blocks until all have called it.
@@ -176,7 +195,7 @@ def _num_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, s
     if loaded.device.type == "cuda":
         num_blocks = _gpu_blocks(loaded, options, backend, sample_ids)
     else:
-        num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
+        num_blocks = kv_blocks(loaded, options, loaded.max_model_len, draft=None if draft is None else draft.spec)
     return num_blocks if options.tensor_parallel == 1 else all_reduce_min(num_blocks, loaded.device)
 
 

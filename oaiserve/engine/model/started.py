@@ -25,3 +25,4 @@ class Started(NamedTuple):
     ranges: NvtxRanges | None  # None: parts of steps are not marked for NVTX
     # Rows and columns of the linear layers that adapters may name, by the names of their modules.
     adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    draft: ModelRunner | None = None  # of the draft model

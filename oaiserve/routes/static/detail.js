@@ -27,7 +27,8 @@ function account(entry) {
       ["Outcome", `${entry.outcome}${entry.status ? `, status ${entry.status}` : ""}${entry.error_type ? `, ${entry.error_type}` : ""}`],
       ["Finish", entry.finish_reasons.join(", ") || "–"],
       ["Tokens", `${entry.prompt_tokens} prompt (${entry.cached_tokens} cached), ${entry.completion_tokens} generated`],
-      ...drafts(entry),
+      ...drafts("Drafts", entry.num_draft_tokens, entry.num_accepted_tokens),
+      ...drafts("Of the draft model", entry.num_model_draft_tokens, entry.num_accepted_model_tokens),
       ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(nanoseconds(entry.time_to_first_token_ns))}`],
       ["Between tokens", gaps(entry.token_gaps)],
       ["Steps", steps(entry.steps)],
@@ -49,8 +50,8 @@ function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-function drafts({ num_draft_tokens: drafted, num_accepted_tokens: accepted }) {
-  return drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : [];
+function drafts(name, drafted, accepted) {
+  return drafted ? [[name, `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : [];
 }
 
 function gaps(found) {

@@ -44,6 +44,7 @@ class Known:
     """Writes drafts in place of `Drafts`: the known answer, of which tokens are wrong now and then."""
 
     only_if_exact = False
+    model = None
 
     def __init__(self, expected: Run, share_right: float) -> None:
         self._expected, self._share_right = expected, share_right
@@ -65,7 +66,7 @@ class Known:
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
+    def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int) -> None:
         pairs = zip(step.chunks, results, strict=True)
         self.num_accepted += sum(chunk.num_accepted(result.token_ids) for chunk, result in pairs)
 

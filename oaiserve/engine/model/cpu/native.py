@@ -69,8 +69,8 @@ class NativeDecoder:
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self.caches: list[LayerCache] = []
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._vocab = decoder.head.weight.shape[0]
-        self._logits = torch.empty(0, self._vocab)
+        self.vocab_size = decoder.head.weight.shape[0]
+        self._logits = torch.empty(0, self.vocab_size)
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
         self._operations: list[str] = []  # the kind of each operation, in order
@@ -93,7 +93,7 @@ class NativeDecoder:
         """Return the logits float32 [R, vocab] of `batch.logits_rows`, which the next call overwrites."""
         num_logits = len(batch.logits_rows)
         if len(self._logits) < num_logits:
-            self._logits = torch.empty(num_logits, self._vocab)
+            self._logits = torch.empty(num_logits, self.vocab_size)
         logits = self._logits[:num_logits]
         arrays = [
             tensor.numpy().astype(np.int32)

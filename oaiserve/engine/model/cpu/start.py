@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import Quantize
-from oaiserve.engine.model.adapters import probe_adapter
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
@@ -51,13 +52,14 @@ def start_native(
     native_build: bool = False,
     has_adapters: bool = False,
     when_checked: WhenChecked | None = None,
+    needed_by: str | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
     That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
-    native attention if possible. Raises StartupError if weights are to be quantized and the native step cannot be used,
-    since no other code runs quantized weights.
+    native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
+    `needed_by` names: no other code runs quantized weights, or verifies drafts to the bit.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(
@@ -69,13 +71,11 @@ def start_native(
         when_checked=when_checked,
         **sizes,
     )
-    if quantize != "none":
+    if needed_by is not None:
         try:
             native = make()
         except (BuildError, NotKnown) as error:
-            raise StartupError(
-                f"--quantize {quantize} needs the native step, which cannot be used: {error}."
-            ) from error
+            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
         runner.replace(_hand_over(eager, native, native))
         return
     try:
@@ -153,6 +153,8 @@ def native_decoder(
     library = Library(loaded.dtype, quantize, native_build=native_build)
     expected, parameters = transformers_logits(loaded, block_size)
     decoder = describe(loaded, parameters)
+    if has_adapters and (left_out := adaptable(loaded.model).keys() - decoder.adaptable().keys()):
+        raise NotKnown(f"adapters may name '{min(left_out)}', to which it cannot add one")
     probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
     if probe is not None:
         expected += transformers_logits(loaded, block_size, probe)[0]

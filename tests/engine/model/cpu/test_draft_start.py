@@ -1,0 +1,164 @@
+"""A draft model is loaded and checked like a model, beside it, and must have its vocabulary."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.drafts import Drafts
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import load
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.test_draft_model import Steady
+from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_models import byte_tokenizer
+
+pytestmark = pytest.mark.compiler
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+PROMPT = [*range(5, 45)]
+WAYS = {
+    "greedy": SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2),
+    "drawn": SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=4, n=3, ignore_eos=True, logprobs=0),
+}
+
+
+def save(folder: Path, asked: Any, vocab_size: int = 256) -> Path:
+    make_model(asked).save_pretrained(folder)
+    tokenizer = byte_tokenizer(vocab_size)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folders of a model, of the same one with more rows than tokens, and of others."""
+    root = tmp_path_factory.mktemp("models")
+    sizes = {"vocab_size": 256, "num_hidden_layers": 2}
+    return {
+        "model": save(root / "model", config("llama", **sizes)),
+        "another": save(root / "another", config("llama", **{**sizes, "num_hidden_layers": 1})),
+        "wide": save(root / "wide", config("llama", **{**sizes, "vocab_size": 320})),
+        "other vocabulary": save(root / "other", config("llama", **{**sizes, "vocab_size": 300}), 300),
+        "no native step": save(root / "none", config("mixtral", **sizes, num_experts_per_tok=2, num_local_experts=4)),
+    }
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test an empty cache, apart from the library."""
+    libraries = build.build(torch.float32).parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+
+
+def started(model: Path, draft_model: Path | None = None, **options: Any) -> Engine:
+    """Return an engine whose drafts seem to cost nothing."""
+    engine = Engine.from_pretrained(
+        model, EngineOptions(**OPTIONS | options, draft_model=None if draft_model is None else str(draft_model))
+    )
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+    drafts = engine._loop._drafts
+    assert isinstance(drafts, Drafts)
+    if drafts.model is not None:
+        drafts._times, drafts.model.times = Steady(1e15), Steady(0.0)
+    return engine
+
+
+def ask(engine: Engine, params: SamplingParams) -> tuple[list[list[int]], int, int]:
+    """Return the answers of two requests, the second of which finds its prompt in the prefix cache."""
+    before = engine.snapshot()
+    found = [one.token_ids for _ in range(2) for one in engine.generate([PROMPT], params)]
+    after = engine.snapshot()
+    return (
+        found,
+        after.num_model_draft_tokens - before.num_model_draft_tokens,
+        after.num_accepted_model_tokens - before.num_accepted_model_tokens,
+    )
+
+
+@pytest.mark.parametrize("kind", ["model", "another", "wide"])
+def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
+    saved: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(saved["model"]) as engine:
+        expected = {way: ask(engine, params)[0] for way, params in WAYS.items()}
+    with started(saved["model"], saved[kind]) as engine:
+        monkeypatch.setattr(engine._loop._drafts, "_look_up", lambda *_: None)
+        for way, params in WAYS.items():
+            found, num_drafted, num_accepted = ask(engine, params)
+            assert found == expected[way]
+            assert num_drafted > 20
+            if kind == "model":
+                assert num_accepted == num_drafted
+
+
+def test_both_start_again_without_transformers(
+    saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oaiserve")
+    with started(saved["model"], saved["another"]) as engine:
+        expected = ask(engine, WAYS["greedy"])
+        num_blocks = engine.snapshot().blocks_total
+    monkeypatch.setattr(load, "load_model", None)
+    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    with started(saved["model"], saved["another"]) as engine:
+        assert ask(engine, WAYS["greedy"]) == expected
+        assert engine.snapshot().blocks_total == num_blocks
+    assert sum("guesses tokens; its KV cache takes" in record.message for record in caplog.records) == 2
+
+
+def test_its_cache_counts_in_the_memory_that_is_asked_for(saved: dict[str, Path]) -> None:
+    options = OPTIONS | {"kv_blocks": None, "kv_cache_memory": 2**20}
+    alone = started(saved["model"], **options).snapshot().blocks_total
+    both = started(saved["model"], saved["another"], **options).snapshot().blocks_total
+    assert both == alone * 2 // 3, "the draft model has one layer and the model has two"
+
+
+def test_another_vocabulary_is_refused(saved: dict[str, Path]) -> None:
+    with pytest.raises(StartupError) as found:
+        started(saved["model"], saved["other vocabulary"])
+    assert str(found.value) == (
+        f"--draft-model {saved['other vocabulary']} has another vocabulary than the model, 300 tokens and 256: id 256 "
+        "is 'aa' of the draft model and no token of the model. Both must have the same."
+    )
+
+
+@pytest.mark.parametrize(("model", "draft"), [("no native step", "model"), ("model", "no native step")])
+def test_both_need_a_native_step(saved: dict[str, Path], model: str, draft: str) -> None:
+    with pytest.raises(StartupError, match=r"--draft-model .*needs the native step, which cannot be used: "):
+        started(saved[model], saved[draft])
+
+
+def test_its_files_are_checked_before_they_are_loaded(saved: dict[str, Path], tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(saved["another"], cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(StartupError, match=r"cut"):
+        started(saved["model"], cut)
+    with pytest.raises(StartupError, match=r"nowhere"):
+        started(saved["model"], tmp_path / "nowhere")
+
+
+def test_a_limit_of_the_model_is_none_of_the_draft_model(saved: dict[str, Path]) -> None:
+    with started(saved["model"], saved["another"], max_model_len=64) as engine:
+        assert engine.max_model_len == 64
+        drafts = engine._loop._drafts
+        assert drafts is not None
+        assert drafts.model is not None
+        assert drafts.model.max_len == 128

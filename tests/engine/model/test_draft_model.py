@@ -1,0 +1,150 @@
+"""A draft model changes no answer, guesses as the model draws, and computes each token of a sequence once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine import open_requests
+from oaiserve.engine.draft_model import DraftModel
+from oaiserve.engine.drafts import Drafts
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.step import Step
+from tests.engine.model.runners import eager_runner
+from tests.engine.model.test_overlap import Run, check_answers, run, some_requests
+from tests.engine.test_draft_model import Busy
+from tools.random_models import FAMILIES, random_model
+
+BLOCK_SIZE = 4
+NUM_REQUESTS = 60
+
+
+class Counting:
+    """The runner of a draft model, which counts the tokens that it computes."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.num_tokens = 0
+
+    def launch(self, step: Step) -> Launched:
+        self.num_tokens += step.num_tokens
+        assert [chunk.num_tokens > 1 for chunk in step.chunks] == sorted(chunk.num_tokens > 1 for chunk in step.chunks)
+        return self._runner.launch(step)
+
+    def draw(self, launched: Launched, masks: Any) -> None:
+        self._runner.draw(launched, masks)
+
+    def collect(self, launched: Launched) -> Any:
+        return self._runner.collect(launched)
+
+
+def made(seed: int = 0, noise: float = 0.0) -> LoadedModel:
+    """Return a model with random weights, and so much noise in them."""
+    model = random_model(FAMILIES["llama"], seed=seed)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * parameter.std() * torch.randn_like(parameter) if noise else 0
+    return prepare(model)
+
+
+def drafts_of(loaded: LoadedModel, num_blocks: int, *, max_len: int = 1000) -> Busy:
+    runner = Counting(eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE))
+    return Busy(DraftModel(runner, block_size=BLOCK_SIZE, max_len=max_len, vocab_size=97))
+
+
+def num_tokens(drafts: Drafts) -> int:
+    assert drafts.model is not None
+    assert isinstance(drafts.model._runner, Counting)
+    return drafts.model._runner.num_tokens
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> Run:
+    return run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=1000)
+
+
+@pytest.mark.parametrize(
+    ("seed", "noise", "num_blocks"),
+    [(0, 0.0, 1000), (0, 0.0, 14), (0, 0.2, 14), (5, 0.0, 1000)],
+    ids=["the same", "the same with preemptions", "alike with preemptions", "another"],
+)
+def test_answers_are_those_without_a_draft_model(
+    loaded: LoadedModel,
+    expected: Run,
+    seed: int,
+    noise: float,
+    num_blocks: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
+    monkeypatch.setattr(open_requests, "FEW_TOKENS", 0)
+    drafts = drafts_of(made(seed, noise), num_blocks)
+    monkeypatch.setattr(drafts, "_look_up", lambda *_: None)
+    found = run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=num_blocks, drafts=drafts)
+    assert all(isinstance(event, Finished) for event in found.ended.values())
+    assert (found.num_preemptions > 5) == (num_blocks == 14)
+    check_answers(found, expected)
+    accounts = [event.account for event in found.ended.values()]
+    num_drafted = sum(account.num_draft_tokens for account in accounts)
+    num_accepted = sum(account.num_accepted_tokens for account in accounts)
+    assert num_drafted == sum(account.num_model_draft_tokens for account in accounts)
+    assert num_accepted == sum(account.num_accepted_model_tokens for account in accounts)
+    assert num_drafted > 50
+    if seed == 0 and not noise:
+        # Of a draft that is right, only what follows a stop string or the end of a grammar counts nowhere.
+        assert num_accepted > 0.9 * num_drafted
+    else:
+        assert num_accepted < 0.8 * num_drafted
+
+
+PROMPT = [*range(3, 50)]
+LONG = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+def test_the_look_up_and_a_draft_model_go_together(loaded: LoadedModel) -> None:
+    """Ids that the request allows repeat themselves. A guess is taken from where it came true more often."""
+    params = SamplingParams(max_tokens=30, n=2, seed=5, temperature=1.0, ignore_eos=True, allowed_token_ids=(5, 9))
+    requests = [Request(f"r{i}", (TokenPrompt([5, 9, 9, i]),), params) for i in range(3)]
+    expected = run(loaded, requests, overlap=False, num_blocks=1000)
+    found = run(loaded, requests, overlap=False, num_blocks=1000, drafts=drafts_of(made(noise=0.5), 1000))
+    check_answers(found, expected)
+    accounts = [event.account for event in found.ended.values()]
+    assert 0 < sum(one.num_model_draft_tokens for one in accounts) < sum(one.num_draft_tokens for one in accounts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_that_is_the_model_is_always_right(loaded: LoadedModel, temperature: float) -> None:
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=3, ignore_eos=True)
+    drafts = drafts_of(loaded, 100)
+    found = run(
+        loaded, [Request("r", (TokenPrompt(PROMPT[:20]),), params)], overlap=False, num_blocks=100, drafts=drafts
+    )
+    account = found.ended["r"].account
+    assert account.num_draft_tokens == account.num_accepted_tokens > 18
+    assert account.num_steps < 8
+
+
+def test_each_token_is_computed_once_for_all_choices_of_a_prompt(loaded: LoadedModel) -> None:
+    """What is shared of a prompt are whole blocks, so the rest of it is computed for each choice."""
+    params = SamplingParams(max_tokens=6, n=3, seed=1, ignore_eos=True)
+    drafts = drafts_of(loaded, 100)
+    run(loaded, [Request("r", (TokenPrompt(PROMPT[:23]),), params)], overlap=False, num_blocks=100, drafts=drafts)
+    assert num_tokens(drafts) < 23 + 2 * (23 % BLOCK_SIZE) + 3 * 6 + 3 * 2
+
+
+def test_a_sequence_that_is_longer_than_the_draft_model_allows_goes_on_without_it(loaded: LoadedModel) -> None:
+    drafts = drafts_of(loaded, 100, max_len=30)
+    found = run(loaded, [Request("r", (TokenPrompt(PROMPT[:20]),), LONG)], overlap=False, num_blocks=100, drafts=drafts)
+    assert 0 < found.ended["r"].account.num_draft_tokens <= 10
+    assert len(found.answers["r", 0].token_ids) == 24
