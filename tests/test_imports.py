@@ -97,8 +97,8 @@ MODEL_ROWS = {
     "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
     "cpu.stored": "cpu.describe spec",
     "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
-    "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe "
-    "cpu.kv_layout cpu.library cpu.native eager executor runner spec",
+    "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
+    "cpu.describe cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
     "parallel": "",
     "parallel.group": "",
