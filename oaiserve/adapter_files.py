@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oaiserve.model_files import json_object, read_header
+from oaiserve.model_files import json_object
 from oaiserve.model_numbers import BadFile
+from oaiserve.safetensors_header import read_header
 
 MOST_RANK = 256
 _MOST_NAME = 500  # characters of a tensor's name

@@ -25,8 +25,8 @@ class _Place(NamedTuple):
     name: str
 
 
-def check_safetensors(path: Path) -> int:
-    """Return the number of tensors in a safetensors file.
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, by the names of the tensors, and where their data begin in the file.
 
     Raises BadFile unless the data of the tensors, one behind the other, are all that comes after the header.
     """
@@ -51,7 +51,7 @@ def check_safetensors(path: Path) -> int:
         end = place.end
     if 8 + length + end != size:
         raise BadFile(f"it has {size} bytes where its header says {8 + length + end}, so it is cut or damaged")
-    return len(header)
+    return header, 8 + length
 
 
 def _place(name: str, tensor: Any) -> _Place:

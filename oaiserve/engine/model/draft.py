@@ -70,3 +70,6 @@ class _OfVocabulary:
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         self._native.copy_blocks(copies)
+
+    def prepare(self, adapter: Adapter) -> object:
+        return self._native.prepare(adapter)

@@ -305,36 +305,41 @@ class _Reader:
             return [self._matrix(together)]
         return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
 
-    def _latent(self, attention: Module) -> LatentProjection:
+    def _latent(self, attention: Any) -> LatentProjection:
         own, shared, values = attention.qk_nope_head_dim, attention.qk_rope_head_dim, attention.v_head_dim
         # Some families rotate pairs of neighbours, and put the results where pairs of halves would be.
         order = torch.arange(shared)
         if getattr(self._config, "rope_interleave", False):
             order = torch.cat([order[::2], order[1::2]])
 
-        def reordered(matrix: Matrix, before: int) -> Matrix:
-            """Reorder the last rows of each head, which has `before` others."""
-            rows = torch.arange(len(matrix.weight)).view(-1, before + shared)
-            rows = torch.cat([rows[:, :before], rows[:, before:][:, order]], dim=1).flatten()
-            return Matrix(matrix.weight[rows], None if matrix.bias is None else matrix.bias[rows])
+        def plain(module: Module) -> tuple[Tensor, Tensor | None]:
+            matrix = self._matrix(module)
+            if isinstance(matrix.weight, Blocks):
+                raise NotKnown("its latent attention has weights in blocks")
+            return matrix.weight, matrix.bias
 
-        down = self._matrix(attention.kv_a_proj_with_mqa)
-        up = self._matrix(self._child(attention, "kv_b_proj"))
-        if up.bias is not None or len(up.weight) % (own + values) or len(down.weight) <= shared:
+        def reordered(weight: Tensor, bias: Tensor | None, before: int) -> Matrix:
+            """Reorder the last rows of each head, which has `before` others."""
+            rows = torch.arange(len(weight)).view(-1, before + shared)
+            rows = torch.cat([rows[:, :before], rows[:, before:][:, order]], dim=1).flatten()
+            return Matrix(weight[rows], None if bias is None else bias[rows])
+
+        down, down_bias = plain(attention.kv_a_proj_with_mqa)
+        up, up_bias = plain(self._child(attention, "kv_b_proj"))
+        if up_bias is not None or len(up) % (own + values) or len(down) <= shared:
             raise NotKnown("its latent attention has sizes that do not fit together")
-        by_head = up.weight.unflatten(0, (-1, own + values))
-        up = Matrix(torch.cat([by_head[:, :own].flatten(0, 1), by_head[:, own:].flatten(0, 1)]), None)
+        by_head = up.unflatten(0, (-1, own + values))
         query_down = self._child(attention, "q_a_proj", optional=True)
-        query = self._matrix(self._child(attention, *("q_proj",) if query_down is None else ("q_b_proj",)))
-        if len(query.weight) % (own + shared):
+        query, query_bias = plain(self._child(attention, "q_proj" if query_down is None else "q_b_proj"))
+        if len(query) % (own + shared):
             raise NotKnown("its latent attention has sizes that do not fit together")
         return LatentProjection(
             query_down=None if query_down is None else self._matrix(query_down),
             query_norm=self._norm_of(attention, "q_a_layernorm"),
-            query=reordered(query, own),
-            down=reordered(down, len(down.weight) - shared),
+            query=reordered(query, query_bias, own),
+            down=reordered(down, down_bias, len(down) - shared),
             norm=self._norm(self._child(attention, "kv_a_layernorm")),
-            up=up,
+            up=Matrix(torch.cat([by_head[:, :own].flatten(0, 1), by_head[:, own:].flatten(0, 1)]), None),
         )
 
     def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
@@ -376,7 +381,7 @@ class _Reader:
             down=self._tensor(experts, "down_proj"),
             activation=_activation(self._child(experts, "act_fn")),
             shared=None if shared is None else self._mlp(shared),
-            shared_gate=None if shared_gate is None else self._matrix(shared_gate).weight[0].float(),
+            shared_gate=None if shared_gate is None else self._tensor(shared_gate)[0].float(),
         )
 
     def _router(self, router: Module) -> Router:

@@ -442,8 +442,10 @@ def _whole(width: int) -> int:
 
 
 def _matrices(layer: Layer) -> list[Matrix]:
-    attention, mlp = layer.attention, layer.mlp
-    return [matrix for matrix in (*attention.qkv, attention.out, mlp.gate, mlp.up, mlp.down) if matrix is not None]
+    """Return the matrices of a layer that may be in blocks."""
+    qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
+    mlp = [layer.mlp.gate, layer.mlp.up, layer.mlp.down] if isinstance(layer.mlp, MLP) else []
+    return [matrix for matrix in (*qkv, layer.attention.out, *mlp) if matrix is not None]
 
 
 def _padded(addresses: NDArray[np.uintp], multiple: int) -> NDArray[np.uintp]:
