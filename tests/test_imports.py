@@ -20,6 +20,7 @@ MODEL = f"{ENGINE}.model"
 MODEL_USES = {
     *LEAVES,
     "oaiserve.cache",
+    "oaiserve.gguf",
     "oaiserve.model_errors",
     "oaiserve.private",
     "oaiserve.source",

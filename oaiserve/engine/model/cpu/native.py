@@ -44,6 +44,7 @@ class NativeDecoder:
         self._logits = torch.empty(0, self._vocab)
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._packed: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
+        self._groups = -1  # the buffer of what these read
         self._operations: list[str] = []  # the kind of each operation, in order
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
