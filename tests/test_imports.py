@@ -21,6 +21,7 @@ MODEL_USES = {
     *LEAVES,
     "oaiserve.adapter_files",
     "oaiserve.cache",
+    "oaiserve.gguf",
     "oaiserve.model_errors",
     "oaiserve.private",
     "oaiserve.source",

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads

@@ -200,9 +200,11 @@ def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: GgufWeig
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     if weights.rope_factors is not None:
-        model.base_model.rotary_emb.inv_freq /= weights.rope_factors
+        rotary: Any = model.base_model.rotary_emb
+        rotary.inv_freq /= weights.rope_factors
     model.tie_weights()
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:

@@ -28,8 +28,8 @@ FAMILIES = {
     "llama": config("llama", **WIDE),
     "llama, tied": config("llama", **WIDE, tie_word_embeddings=True),
     "qwen2": config("qwen2", **WIDE),
-    "qwen3": config("qwen3", **WIDE, head_dim=32),
-    "phi3": config("phi3", **WIDE),
+    "qwen3": config("qwen3", **WIDE, head_dim=128),  # the file does not say how wide, for transformers
+    "phi3": config("phi3", **WIDE | {"vocab_size": 32064}),  # its padding is token 32,000
     "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
     "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
 }
@@ -77,7 +77,8 @@ def expanded_logits(path: Path, num_tokens: int) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
-    assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.005
+    # A number between two of the eight-bit ones may be rounded to either.
+    assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
 
 
 def test_weights_without_blocks_and_unknown_families_are_expanded(tmp_path: Path) -> None:

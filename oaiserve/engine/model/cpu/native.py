@@ -73,6 +73,7 @@ class NativeDecoder:
         self._logits = torch.empty(0, self.vocab_size)
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
+        self._groups = -1  # the buffer of what these read
         self._operations: list[str] = []  # the kind of each operation, in order
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         self._has_adapters = has_adapters

@@ -23,7 +23,7 @@ KINDS = [Kind(kind) for kind in FORMATS]
 N, K, ROWS = 80, 512, 15  # the last panel has columns beyond n, and the rows make tiles of several heights
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64-v4", "x86-64-v3"])
+@pytest.fixture(scope="module", params=["native", "x86-64-v3"])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with compiled_for(request.param):
         yield Library(torch.float32, "blocks")
