@@ -170,6 +170,7 @@ class Accounting:
             times.received = times.responded
         serving = serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
+        adapter = None if exchange.adapter is None else exchange.adapter.name
         serving.record(
             RequestRecord(
                 request_id=exchange.request_id,
@@ -180,8 +181,8 @@ class Accounting:
                 http_method=scope["method"],
                 http_route=self._http_route,
                 http_status=exchange.http_status,
-                model=serving.name_of(exchange.adapter),
-                adapter=None if exchange.adapter is None else exchange.adapter.name,
+                model=serving.model_name if adapter is None else adapter,
+                adapter=adapter,
                 client=exchange.key_name,
                 http_scheme=scope["scheme"],
                 server_address=address,
