@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from oaiserve.start_times import StartTimes
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.draft import DraftWeights
+
+log = logging.getLogger(__name__)
 
 
 def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: StartTimes) -> DraftWeights:
@@ -48,8 +51,8 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
         try:
             checked = recall_model(asked, options)
             return DraftWeights(name, checked.spec, partial(start_checked, checked, options))
-        except NotRemembered:
-            pass  # it is checked, and then remembered
+        except NotRemembered as reason:
+            log.info("The check of the draft model is not remembered, so transformers' code is loaded: %s", reason)
     from oaiserve.engine.model.cpu.start import native_decoder
     from oaiserve.engine.model.load import load_model
 
