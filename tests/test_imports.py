@@ -107,7 +107,7 @@ MODEL_ROWS = {
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
     # the model that guesses tokens
-    "draft": "batch cpu.build cpu.cores cpu.describe cpu.native runner spec",
+    "draft": "adapters batch cpu.build cpu.cores cpu.describe cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "gguf_weights": "cpu.blocks",
     "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.kv_layout cpu.library cpu.native cpu.start gguf_weights "

@@ -154,7 +154,7 @@ class _Known(NamedTuple):
 
 
 def _check(
-    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, int]
+    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, Any]
 ) -> _Known:
     """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
     small = copy.deepcopy(config)

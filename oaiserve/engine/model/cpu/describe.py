@@ -271,7 +271,7 @@ class _Reader:
             is_parallel=is_parallel,
         )
 
-    def _attention(self, index: int, attention: Module) -> Attention:
+    def _attention(self, index: int, attention: Any) -> Attention:
         shape = self._loaded.kv_shapes[index]
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
