@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.engine.model.adapter_weights import load_adapter
-from oaiserve.model_files import read_header
+from oaiserve.safetensors_header import read_header
 from tools.random_adapters import write_adapter
 
 LAYER = "model.layers.0.self_attn.q_proj"

@@ -132,7 +132,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.record": {"oaiserve.times", "oaiserve.trace"},
     "oaiserve.response_store": set(),
     "oaiserve.response_database": {"oaiserve.errors", "oaiserve.private", "oaiserve.response_store"},
-    "oaiserve.adapter_files": {"oaiserve.model_files", "oaiserve.model_numbers"},
+    "oaiserve.adapter_files": {"oaiserve.safetensors_header", "oaiserve.model_files", "oaiserve.model_numbers"},
     "oaiserve.hub": set(),
     "oaiserve.source": {"oaiserve.errors"},
     "oaiserve.cache": set(),
