@@ -46,11 +46,13 @@ def write_gguf(
     parameters: Iterable[tuple[str, NDArray[np.float32]]],
     kind_of: Callable[[str], Kind],
     tokenizer: dict[str, Any] | None = None,
+    rope_factors: NDArray[np.float32] | None = None,
 ) -> None:
     """Write a model, whose parameters have transformers' names, as llama.cpp's conversion does.
 
     `kind_of` says in which format a matrix is to be, by its name in the file. `tokenizer` has fields of the tokenizer;
-    without them there are only as many tokens as the model has.
+    without them there are only as many tokens as the model has. `rope_factors` divide the frequencies of rotary
+    embeddings.
     """
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
@@ -64,6 +66,8 @@ def write_gguf(
         add(f"tokenizer.ggml.{key}", value)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     for name, values in parameters:
         name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert name_in_file is not None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
@@ -37,7 +39,13 @@ FAMILIES = {
 MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
 
 
-def file_of(asked: PreTrainedConfig, folder: Path, mix: dict[str, Kind] = MIX, rest: Kind = Kind.Q4_0) -> Path:
+def file_of(
+    asked: PreTrainedConfig,
+    folder: Path,
+    mix: dict[str, Kind] = MIX,
+    rest: Kind = Kind.Q4_0,
+    rope_factors: NDArray[np.float32] | None = None,
+) -> Path:
     """Write a model with random weights as a GGUF file."""
     path = folder / "model.gguf"
     model = make_model(asked)
@@ -46,7 +54,7 @@ def file_of(asked: PreTrainedConfig, folder: Path, mix: dict[str, Kind] = MIX, r
     def kind_of(name: str) -> Kind:
         return next((kind for part, kind in mix.items() if part in name), rest)
 
-    write_gguf(path, asked, parameters, kind_of)
+    write_gguf(path, asked, parameters, kind_of, rope_factors=rope_factors)
     return path
 
 
@@ -63,8 +71,10 @@ def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tens
     return ((groups / scales).round() * scales).flatten(-2)
 
 
-def expanded_logits(path: Path, num_tokens: int) -> torch.Tensor:
+def expanded_logits(path: Path, num_tokens: int, rope_factors: NDArray[np.float32] | None = None) -> torch.Tensor:
     loaded = load_model(path, dtype="float32")
+    if rope_factors is not None:
+        loaded.model.base_model.rotary_emb.inv_freq /= torch.from_numpy(rope_factors)
     for name, module in loaded.model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
             module.register_forward_pre_hook(in_eight_bits)
@@ -79,6 +89,14 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
     path = file_of(FAMILIES[family], tmp_path)
     # A number between two of the eight-bit ones may be rounded to either.
     assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
+
+
+def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
+    path = file_of(FAMILIES["llama"], tmp_path, rope_factors=factors)
+    found = kept_logits(path, 60)
+    assert difference(found, expanded_logits(path, 60, factors)) < 0.02
+    assert difference(found, expanded_logits(path, 60)) > 0.02
 
 
 def test_weights_without_blocks_and_unknown_families_are_expanded(tmp_path: Path) -> None:
