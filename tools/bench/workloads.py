@@ -55,17 +55,17 @@ class Measure:
 
 MEASURES = (
     Measure("output", "tokens/s", "output_throughput", "W1", True, 1.25),
-    Measure("output", "tokens/s", "output_throughput", "W2", True, 2.0),
-    Measure("output", "tokens/s", "output_throughput", "W3", True, 2.0),
+    Measure("output", "tokens/s", "output_throughput", "W2", True, 2.6),
+    Measure("output", "tokens/s", "output_throughput", "W3", True, 2.7),
     Measure("TTFT p50", "ms", "ttft_p50_ms", "W3", goal=0.5),
     Measure("TTFT p99", "ms", "ttft_p99_ms", "W4", goal=0.5),
     Measure("ITL p99", "ms", "itl_p99_ms", "W4", goal=0.5),
-    Measure("in and out", "tokens/s", "total_throughput", "W5", True, 1.7),
+    Measure("in and out", "tokens/s", "total_throughput", "W5", True, 2.5),
     Measure("ITL p99", "ms", "itl_p99_ms", "W5", goal=0.3),
-    Measure("in and out", "tokens/s", "total_throughput", "W6", True, 1.4),
+    Measure("in and out", "tokens/s", "total_throughput", "W6", True, 2.2),
     Measure("TTFT p50", "ms", "ttft_p50_ms", "W6", goal=0.7),
     Measure("first start to first answer", "s", "first_start_seconds", limit=6),
     Measure("first start to full speed", "s", "full_speed_seconds", limit=20),
-    Measure("later start to first answer", "s", "start_seconds", limit=6),
-    Measure("most memory (RSS)", "MiB", "peak_rss_mib", limit=3072),
+    Measure("later start to first answer", "s", "start_seconds", limit=2),
+    Measure("most memory (RSS)", "MiB", "peak_rss_mib", limit=1638),
 )
