@@ -70,6 +70,7 @@ CASES = {
     "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
     "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
     "eight bits with AVX2": (GROUPED, torch.bfloat16, "int8", "x86-64-v3"),
+    "experts with AMX": (MIXTURE, torch.bfloat16, "none", EMULATED_AMX),
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),

@@ -144,15 +144,13 @@ class Route : public Operation {
     return std::min(step.num_tokens, std::max<long>(2 * threads, (step.num_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS));
   }
   void run(const StepInput& step, int threads, long item) noexcept override {
-    alignas(64) float sums[BLOCK_ROWS * PANEL];
-    const long count = items(step, threads), panels = panels_of(weights_.n);
+    const long count = items(step, threads);
     const long first = step.num_tokens * item / count, end = step.num_tokens * (item + 1) / count;
-    for (long panel = 0; panel < panels; panel++) {
-      const long next = panel + 1 < panels ? panel + 1 : 0, columns = std::min<long>(PANEL, weights_.n - panel * PANEL);
-      multiply_panel(weights_, x_.row(first), x_.stride(), end - first, panel, sums, next);
-      for (long row = first; row < end; row++)
-        memcpy(logits_.row(row) + panel * PANEL, sums + (row - first) * PANEL, size_t(columns) * sizeof(float));
-    }
+    multiply_panels(weights_, x_.row(first), x_.stride(), end - first, 0, panels_of(weights_.n), 0,
+                    [&](long row, long column, f32x16 left, f32x16 right) {
+                      store(logits_.row(first + row) + column, left);  // a row has room for whole panels
+                      store(logits_.row(first + row) + column + LANES, right);
+                    });
     const long k = routing_.top_k;
     for (long row = first; row < end; row++)
       choose_experts(routing_, logits_.row(row), &assignment_.chosen[size_t(row * k)],
@@ -210,21 +208,18 @@ class ExpertProducts {
     return assignment_.most_groups(step.num_tokens) * parts(step, threads);
   }
 
-  // Calls store(row, column, left, right) as panel_item of gemm.h does.
+  // Calls store(row, column, left, right) as multiply_panels of gemm.h does.
   template <class T, class Store>
   void run(const StepInput& step, int threads, long item, Buffer<T>& x, Store&& store) const noexcept {
-    alignas(64) float sums[BLOCK_ROWS * PANEL];
     const long count = parts(step, threads), index = item / count, part = item % count;
     if (index >= assignment_.num_groups) return;
     const Assignment::Group& group = assignment_.groups[size_t(index)];
     const Weights& weights = *weights_[size_t(group.expert)];
     const long end = panels_ * (part + 1) / count;
-    for (long panel = panels_ * part / count; panel < end; panel++) {
-      const long next = panel + 1 < panels_ ? panel + 1 : panel;
-      multiply_panel(weights, x.row(group.first), x.stride(), group.rows, panel, sums, next);
-      for (long r = 0; r < group.rows; r++)
-        store(group.first + r, panel * PANEL, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
-    }
+    multiply_panels(weights, x.row(group.first), x.stride(), group.rows, panels_ * part / count, end, end % panels_,
+                    [&](long row, long column, f32x16 left, f32x16 right) {
+                      store(group.first + row, column, left, right);
+                    });
   }
 
  private:

@@ -251,12 +251,27 @@ long linear_items(const Weights& w, long rows, int threads) {
   return long(c.blocks) * c.groups;
 }
 
-// Computes one item of a layer, and calls store(row, column, left, right) for each row and panel: `left` has the
-// columns column .. column + 15, and `right` the next 16. x is [rows, k], with rows `x_stride` elements apart.
+// Multiplies rows of x with the panels from `first` to before `end`, and calls store(row, column, left, right) for each
+// row and panel: `left` has the columns column .. column + 15, and `right` the next 16. There are at most BLOCK_ROWS rows,
+// `x_stride` elements apart. `next` is the panel that this thread is likely to read afterwards.
 template <class Weights, class T, class Store>
-void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
+void multiply_panels(const Weights& w, const T* x, long x_stride, long rows, long first, long end, long next,
+                     Store&& store) {
   alignas(64) float sums[BLOCK_ROWS * PANEL];
   const Tiles<T> tiles;
+  for (long panel = first; panel < end; panel++) {
+    multiply_panel(w, x, x_stride, rows, panel, sums, panel + 1 < end ? panel + 1 : next);
+    for (long row = 0; row < rows; row++) {
+      const float* from = sums + row * PANEL;
+      store(row, panel * PANEL, load(from), load(from + LANES));
+    }
+  }
+}
+
+// Computes one item of a layer, and calls store(row, column, left, right) as multiply_panels does. x is
+// [rows, k], with rows `x_stride` elements apart.
+template <class Weights, class T, class Store>
+void panel_item(const Weights& w, const T* x, long x_stride, long rows, int threads, long item, Store&& store) {
   const long panels = panels_of(w.n);
   const Cut c = cut(panels, w.k, rows, threads);
   const long block = item / c.groups, group = item % c.groups;
@@ -264,14 +279,8 @@ void panel_item(const Weights& w, const T* x, long x_stride, long rows, int thre
   const long first = panels * group / c.groups, end = panels * (group + 1) / c.groups;
   // The panel with which this thread's next item is likely to begin.
   const long likely_next = panels * ((group + threads) % c.groups) / c.groups;
-  for (long panel = first; panel < end; panel++) {
-    const long next = panel + 1 < end ? panel + 1 : likely_next;
-    multiply_panel(w, x + row * x_stride, x_stride, end_row - row, panel, sums, next);
-    for (long r = row; r < end_row; r++) {
-      const float* from = sums + (r - row) * PANEL;
-      store(r, panel * PANEL, load(from), load(from + LANES));
-    }
-  }
+  multiply_panels(w, x + row * x_stride, x_stride, end_row - row, first, end, likely_next,
+                  [&](long r, long column, f32x16 left, f32x16 right) { store(row + r, column, left, right); });
 }
 
 // Computes one item of y = x W^T + bias, and calls store(row, column, values) with 16 columns of one row at a time. The
