@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from oaiserve.model_numbers import BadFile, check_numbers
 
 _STRING, _ARRAY = 8, 9
 # By the number of the type: its format for `struct`.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# By the number of the type of a tensor: how many of its numbers are stored together, and in how many bytes.
+_BLOCKS = {
+    **{0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2)},
+    **{2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17)},
+    **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
+    **{16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136)},
+    **{29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18)},
+}
+_ALIGNMENT = "general.alignment"
+# Readers make some objects of Python for each of these. The largest models have a tenth as many.
+_MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
+_MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
+
+
+class _Place(NamedTuple):
+    """Where the data of a tensor begin and end, counted from the first byte behind the head."""
+
+    begin: int
+    end: int
+    name: str
 
 
 class _Gguf:
     """Reads the parts of a GGUF file one after the other. Raises BadFile where the file ends before a part does."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
-        self._file, self.size, self._at = file, size, 0
+        self._file, self.size, self._at = file, size, 4
 
     def number(self, form: str) -> Any:
         width = struct.calcsize(form)
         self._advance(width)
         return struct.unpack(f"<{form}", self._file.read(width))[0]
 
-    def text(self) -> str:
+    def name(self) -> str:
         length = self.number("Q")
+        if length > _MOST_NAME_BYTES:
+            raise BadFile(f"it has a name of {length} bytes")
         self._advance(length)
-        return self._file.read(length).decode(errors="replace")
+        try:
+            return self._file.read(length).decode()
+        except UnicodeDecodeError as error:
+            raise BadFile("it has a name that is no UTF-8") from error
 
     def value(self) -> Any:
         """Return a number, or None for a value of another kind."""
@@ -44,13 +70,21 @@ class _Gguf:
 
     def _skip_array(self) -> None:
         kind, count = self.number("I"), self.number("Q")
+        if count > _MOST_ELEMENTS:
+            raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
         if kind in _SCALARS:
             self.skip(count * struct.calcsize(_SCALARS[kind]))
         elif kind == _STRING:
             for _ in range(self.at_most(count, 8)):
-                self.skip(self.number("Q"))
+                self._skip_text()
         else:
             raise BadFile(f"it has an array of the unknown type {kind}")
+
+    def _skip_text(self) -> None:
+        length = self.number("Q")
+        if length > _MOST_TEXT_BYTES:
+            raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
+        self.skip(length)
 
     def at_most(self, count: int, bytes_each: int) -> int:
         """Return the count, unless the rest of the file is too short for so many."""
@@ -62,35 +96,71 @@ class _Gguf:
         self._advance(num_bytes)
         self._file.seek(num_bytes, 1)
 
+    def left_behind(self, alignment: int) -> int:
+        """Return how many bytes there are from the next multiple of `alignment` on."""
+        return self.size - -(-self._at // alignment) * alignment
+
     def _advance(self, num_bytes: int) -> None:
         self.at_most(num_bytes, 1)
         self._at += num_bytes
 
 
 def check_gguf(path: Path) -> None:
-    """Raise BadFile if the counts, sizes or numbers in the head of a GGUF file cannot be true."""
+    """Raise BadFile if the counts, sizes, places or numbers in the head of a GGUF file cannot be true."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise BadFile("it is no GGUF file")
-        gguf = _Gguf(file, size - 4)
+        gguf = _Gguf(file, size)
         version = gguf.number("I")
         if version not in (2, 3):
             raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
         num_tensors, num_values = gguf.number("Q"), gguf.number("Q")
         gguf.at_most(num_tensors, 24)
-        values = {}
-        for _ in range(gguf.at_most(num_values, 13)):
-            key = gguf.text()
+        gguf.at_most(num_values, 13)
+        if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
+            raise BadFile(f"it has {num_tensors} tensors and {num_values} values, more than any model")
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = gguf.name()
+            if key in values:
+                raise BadFile(f"it has {key[:100]!r} twice")
             values[key] = gguf.value()
-        for _ in range(num_tensors):
-            name, num_dimensions = gguf.text(), gguf.number("I")
-            if num_dimensions > 8:
-                raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
-            num_elements = 1
-            for _ in range(num_dimensions):
-                num_elements *= gguf.number("Q")
-            _kind, offset = gguf.number("I"), gguf.number("Q")
-            if num_elements > 8 * size or offset > size:
-                raise BadFile(f"its tensor {name[:100]!r} is larger than the file: it is cut, or lies about its sizes")
+        tensors = [_tensor(gguf) for _ in range(num_tensors)]
+        alignment = values.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
+            raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
+        _check_places(tensors, gguf.left_behind(alignment), alignment)
     check_numbers(values, num_tensors, size)
+
+
+def _tensor(gguf: _Gguf) -> _Place:
+    """Read what the head says of a tensor."""
+    name, num_dimensions = gguf.name(), gguf.number("I")
+    if num_dimensions > 8:
+        raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
+    shape = [gguf.number("Q") for _ in range(num_dimensions)]
+    kind, begin = gguf.number("I"), gguf.number("Q")
+    if kind not in _BLOCKS:
+        raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
+    together, block_bytes = _BLOCKS[kind]
+    if (shape[0] if shape else 1) % together:
+        raise BadFile(f"its tensor {name[:100]!r} has rows of {shape[0]} numbers, which are no blocks of {together}")
+    return _Place(begin, begin + math.prod(shape) // together * block_bytes, name)
+
+
+def _check_places(tensors: list[_Place], num_bytes: int, alignment: int) -> None:
+    end = 0
+    names = set()
+    for tensor in sorted(tensors):
+        shown = repr(tensor.name[:100])
+        if tensor.name in names:
+            raise BadFile(f"it has the tensor {shown} twice")
+        names.add(tensor.name)
+        if tensor.begin % alignment:
+            raise BadFile(f"its tensor {shown} begins at {tensor.begin}, which is no multiple of {alignment}")
+        if tensor.begin < end:
+            raise BadFile(f"its tensor {shown} overlaps another one")
+        end = tensor.end
+        if end > num_bytes:
+            raise BadFile(f"its tensor {shown} ends behind the file: it is cut, or lies about its sizes")

@@ -15,12 +15,12 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.gguf import check_gguf
 from oaiserve.model_numbers import BadFile, check_numbers
+from oaiserve.safetensors_header import check_safetensors
 from oaiserve.source import ModelSource
 
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
-_MOST_HEADER_BYTES = 10**8  # safetensors refuses longer ones
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
@@ -40,7 +40,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
         weights = _weights(folder, config)
         num_tensors = 0
         for path in weights:
-            num_tensors += _count_tensors(path)
+            num_tensors += check_safetensors(path)
         path = folder / "config.json"
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
     except (BadFile, OSError) as error:
@@ -103,28 +103,3 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
     except BadFile as error:
         raise StartupError(f"'{index}' cannot be used: {error}.") from error
     return [folder / name for name in sorted(names)]
-
-
-def _count_tensors(path: Path) -> int:
-    """Return the number of tensors in a safetensors file. Raises BadFile if its header and its size do not agree."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
-            raise BadFile("it is cut, or no safetensors file")
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise BadFile("its header is not valid JSON") from error
-    if not isinstance(header, dict):
-        raise BadFile("its header is not a JSON object")
-    header.pop("__metadata__", None)
-    end = 0
-    for name, tensor in header.items():
-        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-        if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
-            raise BadFile(f"its header does not say where the tensor {name[:100]!r} is")
-        end = max(end, *offsets)
-    if 8 + length + end != size:
-        raise BadFile(f"it has {size} bytes where its header says {8 + length + end}, so it is cut or damaged")
-    return len(header)

@@ -32,12 +32,22 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def described(header: dict[str, Any]) -> bytes:
+    """Return a safetensors file of this header, with 16 bytes for each tensor."""
+    written = json.dumps(header).encode()
+    return struct.pack("<Q", len(written)) + written + bytes(16 * sum(name != "__metadata__" for name in header))
+
+
+def tensor(place: int = 0, **changes: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [4], "data_offsets": [16 * place, 16 * place + 16]} | changes
+
+
+def one_tensor(**changes: Any) -> bytes:
+    return described({"a": tensor(**changes)})
+
+
 def safetensors(num_tensors: int = 3) -> bytes:
-    tensors = {
-        f"t{i}": {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i in range(num_tensors)
-    }
-    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(16 * num_tensors)
+    return described({"__metadata__": {"format": "pt"}, **{f"t{i}": tensor(i) for i in range(num_tensors)}})
 
 
 @pytest.fixture
@@ -113,6 +123,16 @@ def test_a_config_that_is_no_json_object_is_refused(folder: Path, content: bytes
         (struct.pack("<Q", 4) + b"{{{{", "its header is not valid JSON"),
         (struct.pack("<Q", 2) + b"[]", "its header is not a JSON object"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "its header does not say where the tensor 'a' is"),
+        (one_tensor(data_offsets=[16, 0]), "its header does not say where the tensor 'a' is"),
+        (one_tensor(data_offsets=[-16, 0]), "its header does not say where the tensor 'a' is"),
+        (one_tensor(data_offsets=[16, 32]), "its tensor 'a' begins behind bytes that belong to none"),
+        (one_tensor(shape=[5]), "its tensor 'a' has 16 bytes, which are not the shape [5] in F32"),
+        (one_tensor(shape=[2**40, 2**40]), "its tensor 'a' has 16 bytes, which are not the shape "),
+        (one_tensor(shape=None), "its header does not say what shape the tensor 'a' has"),
+        (one_tensor(shape=[True]), "its header does not say what shape the tensor 'a' has"),
+        (one_tensor(dtype="F33"), "its tensor 'a' has the unknown type 'F33'"),
+        (one_tensor(dtype=["F32"]), "its tensor 'a' has the unknown type "),
+        (described({"a": tensor(), "b": tensor()}), "its tensor 'b' overlaps another one"),
     ],
 )
 def test_weights_whose_header_is_wrong_are_refused(folder: Path, content: bytes, says: str) -> None:
@@ -184,6 +204,8 @@ def gguf(
     layers: int = 1,
     tokens: int = 2,
     rows: int = 4,
+    kind: int = 0,
+    begin: int = 0,
 ) -> bytes:
     """Return a GGUF file with one tensor. Each argument replaces a number in it that is right."""
     parts = [
@@ -195,7 +217,8 @@ def gguf(
     head = b"GGUF" + struct.pack(
         "<IQQ", version, 1 if tensors is None else tensors, len(parts) if values is None else values
     )
-    return head + b"".join(parts) + text("t") + struct.pack("<IQQIQ", 2, 4, rows, 0, 0) + bytes(64)
+    head += b"".join(parts) + text("t") + struct.pack("<IQQIQ", 2, 4, rows, kind, begin)
+    return head + bytes(-len(head) % 32 + 64)
 
 
 def gguf_refusal(tmp_path: Path, content: bytes) -> str:
@@ -217,8 +240,13 @@ def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
         (gguf(version=1), "its GGUF version is 1, but must be 2 or 3"),
         (gguf(values=2**60), "it is cut, or lies about its counts"),
         (gguf(tensors=2**60), "it is cut, or lies about its counts"),
-        (gguf(tokens=2**60), "it is cut, or lies about its counts"),
-        (gguf(rows=2**40), "its tensor 't' is larger than the file"),
+        (gguf(tokens=2**20), "it is cut, or lies about its counts"),
+        (gguf(tokens=2**60), "it has an array of 1152921504606846976 values, but can have at most 2097152"),
+        (gguf(rows=2**40), "its tensor 't' ends behind the file"),
+        (gguf(begin=32), "its tensor 't' ends behind the file"),
+        (gguf(begin=8), "its tensor 't' begins at 8, which is no multiple of 32"),
+        (gguf(kind=99), "its tensor 't' has the unknown type 99"),
+        (gguf(kind=12), "its tensor 't' has rows of 4 numbers, which are no blocks of 256"),
         (gguf(layers=10**9), "its llama.block_count is 1e+09, but can be at most "),
         (gguf(layers=0), "its llama.block_count is 0, but must be at least 1"),
     ],
