@@ -243,16 +243,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.record",
         "oaiserve.times",
     },
-    f"{ENGINE}.engine": {
-        *LEAVES,
-        ENGINE,
+    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.start_times"},  # builds its parts
+    f"{ENGINE}.pretrained": {
+        "oaiserve.config",
         "oaiserve.demo",
+        "oaiserve.hub",
         "oaiserve.model_files",
         "oaiserve.remembered",
         "oaiserve.source",
         "oaiserve.start_times",
-        "oaiserve.hub",
-    },  # builds the parts, the runner by a late import
+        *(f"{ENGINE}.{m}" for m in ("grammar", "host_time", "loop", "model", "pooling", "profiling", "tokenizer")),
+    },  # the runner by a late import
     **{MODEL if not name else f"{MODEL}.{name}": MODEL_USES | imported for name, imported in MODEL_FILES.items()},
     "oaiserve.telemetry": {
         "oaiserve.config",

@@ -9,17 +9,15 @@ engine.stop()
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from oaiserve import demo, hub
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.detokenize import TokenTable
@@ -30,6 +28,7 @@ from oaiserve.engine.loop import Abort, Broken, EngineLoop, Runner, Stop, Submit
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.pretrained import EngineParts, load_parts
 from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
 from oaiserve.engine.request import (
     TERMINAL,
@@ -53,25 +52,12 @@ from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
-from oaiserve.model_files import refuse_unless_sound
 from oaiserve.record import HostPart, Profile, StepRecord
-from oaiserve.remembered import NoRecord, NotRemembered, Subject
-from oaiserve.source import find_model
 from oaiserve.start_times import StartTimes
 from oaiserve.times import monotonic_ns
 
-if TYPE_CHECKING:
-    from oaiserve.engine.model.parallel.workers import Workers
-    from oaiserve.engine.model.pooling.load import LoadedPooler
-    from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-    from oaiserve.engine.model.started import Started
-
-log = logging.getLogger(__name__)
-
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
-# What the first answer need not wait for, and would: most of it keeps the interpreter.
-AFTER_FIRST_ANSWER_SECONDS = 0.5
 Result = TypeVar("Result")
 
 
@@ -157,7 +143,7 @@ class Engine:
                     lookahead=options.lookahead,
                 ),
                 policy=POLICIES[options.policy],
-                prefix_cache=options.prefix_cache,
+                prefix_cache=options.prefix_cache and pooling is None,
             ),
             runner,
             TokenTable(tokenizer.backend),
@@ -212,204 +198,12 @@ class Engine:
         called while native code packs the weights of a model that has been checked, which leaves time to import more.
         Raises StartupError if the model cannot be loaded or served.
         """
-        options, times = replace(options or EngineOptions(), **kwargs), times or StartTimes()
-        if model != "demo":
-            return cls._load(model, options, times, meanwhile)
-        folder = demo.fetched()
-        # Its digests are computed beside the imports, which leave a core idle.
-        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
-            unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
-            try:
-                return cls._load(folder, options, times, meanwhile)
-            finally:
-                unchanged.result()  # its error says why another one was raised
+        options = replace(options or EngineOptions(), **kwargs)
+        return cls.from_parts(load_parts(model, options, times or StartTimes(), meanwhile), options)
 
     @classmethod
-    def _load(
-        cls, model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
-    ) -> Engine:
-        source = find_model(model)
-        refuse_unless_sound(source)
-        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
-        asked: Subject | None = None
-        if source.is_local and source.gguf_file is None:
-            with times.part("import of torch"):
-                from oaiserve.engine.model.cpu.checked import checked_subject
-
-            asked = checked_subject(Path(source.location), options)
-            if asked is not None and not options.recheck:
-                try:
-                    return cls._from_checked(asked, template, options, times, meanwhile)
-                except NotRemembered as reason:
-                    level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
-                    text = "The check of this model is not remembered, so transformers' code is loaded: %s"
-                    log.log(level, text, reason)
-        with times.part("import of transformers"):  # takes seconds
-            from oaiserve.engine.model.load import load_model
-            from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
-
-        offline = not source.is_local and not hub.is_reachable()
-        task = find_model_task(model, options, offline=offline)
-        with times.part("tokenizer"):
-            tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
-        # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
-        # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
-        # takes two thirds longer. Afterwards only the engine thread computes.
-        with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-            if task != "generate":
-                pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
-                return cls.from_pooler(pooler, tokenizer, options)
-            if options.tensor_parallel > 1:
-                from oaiserve.engine.model.parallel.workers import load_parallel
-
-                loaded, workers = loader.submit(load_parallel, model, options, offline=offline).result()
-                try:
-                    with workers.explained():
-                        return cls.from_loaded(loaded, tokenizer, options, workers)
-                except BaseException:
-                    workers.stop()
-                    raise
-            loaded = loader.submit(
-                times.run,
-                "weights",
-                load_model,
-                model,
-                device=options.device,
-                dtype=options.dtype,
-                max_model_len=options.max_model_len,
-                offline=offline,
-            ).result()
-        with times.part("native step"):
-            return cls.from_loaded(loaded, tokenizer, options, asked=asked)
-
-    @classmethod
-    def _from_checked(
-        cls,
-        asked: Subject,
-        template: str | None,
-        options: EngineOptions,
-        times: StartTimes,
-        meanwhile: Callable[[], object],
-    ) -> Engine:
-        """Make the engine of a model that an earlier start has checked. Raises NotRemembered."""
-        with times.part("what is remembered"):
-            from oaiserve.engine.model.cpu.checked import recall_model
-            from oaiserve.engine.model.restart import restart_runner
-
-            checked = recall_model(asked, options)
-        # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
-        with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-            started = loader.submit(times.run, "weights and check", restart_runner, checked, options)
-            with times.part("tokenizer"):
-                tokenizer = Tokenizer.from_pretrained(asked.folder, template)
-            grammars = cls._grammars(checked.spec, tokenizer)
-            meanwhile()
-            engine = cls._of(checked.spec, started.result(), tokenizer, grammars, options)
-        grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
-        log.info(
-            "The native step is ready: it computes what transformers' code did on %s, with the same files, versions "
-            "and CPU (--recheck asks that code again)",
-            checked.day,
-        )
-        return engine
-
-    @classmethod
-    def from_loaded(
-        cls,
-        loaded: LoadedModel,
-        tokenizer: Tokenizer,
-        options: EngineOptions,
-        workers: Workers | None = None,
-        asked: Subject | None = None,
-    ) -> Engine:
-        """Make the engine of a loaded model. `workers` hold the other parts of a model that is split.
-
-        If the native step computes what the model does, that is remembered for `asked`. Raises StartupError where the
-        options ask for what the device or its memory does not have.
-        """
-        from oaiserve.engine.model.cpu.checked import remember_checked
-        from oaiserve.engine.model.start import start_runner
-
-        grammars = cls._grammars(loaded, tokenizer)
-        grammars.prepare()  # while the model's code is made ready, most of which is native
-        when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
-        started = start_runner(loaded, options, workers, when_checked)
-        return cls._of(loaded, started, tokenizer, grammars, options, workers)
-
-    @staticmethod
-    def _grammars(spec: ModelSpec, tokenizer: Tokenizer) -> Grammars:
-        eos_token_ids = _end_of_sequence(spec, tokenizer)
-        return Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
-
-    @classmethod
-    def _of(
-        cls,
-        spec: ModelSpec,
-        started: Started,
-        tokenizer: Tokenizer,
-        grammars: Grammars,
-        options: EngineOptions,
-        workers: Workers | None = None,
-    ) -> Engine:
-        engine = cls(
-            tokenizer=tokenizer,
-            runner=started.runner,
-            num_blocks=started.num_blocks,
-            max_model_len=started.max_model_len,
-            vocab_size=spec.vocab_size,
-            eos_token_ids=_end_of_sequence(spec, tokenizer),
-            grammars=grammars,
-            default_params=spec.default_params if options.generation_config else {},
-            options=options,
-            max_step_tokens_default=started.max_step_tokens_default,
-            device=str(spec.device),
-            dtype=str(spec.dtype).removeprefix("torch."),
-            ranges=started.ranges,
-            profiler=started.profiler,
-            processes=workers,
-        )
-        log.info(
-            "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
-            spec.name,
-            spec.device,
-            str(spec.dtype).removeprefix("torch."),
-            started.num_blocks,
-            options.block_size,
-            started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
-            started.max_model_len,
-        )
-        if engine.default_params:
-            log.info("Defaults from the model's generation_config.json: %s", engine.default_params)
-        return engine
-
-    @classmethod
-    def from_pooler(cls, pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> Engine:
-        """Make the engine of a model that turns texts into vectors or scores. It has no KV cache."""
-        from oaiserve.engine.model.start import start_pooling
-
-        started = start_pooling(pooler, options)
-        engine = cls(
-            tokenizer=tokenizer,
-            runner=started.runner,
-            num_blocks=0,
-            max_model_len=pooler.max_model_len,
-            vocab_size=pooler.vocab_size,
-            options=replace(options, prefix_cache=False),
-            max_step_tokens_default=started.max_step_tokens_default,
-            device=str(pooler.device),
-            dtype=str(pooler.dtype).removeprefix("torch."),
-            profiler=started.profiler,
-            pooling=pooler.pooling,
-        )
-        log.info(
-            "%s on %s in %s, for --task %s: up to %d tokens a text",
-            type(pooler.layers).__name__,
-            pooler.device,
-            str(pooler.dtype).removeprefix("torch."),
-            pooler.pooling.task,
-            pooler.max_model_len,
-        )
-        return engine
+    def from_parts(cls, parts: EngineParts, options: EngineOptions) -> Engine:
+        return cls(options=options, **parts._asdict())
 
     @property
     def failure(self) -> BaseException | None:
@@ -597,11 +391,6 @@ def _as_prompt(prompt: str | Sequence[int] | Prompt) -> Prompt:
     if isinstance(prompt, TextPrompt | TokenPrompt | PairPrompt | ChatPrompt):
         return prompt
     return TokenPrompt(prompt)
-
-
-def _end_of_sequence(spec: ModelSpec, tokenizer: Tokenizer) -> frozenset[int]:
-    eos_token_id = tokenizer.eos_token_id
-    return spec.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
 
 
 def _default_limits(options: EngineOptions, asked: Mapping[str, float | int]) -> dict[str, int]:

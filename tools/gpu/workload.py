@@ -14,6 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.pretrained import parts_of_loaded
 from oaiserve.engine.tokenizer import Tokenizer
 from tools.gpu.target import Target
 from tools.random_models import byte_tokenizer, random_model, real_shape
@@ -33,7 +34,8 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     it, too. On a CPU it runs without the native step, because the check is about the code that a GPU runs."""
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
-    with Engine.from_loaded(loaded, _tokenizer(loaded.vocab_size), EngineOptions(**settings)) as engine:
+    options = EngineOptions(**settings)
+    with Engine.from_parts(parts_of_loaded(loaded, _tokenizer(loaded.vocab_size), options), options) as engine:
         yield engine
     del engine
     release()

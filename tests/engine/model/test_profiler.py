@@ -16,6 +16,7 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.profiler import NvtxRanges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.start import start_runner
+from oaiserve.engine.pretrained import parts_of_loaded
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
@@ -30,7 +31,7 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
     options = EngineOptions(block_size=4, kv_blocks=64, max_running=8, max_step_tokens=8, compile=False)
-    with Engine.from_loaded(loaded, Tokenizer(byte_tokenizer()), options) as engine:
+    with Engine.from_parts(parts_of_loaded(loaded, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
 

@@ -63,7 +63,7 @@ def answer(folder: Path, **options: Any) -> list[int]:
 
 def started_how(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return how the model has been started, since the last call."""
-    found = [record.message for record in caplog.records if record.name == "oaiserve.engine.engine"]
+    found = [record.message for record in caplog.records if record.name == "oaiserve.engine.pretrained"]
     caplog.clear()
     return [line for line in found if "transformers' code" in line]
 

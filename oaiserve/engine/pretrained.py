@@ -1,0 +1,258 @@
+"""Makes the parts of a model's engine: finds and loads its weights and its tokenizer, and starts what runs it.
+
+A model that an earlier start has checked is loaded without transformers' code. That is the fast way, and it is taken
+wherever the check is remembered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from oaiserve import demo, hub
+from oaiserve.config import EngineOptions
+from oaiserve.engine.grammar import Grammars
+from oaiserve.engine.host_time import Ranges
+from oaiserve.engine.loop import Runner
+from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.profiling import Profiler
+from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.model_files import refuse_unless_sound
+from oaiserve.remembered import NoRecord, NotRemembered, Subject
+from oaiserve.source import find_model
+from oaiserve.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.pooling.load import LoadedPooler
+    from oaiserve.engine.model.spec import LoadedModel, ModelSpec
+    from oaiserve.engine.model.started import Started
+
+log = logging.getLogger(__name__)
+
+# What the first answer need not wait for, and would: most of it keeps the interpreter.
+AFTER_FIRST_ANSWER_SECONDS = 0.5
+
+
+class EngineParts(NamedTuple):
+    """What an engine is built of. The names are those of `Engine`'s arguments."""
+
+    tokenizer: Tokenizer
+    runner: Runner
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    max_step_tokens_default: int
+    device: str
+    dtype: str
+    eos_token_ids: frozenset[int] = frozenset()
+    grammars: Grammars | None = None
+    default_params: Mapping[str, float | int] | None = None
+    ranges: Ranges | None = None
+    profiler: Profiler | None = None
+    processes: Workers | None = None
+    pooling: Pooling | None = None
+
+
+def load_parts(
+    model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
+) -> EngineParts:
+    """Load a model and return the parts of its engine. `Engine.from_pretrained` says what the arguments are."""
+    if model != "demo":
+        return _load(model, options, times, meanwhile)
+    folder = demo.fetched()
+    # Its digests are computed beside the imports, which leave a core idle.
+    with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
+        unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
+        try:
+            return _load(folder, options, times, meanwhile)
+        finally:
+            unchanged.result()  # its error says why another one was raised
+
+
+def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]) -> EngineParts:
+    source = find_model(model)
+    refuse_unless_sound(source)
+    template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+    asked: Subject | None = None
+    if source.is_local and source.gguf_file is None:
+        with times.part("import of torch"):
+            from oaiserve.engine.model.cpu.checked import checked_subject
+
+        asked = checked_subject(Path(source.location), options)
+        if asked is not None and not options.recheck:
+            try:
+                return _of_checked(asked, template, options, times, meanwhile)
+            except NotRemembered as reason:
+                level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
+                text = "The check of this model is not remembered, so transformers' code is loaded: %s"
+                log.log(level, text, reason)
+    with times.part("import of transformers"):  # takes seconds
+        from oaiserve.engine.model.load import load_model
+        from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
+
+    offline = not source.is_local and not hub.is_reachable()
+    task = find_model_task(model, options, offline=offline)
+    with times.part("tokenizer"):
+        tokenizer = Tokenizer.from_pretrained(model, template, offline=offline, recheck=options.recheck)
+    # The model is loaded in a thread that ends. Each thread that computes gets a pool of OpenMP workers. Once these
+    # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
+    # takes two thirds longer. Afterwards only the engine thread computes.
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        if task != "generate":
+            pooler = loader.submit(load_pooler, model, task, options, offline=offline).result()
+            return parts_of_pooler(pooler, tokenizer, options)
+        if options.tensor_parallel > 1:
+            from oaiserve.engine.model.parallel.workers import load_parallel
+
+            loaded, workers = loader.submit(load_parallel, model, options, offline=offline).result()
+            try:
+                with workers.explained():
+                    return parts_of_loaded(loaded, tokenizer, options, workers)
+            except BaseException:
+                workers.stop()
+                raise
+        loaded = loader.submit(
+            times.run,
+            "weights",
+            load_model,
+            model,
+            device=options.device,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            offline=offline,
+        ).result()
+    with times.part("native step"):
+        return parts_of_loaded(loaded, tokenizer, options, asked=asked)
+
+
+def _of_checked(
+    asked: Subject,
+    template: str | None,
+    options: EngineOptions,
+    times: StartTimes,
+    meanwhile: Callable[[], object],
+) -> EngineParts:
+    """Return the parts of a model that an earlier start has checked. Raises NotRemembered."""
+    with times.part("what is remembered"):
+        from oaiserve.engine.model.cpu.checked import recall_model
+        from oaiserve.engine.model.restart import restart_runner
+
+        checked = recall_model(asked, options)
+    # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        started = loader.submit(times.run, "weights and check", restart_runner, checked, options)
+        with times.part("tokenizer"):
+            tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+        grammars = _grammars(checked.spec, tokenizer)
+        meanwhile()
+        parts = _of_started(checked.spec, started.result(), tokenizer, grammars, options)
+    grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
+    log.info(
+        "The native step is ready: it computes what transformers' code did on %s, with the same files, versions "
+        "and CPU (--recheck asks that code again)",
+        checked.day,
+    )
+    return parts
+
+
+def parts_of_loaded(
+    loaded: LoadedModel,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    workers: Workers | None = None,
+    asked: Subject | None = None,
+) -> EngineParts:
+    """Return the parts of a loaded model. `workers` hold the other parts of a model that is split.
+
+    If the native step computes what the model does, that is remembered for `asked`. Raises StartupError where the
+    options ask for what the device or its memory does not have.
+    """
+    from oaiserve.engine.model.cpu.checked import remember_checked
+    from oaiserve.engine.model.start import start_runner
+
+    grammars = _grammars(loaded, tokenizer)
+    grammars.prepare()  # while the model's code is made ready, most of which is native
+    when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
+    started = start_runner(loaded, options, workers, when_checked)
+    return _of_started(loaded, started, tokenizer, grammars, options, workers)
+
+
+def parts_of_pooler(pooler: LoadedPooler, tokenizer: Tokenizer, options: EngineOptions) -> EngineParts:
+    """Return the parts of a model that turns texts into vectors or scores. It has no KV cache."""
+    from oaiserve.engine.model.start import start_pooling
+
+    log.info(
+        "%s on %s in %s, for --task %s: up to %d tokens a text",
+        type(pooler.layers).__name__,
+        pooler.device,
+        str(pooler.dtype).removeprefix("torch."),
+        pooler.pooling.task,
+        pooler.max_model_len,
+    )
+    started = start_pooling(pooler, options)
+    return EngineParts(
+        tokenizer=tokenizer,
+        runner=started.runner,
+        num_blocks=0,
+        max_model_len=pooler.max_model_len,
+        vocab_size=pooler.vocab_size,
+        max_step_tokens_default=started.max_step_tokens_default,
+        device=str(pooler.device),
+        dtype=str(pooler.dtype).removeprefix("torch."),
+        profiler=started.profiler,
+        pooling=pooler.pooling,
+    )
+
+
+def _of_started(
+    spec: ModelSpec,
+    started: Started,
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    options: EngineOptions,
+    workers: Workers | None = None,
+) -> EngineParts:
+    default_params = spec.default_params if options.generation_config else {}
+    log.info(
+        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
+        spec.name,
+        spec.device,
+        str(spec.dtype).removeprefix("torch."),
+        started.num_blocks,
+        options.block_size,
+        started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
+        started.max_model_len,
+    )
+    if default_params:
+        log.info("Defaults from the model's generation_config.json: %s", default_params)
+    return EngineParts(
+        tokenizer=tokenizer,
+        runner=started.runner,
+        num_blocks=started.num_blocks,
+        max_model_len=started.max_model_len,
+        vocab_size=spec.vocab_size,
+        max_step_tokens_default=started.max_step_tokens_default,
+        device=str(spec.device),
+        dtype=str(spec.dtype).removeprefix("torch."),
+        eos_token_ids=_end_of_sequence(spec, tokenizer),
+        grammars=grammars,
+        default_params=default_params,
+        ranges=started.ranges,
+        profiler=started.profiler,
+        processes=workers,
+    )
+
+
+def _grammars(spec: ModelSpec, tokenizer: Tokenizer) -> Grammars:
+    eos_token_ids = _end_of_sequence(spec, tokenizer)
+    return Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
+
+
+def _end_of_sequence(spec: ModelSpec, tokenizer: Tokenizer) -> frozenset[int]:
+    eos_token_id = tokenizer.eos_token_id
+    return spec.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
