@@ -60,7 +60,9 @@ MODEL_ROWS = {
     "started": "profiler runner",
     # loading, measuring, compiling, capturing
     "split": "",
-    "load": "attention attention.hook attention.select batch rehearsal spec split",
+    "wrapped_names": "",
+    "wrapper": "",
+    "load": "attention attention.hook attention.select batch rehearsal spec split wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -85,7 +87,7 @@ MODEL_ROWS = {
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
     "cpu.native": "attention batch cpu.describe cpu.kv_layout cpu.library kv_cache",
     "cpu.check": "batch cpu.describe cpu.native rehearsal spec",
-    "cpu.stored": "cpu.describe spec",
+    "cpu.stored": "cpu.describe spec wrapped_names",
     "cpu.checked": "cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
     "cpu.start": "attention attention.reference batch cpu.attention cpu.build cpu.check cpu.describe cpu.kv_layout "
     "cpu.library cpu.native eager executor runner spec",

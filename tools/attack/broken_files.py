@@ -54,8 +54,8 @@ FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--de
 MOST_SHOWN = 20
 
 LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 64, 96, 4, 2, 16, 256
-EXTREMES: tuple[Any, ...] = (
-    *(0, 1, -1, 2, 255, 2**16, 2**24 - 1, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
+EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets through
+    *(0, 1, -1, 2, 255, 2**12, 2**16, 2**20, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
     *(2**64 - 1, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")),
 )
 OTHER_KINDS: tuple[Any, ...] = (None, True, "", "x" * 300, "../../../etc/passwd", [], {}, [[]], [None], {"": {}})
@@ -147,7 +147,9 @@ def extreme_number(content: bytes, at: int, rng: random.Random) -> bytes:
     """Write an extreme number at a place, in a random width."""
     form = rng.choice("bBhHiIqQ")
     bits = 8 * struct.calcsize(form)
-    number = rng.choice((0, 1, 2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1, 2 ** (bits // 2), rng.getrandbits(bits)))
+    number = rng.choice(
+        (0, 1, 2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1, 2 ** (bits // 2), rng.getrandbits(bits))
+    )
     written = number.to_bytes(bits // 8, "little")
     return content[:at] + written + content[at + len(written) :]
 
@@ -158,7 +160,7 @@ def edited(tree: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         parents = [node for node in _nodes(tree) if isinstance(node, dict | list) and node]
         if not parents:
-            return rng.choice(OTHER_KINDS)
+            return copy.deepcopy(rng.choice(OTHER_KINDS))
         parent = rng.choice(parents)
         places = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
         place, other = rng.choice(places), rng.choice(places)
@@ -166,7 +168,7 @@ def edited(tree: Any, rng: random.Random) -> Any:
             case 0:
                 del parent[place]
             case 1:
-                parent[place] = rng.choice(OTHER_KINDS)
+                parent[place] = copy.deepcopy(rng.choice(OTHER_KINDS))
             case 2:
                 parent[place], parent[other] = parent[other], parent[place]
             case 3:
@@ -247,7 +249,9 @@ def formats(folder: Path) -> dict[str, Format]:
                 "numbers replaced": extreme_in_gguf(places),
             },
         ),
-        "JSON beside them": Format("config.json", ".", {"config.json edited": edited_json, "index edited": edited_json}),
+        "JSON beside them": Format(
+            "config.json", ".", {"config.json edited": edited_json, "index edited": edited_json}
+        ),
     }
 
 
@@ -311,7 +315,9 @@ def run(model: Path, log: Path) -> None:
         os._exit(code)
 
 
-def ended(format_name: str, way_name: str, number: int, log: Path, status: int, peak_mib: float, most_mib: float) -> Start:
+def ended(
+    format_name: str, way_name: str, number: int, log: Path, status: int, peak_mib: float, most_mib: float
+) -> Start:
     """Judge how a process ended."""
     said = log.read_text(errors="replace").strip()
     code = os.waitstatus_to_exitcode(status)
@@ -372,9 +378,9 @@ def spoil_all(work: Path, seed: int, number: int, at_once: int) -> list[Start]:
     for name, kind in found.items():  # one after the other: the first one may compile the native step
         starts.begin(name, "none", 0, shutil.copytree(sound, work / f"{name} sound"), kind.model)
         starts.finish()
-    if wrong := [start for start in starts.ended if start.outcome != "served"]:
+    if wrong := [one for one in starts.ended if one.outcome != "served"]:
         raise SystemExit(f"the sound model is not served: {wrong[0].outcome}: {wrong[0].said}")
-    starts.most_mib = max(start.peak_mib for start in starts.ended) + MOST_GROWTH_MIB
+    starts.most_mib = max(one.peak_mib for one in starts.ended) + MOST_GROWTH_MIB
     for name, kind in found.items():
         content = (sound / kind.file).read_bytes()
         for index in range(number):
@@ -385,9 +391,9 @@ def spoil_all(work: Path, seed: int, number: int, at_once: int) -> list[Start]:
                 (folder / "model.safetensors").rename(folder / "1.safetensors")
                 tensors = list(random_names(sound))
                 index_content = json.dumps({"weight_map": dict.fromkeys(tensors, "1.safetensors")}).encode()
-                (folder / INDEX).write_bytes(kind.ways[chosen](index_content, rng))
+                (folder / INDEX).write_bytes(spoiled(kind.ways[chosen], index_content, rng))
             else:
-                (folder / kind.file).write_bytes(kind.ways[chosen](content, rng))
+                (folder / kind.file).write_bytes(spoiled(kind.ways[chosen], content, rng))
             starts.begin(name, chosen, index, folder, kind.model)
     starts.finish()
     return starts.ended
@@ -398,15 +404,22 @@ def random_names(sound: Path) -> list[str]:
     return [name for name in json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]) if name[0] != "_"]
 
 
+def spoiled(spoil: Spoil, content: bytes, rng: random.Random) -> bytes:
+    """Return the content with a change: some ways to spoil it may also find what is there already."""
+    while (changed := spoil(content, rng)) == content:
+        pass
+    return changed
+
+
 def markdown(starts: Sequence[Start]) -> str:
     counts: dict[tuple[str, str], Counter[str]] = {}
-    for start_ in starts:
-        outcome = "wrong" if start_.is_wrong else start_.outcome
-        counts.setdefault((start_.format, start_.way), Counter())[outcome] += 1
+    for one in starts:
+        outcome = "wrong" if one.is_wrong else one.outcome
+        counts.setdefault((one.format, one.way), Counter())[outcome] += 1
     header = ["format", "what is spoiled", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]
     rows = []
     for (name, way_name), counter in counts.items():
-        peak = max(start_.peak_mib for start_ in starts if (start_.format, start_.way) == (name, way_name))
+        peak = max(one.peak_mib for one in starts if (one.format, one.way) == (name, way_name))
         numbers = [counter.total(), *(counter[outcome] for outcome in OUTCOMES), counter["wrong"]]
         rows.append([name, way_name, *(f"{value:,}" for value in numbers), f"{peak:,.0f}"])
     return "\n".join(as_markdown([header, *rows]))
@@ -427,10 +440,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["OAISERVE_CACHE"] = str(cache)
         starts = spoil_all(Path(work), arguments.seed, arguments.number, arguments.at_once)
     print(markdown(starts))
-    wrong = [start_ for start_ in starts if start_.is_wrong]
+    wrong = [one for one in starts if one.is_wrong]
     print(f"{len(starts):,} starts of seed {arguments.seed}, {len(wrong)} wrong")
-    for start_ in wrong[:MOST_SHOWN]:
-        print(f"{start_.format} {start_.number}, {start_.way}: {start_.outcome}: {start_.said[-1500:]}", file=sys.stderr)
+    for one in wrong[:MOST_SHOWN]:
+        print(f"{one.format} {one.number}, {one.way}: {one.outcome}: {one.said[-1500:]}", file=sys.stderr)
     return 1 if wrong else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -24,9 +25,13 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
+from oaiserve.engine.model.wrapped_names import KEYS
+from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.source import find_model
+
+log = logging.getLogger(__name__)
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -37,6 +42,7 @@ _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
 _CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_SHAPES = 128
+_MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 _PROBE = "oaiserve_probe"
 _PROBE_TOKENS = 8
 
@@ -78,6 +84,10 @@ def load_model(
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
+        if (text := text_config(config, str(model))) is not None:
+            log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
+            config = text
+            arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
     if max_model_len is not None and max_model_len > context_length(config):
         raise StartupError(
@@ -201,7 +211,7 @@ def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, i
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    limit = int(getattr(config, "max_position_embeddings", None) or 2048)
+    limit = min(int(getattr(config, "max_position_embeddings", None) or 2048), _MOST_POSITIONS)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
