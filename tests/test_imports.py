@@ -48,6 +48,7 @@ MODEL_ROWS = {
     # attention
     "attention": "batch",
     "attention.hook": "attention batch",
+    "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
     "attention.triton": "attention attention.triton_kernels batch transfer",
@@ -62,7 +63,7 @@ MODEL_ROWS = {
     "split": "",
     "wrapped_names": "",
     "wrapper": "",
-    "load": "attention attention.hook attention.select batch rehearsal spec split wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention.hook batch executor rehearsal spec",
