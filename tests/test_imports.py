@@ -63,7 +63,8 @@ MODEL_ROWS = {
     "split": "",
     "wrapped_names": "",
     "wrapper": "",
-    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names "
+    "wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention.hook batch executor rehearsal spec",

@@ -14,15 +14,25 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    CodeGenConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTJConfig,
+    GPTNeoConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
+    NemotronConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    StableLmConfig,
+    XGLMConfig,
 )
 
 SMALL = {
@@ -61,6 +71,32 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=_MIXED, query_pre_attn_scalar=8),
 }
+
+_ROTARY_NAMES = {**_SMALL_GPT2, "rotary_dim": 4}
+_OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
+# Families whose attention has sinks or ALiBi, or that have to be brought to call paged attention.
+FOREIGN_FAMILIES: dict[str, PreTrainedConfig] = {
+    "gpt_oss": GptOssConfig(
+        **SMALL, sliding_window=6, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "bloom": BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4, initializer_range=0.3),
+    "mpt": MptConfig(vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=128, initializer_range=0.3),
+    "falcon": FalconConfig(**{**SMALL, "head_dim": None}, num_kv_heads=2, new_decoder_architecture=True),
+    "falcon, one key head": FalconConfig(**{**SMALL, "head_dim": None}, multi_query=True),
+    "falcon, ALiBi": FalconConfig(**{**SMALL, "head_dim": None}, alibi=True, multi_query=False),
+    "stablelm": StableLmConfig(**_OWN_HEADS, qk_layernorm=True, use_parallel_residual=True),
+    "nemotron": NemotronConfig(**SMALL),
+    "gptj": GPTJConfig(**_ROTARY_NAMES),
+    "codegen": CodeGenConfig(**_ROTARY_NAMES),
+    "gpt_neo": GPTNeoConfig(
+        vocab_size=97, hidden_size=32, num_layers=3, num_heads=4, max_position_embeddings=128, window_size=6,
+        attention_types=[[["global", "local", "local"], 1]], initializer_range=0.3,
+    ),
+    "xglm": XGLMConfig(
+        vocab_size=97, d_model=32, ffn_dim=48, num_layers=3, attention_heads=4, max_position_embeddings=128,
+        init_std=0.3,
+    ),
+}  # fmt: skip
 
 # The sizes of the published configs, without the weights.
 REAL_SHAPES: dict[str, PreTrainedConfig] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
+from tests.engine.tokenizers_for_tests import CHATML
 from tools.random_models import byte_tokenizer, generate
 from tools.random_wrappers import random_wrapper, wrapper_config
 
@@ -82,6 +84,14 @@ def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
     names = [name for name, _ in loaded.model.named_parameters()]
     assert len(names) == len(texts)
     assert not any("vision" in name for name in names)
+
+
+def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    template = Tokenizer.from_pretrained(tmp_path).chat_template
+    assert template is not None
+    assert template.source == CHATML
 
 
 def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_none() -> None:
