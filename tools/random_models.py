@@ -74,6 +74,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 
 _ROTARY_NAMES = {**_SMALL_GPT2, "rotary_dim": 4}
 _OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
+_FALCON = {key: value for key, value in SMALL.items() if key != "head_dim"}
 # Families whose attention has sinks or ALiBi, or that have to be brought to call paged attention.
 FOREIGN_FAMILIES: dict[str, PreTrainedConfig] = {
     "gpt_oss": GptOssConfig(
@@ -81,9 +82,9 @@ FOREIGN_FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "bloom": BloomConfig(vocab_size=97, hidden_size=32, n_layer=3, n_head=4, initializer_range=0.3),
     "mpt": MptConfig(vocab_size=97, d_model=32, n_layers=3, n_heads=4, max_seq_len=128, initializer_range=0.3),
-    "falcon": FalconConfig(**{**SMALL, "head_dim": None}, num_kv_heads=2, new_decoder_architecture=True),
-    "falcon, one key head": FalconConfig(**{**SMALL, "head_dim": None}, multi_query=True),
-    "falcon, ALiBi": FalconConfig(**{**SMALL, "head_dim": None}, alibi=True, multi_query=False),
+    "falcon": FalconConfig(**_FALCON, num_kv_heads=2, new_decoder_architecture=True),
+    "falcon, one key head": FalconConfig(**_FALCON, multi_query=True),
+    "falcon, own key heads": FalconConfig(**_FALCON, multi_query=False),
     "stablelm": StableLmConfig(**_OWN_HEADS, qk_layernorm=True, use_parallel_residual=True),
     "nemotron": NemotronConfig(**SMALL),
     "gptj": GPTJConfig(**_ROTARY_NAMES),

@@ -17,6 +17,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.attention.foreign import bring_paged_attention
@@ -101,7 +102,7 @@ def load_model(
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     if _quantization(config) == "mxfp4":
-        arguments["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+        arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
@@ -279,7 +280,7 @@ class _Probe(dict[int, LayerCache]):
         return LayerCache(torch.empty(0), torch.empty(0))
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: LayerCache, **scoring: Any
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
     ) -> torch.Tensor:
         shape = self.shapes[self._layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
         cache = LayerCache(

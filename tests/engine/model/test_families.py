@@ -9,10 +9,10 @@ import pytest
 from transformers import (
     AttentionInterface,
     BertConfig,
-    CTRLConfig,
     LlamaConfig,
     MambaConfig,
     PreTrainedConfig,
+    RwkvConfig,
     T5Config,
 )
 
@@ -146,9 +146,9 @@ def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, 
     "config",
     [
         MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=4),
-        CTRLConfig(vocab_size=97, n_embd=32, dff=48, n_layer=2, n_head=4),
+        RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
     ],
-    ids=["mamba", "ctrl"],
+    ids=["mamba", "rwkv"],
 )
 def test_a_model_that_does_not_use_the_attention_interface_is_refused(config: PreTrainedConfig) -> None:
     with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):
@@ -159,8 +159,8 @@ def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outp
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is gpt-oss without its sinks, of which the attention function is not told."""
-    monkeypatch.setattr(load, "ATTENTION", "without sinks")
-    AttentionInterface.register("without sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
+    monkeypatch.setattr(load, "ATTENTION", "without_sinks")
+    AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
     with pytest.raises(StartupError, match="its outputs differ by"):
         prepare(random_model(FOREIGN_FAMILIES["gpt_oss"]))
 

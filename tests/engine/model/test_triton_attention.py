@@ -106,7 +106,7 @@ def check(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
 ) -> None:
-    scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
+    scoring: dict[str, Any] = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
     scoring |= {"sinks": sinks, "slopes": slopes}
     want = expected(inputs, **scoring)
     got = attend(inputs, **scoring)

@@ -18,8 +18,11 @@ from transformers import PreTrainedModel
 
 from oaiserve.engine.model.attention.hook import AttentionCall, paged_attention
 
-Handed = dict[str, AttentionCall]  # what the forward that runs was called with, as {"call": ...}
-_Forward = Callable[..., tuple[Tensor, None]]
+
+class Handed:
+    """What the forward that runs was called with, for attention modules that do not get it."""
+
+    call: AttentionCall
 
 
 def bring_paged_attention(model: PreTrainedModel) -> bool:
@@ -27,12 +30,14 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
 
     Return whether it computes attention by itself, so that it asks transformers for no attention function.
     """
-    handed: Handed = {}
+    handed = Handed()
     computes_itself = is_changed = False
     for module in model.modules():
         name = type(module).__name__
         if name in _DROPPING:
-            module.register_forward_pre_hook(lambda _, args, kwargs: (args, kwargs | handed), with_kwargs=True)
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: (args, {**kwargs, "call": handed.call}), with_kwargs=True
+            )
             is_changed = True
         elif name in _COMPUTING:
             _COMPUTING[name](module, model, handed)
@@ -40,7 +45,7 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
     if is_changed:
 
         def take(_: Module, __: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
-            handed["call"] = arguments["call"]
+            handed.call = arguments["call"]
 
         model.register_forward_pre_hook(take, with_kwargs=True)
     return computes_itself
@@ -52,7 +57,7 @@ _DROPPING = {"NemotronAttention", "StableLmAttention"}
 
 def _gptj(module: Any, _: PreTrainedModel, handed: Handed) -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
-        out, _ = paged_attention(module, query.to(value.dtype), key.to(value.dtype), value, None, **handed)
+        out = _attend(module, handed, query.to(value.dtype), key.to(value.dtype), value)
         return out.transpose(1, 2), None
 
     module._attn = attend
@@ -63,7 +68,7 @@ def _gpt_neo(module: Any, model: PreTrainedModel, handed: Handed) -> None:
     module.layer_idx = module.layer_id
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
-        out, _ = paged_attention(module, query, key, value, None, scaling=1.0, sliding_window=window, **handed)
+        out = _attend(module, handed, query, key, value, scaling=1.0, sliding_window=window)
         return out.transpose(1, 2), None
 
     module._attn = attend
@@ -75,19 +80,14 @@ def _xglm(module: Any, _: PreTrainedModel, handed: Handed) -> None:
             project(hidden_states).unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
             for project in (module.q_proj, module.k_proj, module.v_proj)
         )
-        out, _ = paged_attention(module, query, key, value, None, scaling=module.scaling, **handed)
+        out = _attend(module, handed, query, key, value, scaling=module.scaling)
         return module.out_proj(out.flatten(2)), None
 
     module.forward = forward
 
 
-def _falcon(module: Any, model: Any, handed: Handed) -> None:
+def _falcon(module: Any, _: PreTrainedModel, handed: Handed) -> None:
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
-    scaling, slopes = module.inv_norm_factor, None
-    if model.config.alibi:
-        alibi = sys.modules[type(module).__module__].build_alibi_tensor
-        slopes = scaling * _slopes(alibi(torch.ones(1, 2), module.num_heads, torch.float32), model)
-        model.transformer.use_alibi = False  # or it would compute them for each step
     # The new architecture repeats each key head for its query heads.
     repeats = module.num_heads // module.num_kv_heads if module.new_decoder_architecture else 1
 
@@ -97,9 +97,8 @@ def _falcon(module: Any, model: Any, handed: Handed) -> None:
         query, key, value = module._split_heads(module.query_key_value(hidden_states))
         heads_first = (query, key[:, :, ::repeats], value[:, :, ::repeats])
         query, key, value = (tensor.transpose(1, 2) for tensor in heads_first)
-        if slopes is None:
-            query, key = rotate(query, key, *position_embeddings)
-        out, _ = paged_attention(module, query, key, value, None, scaling=scaling, slopes=slopes, **handed)
+        query, key = rotate(query, key, *position_embeddings)
+        out = _attend(module, handed, query, key, value, scaling=module.inv_norm_factor)
         return module.dense(out.flatten(2)), None
 
     module.forward = forward
@@ -113,7 +112,7 @@ def _bloom(module: Any, model: Any, handed: Handed) -> None:
     def forward(hidden_states: Tensor, residual: Tensor, **_: Any) -> tuple[Tensor, None]:
         query, key, value = module._reshape(module.query_key_value(hidden_states))
         scaling = module.inv_norm_factor
-        out, _ = paged_attention(module, query, key, value, None, scaling=scaling, slopes=slopes, **handed)
+        out = _attend(module, handed, query, key, value, scaling=scaling, slopes=slopes)
         return module.dense(out.flatten(2)) + residual, None
 
     module.forward = forward
@@ -132,10 +131,15 @@ def _mpt(module: Any, model: Any, handed: Handed) -> None:
             part.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for part in together.chunk(3, dim=2)
         )
         scaling = module.softmax_scale
-        out, _ = paged_attention(module, query, key, value, None, scaling=scaling, slopes=slopes, **handed)
+        out = _attend(module, handed, query, key, value, scaling=scaling, slopes=slopes)
         return module.out_proj(out.flatten(2)), None
 
     module.forward = forward
+
+
+def _attend(module: Module, handed: Handed, query: Tensor, key: Tensor, value: Tensor, **scoring: Any) -> Tensor:
+    """Return the result [1, T, heads, dim] for query, key and value [1, heads, T, dim]."""
+    return paged_attention(module, query, key, value, None, call=handed.call, **scoring)[0]
 
 
 def _slopes(alibi: Tensor, model: PreTrainedModel) -> Tensor:

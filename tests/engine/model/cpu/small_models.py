@@ -81,6 +81,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "ernie4_5": config("ernie4_5"),
     "ministral": config("ministral", **_MIXED),
     "seed_oss": config("seed_oss"),
+    "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
+    "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
 }
 # The families of which the native library supports only attention.
 MIXTURES: dict[str, PreTrainedConfig] = {
