@@ -30,7 +30,15 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, FOREIGN_FAMILIES, SMALL, byte_tokenizer, generate, random_model
+from tools.random_models import (
+    FAMILIES,
+    FOREIGN_FAMILIES,
+    SMALL,
+    byte_tokenizer,
+    foreign_config,
+    generate,
+    random_model,
+)
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
@@ -65,9 +73,9 @@ def run_all(
     return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("family", FAMILIES | FOREIGN_FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
-    model = random_model((FAMILIES | FOREIGN_FAMILIES)[family])
+    model = random_model(FAMILIES[family] if family in FAMILIES else foreign_config(family))
     expected = generate(model, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     loaded = prepare(model)
@@ -162,7 +170,7 @@ def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outp
     monkeypatch.setattr(load, "ATTENTION", "without_sinks")
     AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
     with pytest.raises(StartupError, match="its outputs differ by"):
-        prepare(random_model(FOREIGN_FAMILIES["gpt_oss"]))
+        prepare(random_model(foreign_config("gpt_oss")))
 
 
 def test_limits_come_from_the_config() -> None:

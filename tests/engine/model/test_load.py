@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig
+from transformers import AutoConfig
 
 from oaiserve.engine import tokenizer
 from oaiserve.engine.model.load import load_model
@@ -161,8 +161,8 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
-    made = FOREIGN_FAMILIES["gpt_oss"].to_dict() | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
-    random_model(GptOssConfig(**made), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
+    random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16).save_pretrained(tmp_path)
     path, generator = tmp_path / "model.safetensors", torch.Generator().manual_seed(0)
     tensors, expected = load_file(path), {}
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
