@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,12 @@ _AT_LEAST_ONE = _LAYERS | {
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
     *("max_position_embeddings", "n_positions", "context_length"),
 }
+# Numbers whose product is the size of one matrix, or of one in each layer: each of them is one of these names.
+_WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
+_INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
+_HEADS, _HEAD_WIDTH = ("num_attention_heads", "head_count", "n_head"), ("head_dim", "key_length")
+_MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
+_MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two bits each
 
 
 class BadFile(Exception):
@@ -46,3 +53,13 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
             raise BadFile(f"its {name[:100]} is {value:.6g}, but can be at most {most}")
         if last in _AT_LEAST_ONE and value < 1:
             raise BadFile(f"its {name[:100]} is {value}, but must be at least 1")
+    _check_products({key.rpartition(".")[2]: value for key, value in config.items()}, num_bytes)
+
+
+def _check_products(numbers: Mapping[str, Any], num_bytes: int) -> None:
+    """Raise BadFile for matrices that the files have no room for: each number may be possible, and not all of them."""
+    for names in _MATRICES:
+        found = [(name, numbers[name]) for of_kind in names for name in of_kind if type(numbers.get(name)) is int]
+        if len(found) == len(names) and math.prod(value for _, value in found) > _MOST_PER_BYTE * num_bytes:
+            shown = " and ".join(f"{name} {value}" for name, value in found)
+            raise BadFile(f"its weights are {num_bytes} bytes, which is too little for {shown[:200]}")

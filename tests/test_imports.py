@@ -55,6 +55,7 @@ MODEL_ROWS = {
     # attention
     "attention": "batch",
     "attention.hook": "attention batch",
+    "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
     "attention.triton": "attention attention.triton_kernels batch transfer",
@@ -67,7 +68,10 @@ MODEL_ROWS = {
     "started": "profiler runner",
     # loading, measuring, compiling, capturing
     "split": "",
-    "load": "attention attention.hook attention.select batch rehearsal spec split",
+    "wrapped_names": "",
+    "wrapper": "",
+    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names "
+    "wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -96,7 +100,7 @@ MODEL_ROWS = {
     "cpu.native": "adapters attention batch cpu.blocks cpu.describe cpu.kv_layout cpu.library cpu.packed_adapter "
     "kv_cache",
     "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
-    "cpu.stored": "cpu.describe spec",
+    "cpu.stored": "cpu.describe spec wrapped_names",
     "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.kv_layout cpu.library cpu.native eager executor runner spec",

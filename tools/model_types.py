@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from copy import deepcopy
+from tempfile import TemporaryDirectory
 
 import transformers
 from transformers import AutoConfig
@@ -21,20 +22,22 @@ from oaiserve.engine.model.cpu.describe import NotKnown
 from oaiserve.engine.model.cpu.start import native_attention, native_decoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.load import load_model, prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.wrapper import WRAPPERS
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tools.random_models import SMALL, byte_tokenizer, generate, random_model
+from tools.random_wrappers import random_wrapper
 
 TYPES = """\
 apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 falcon
-falcon_h1 gemma gemma2 gemma3 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe helium
-hunyuan_v1_dense jamba llama llama4_text llava mamba minimax ministral mistral mixtral mpt nemotron olmo olmo2 olmo3
-olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm
-starcoder2 t5 whisper xglm
+falcon_h1 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium
+hunyuan_v1_dense jamba llama llama4_text mamba minimax ministral mistral mixtral mpt nemotron olmo olmo2 olmo3 olmoe
+opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm starcoder2 t5
+whisper xglm
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -65,6 +68,13 @@ _ROTARY_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
 EXTRA = {
     "codegen": _ROTARY_NAMES,
     "falcon": {"head_dim": None},
+    "gpt_neo": {
+        "num_layers": 3,
+        "num_heads": 4,
+        "window_size": 6,
+        "attention_types": [[["global", "local", "local"], 1]],
+    },
+    "mpt": {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128},
     "deepseek_v2": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "deepseek_v3": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "gemma2": {"query_pre_attn_scalar": 8},
@@ -85,7 +95,7 @@ def main(types: list[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
     logging.disable(logging.WARNING)  # the KV cache is meant to be full
     results = {}
-    for name in types or TYPES:
+    for name in types or [*TYPES, *sorted(WRAPPERS)]:
         results[name] = check(name)
         print(f"{name:18} {results[name]}", flush=True)
     return int(any("DIFFERENT" in result for result in results.values()))
@@ -93,6 +103,8 @@ def main(types: list[str]) -> int:
 
 def check(name: str) -> str:
     """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
+    if name in WRAPPERS:
+        return check_wrapper(name)
     values = {**_SIZES, **EXTRA.get(name, {})}
     config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
     try:
@@ -100,7 +112,20 @@ def check(name: str) -> str:
         loaded = prepare(random_model(deepcopy(config)), name)  # a model writes its attention into its config
     except StartupError as error:
         return str(error)
-    expected = generate(random_model(config), PROMPTS, NUM_TOKENS)
+    return compare(loaded, generate(random_model(config), PROMPTS, NUM_TOKENS))
+
+
+def check_wrapper(name: str) -> str:
+    """Do the same for the text model of a multimodal checkpoint, which is loaded from its files."""
+    wrapper = random_wrapper(name)
+    with TemporaryDirectory() as folder:
+        wrapper.save_pretrained(folder)
+        loaded = load_model(folder, device="cpu")
+    text = f" (text: {loaded.model.config.model_type})"
+    return compare(loaded, generate(wrapper, PROMPTS, NUM_TOKENS)) + text
+
+
+def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:
     step, differs = "native", False
     for num_blocks in (64, 4):
         executor: Executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 from itertools import chain, islice, product
 from string import ascii_lowercase
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -62,6 +64,37 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=_MIXED, query_pre_attn_scalar=8),
 }
 
+_RANGE = {"initializer_range": 0.3}
+_OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
+_FALCON = {key: value for key, value in SMALL.items() if key != "head_dim"}
+# Families whose attention has sinks or ALiBi, or that have to be brought to call paged attention: see `foreign_config`.
+FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "model_type": "gpt_oss", **SMALL, "sliding_window": 6, "layer_types": _MIXED, "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "bloom": {"model_type": "bloom", "vocab_size": 97, "hidden_size": 32, "n_layer": 3, "n_head": 4, **_RANGE},
+    "mpt": {
+        "model_type": "mpt", "vocab_size": 97, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, **_RANGE,
+    },
+    "falcon": {"model_type": "falcon", **_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
+    "falcon, one key head": {"model_type": "falcon", **_FALCON, "multi_query": True},
+    "falcon, own key heads": {"model_type": "falcon", **_FALCON, "multi_query": False},
+    "stablelm": {"model_type": "stablelm", **_OWN_HEADS, "qk_layernorm": True, "use_parallel_residual": True},
+    "nemotron": {"model_type": "nemotron", **SMALL},
+    "gptj": {"model_type": "gptj", **_SMALL_GPT2, "rotary_dim": 4},
+    "codegen": {"model_type": "codegen", **_SMALL_GPT2, "rotary_dim": 4},
+    "gpt_neo": {
+        "model_type": "gpt_neo", "vocab_size": 97, "hidden_size": 32, "num_layers": 3, "num_heads": 4,
+        "max_position_embeddings": 128, "window_size": 6, "attention_types": [[["global", "local", "local"], 1]],
+        **_RANGE,
+    },
+    "xglm": {
+        "model_type": "xglm", "vocab_size": 97, "d_model": 32, "ffn_dim": 48, "num_layers": 3, "attention_heads": 4,
+        "max_position_embeddings": 128, "init_std": 0.3,
+    },
+}  # fmt: skip
+
 # The sizes of the published configs, without the weights.
 REAL_SHAPES: dict[str, PreTrainedConfig] = {
     "smollm2-135m": LlamaConfig(
@@ -89,6 +122,11 @@ def real_shape(name: str, *, tiny: bool = False) -> PreTrainedConfig:
         for key, value in (_TINY if isinstance(config, GPT2Config) else _TINY | _TINY_LLAMA).items():
             setattr(config, key, value)
     return config
+
+
+def foreign_config(name: str) -> PreTrainedConfig:
+    """Return the configuration of one of FOREIGN_FAMILIES."""
+    return AutoConfig.for_model(**FOREIGN_FAMILIES[name])
 
 
 def random_model(

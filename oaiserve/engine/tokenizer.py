@@ -5,6 +5,7 @@ It must not know HTTP, torch, the scheduler, or how long a prompt may be.
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
 from collections.abc import Generator, Sequence
@@ -305,13 +306,33 @@ def _load(source: str, gguf_file: str | None, *, offline: bool) -> Any:
     from transformers import AutoTokenizer  # takes seconds to import
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer: Any = AutoTokenizer.from_pretrained(
             source, gguf_file=gguf_file, local_files_only=offline, trust_remote_code=False
         )
+        if gguf_file is None and getattr(tokenizer, "chat_template", None) is None:
+            tokenizer.chat_template = _template_of_processor(source, offline=offline)
+        return tokenizer
     except OSError as error:
         if offline:
             raise StartupError(f"The Hugging Face hub does not answer, and '{source}' is not in its cache.") from error
         raise
+
+
+def _template_of_processor(source: str, *, offline: bool) -> str | None:
+    """Return the chat template where older multimodal checkpoints have it, in a file of its own."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        source,
+        "chat_template.json",
+        local_files_only=offline,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return None
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    return found.get("chat_template") if isinstance(found, dict) else None
 
 
 def _run(pieces: Generator[None, None, Result]) -> Result:

@@ -48,7 +48,8 @@ _current = _CurrentLayer()
 @torch.library.custom_op(
     "oaiserve::attend",
     mutates_args=(),  # the caches, which it writes, are not among its arguments
-    schema="(Tensor query, Tensor key, Tensor value, float scaling, int? sliding_window, float? softcap) -> Tensor",
+    schema="(Tensor query, Tensor key, Tensor value, float scaling, int? sliding_window, float? softcap, "
+    "Tensor? sinks, Tensor? slopes) -> Tensor",
 )
 def _attend(
     query: torch.Tensor,
@@ -57,12 +58,24 @@ def _attend(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute attention in one operation that the compiler does not look into; see `StepAttention` for arguments."""
     call = _current.call
     assert call is not None
     cache = call.caches[_current.layer]
-    out = call.attention(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    out = call.attention(
+        query,
+        key,
+        value,
+        cache,
+        scaling=scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=sinks,
+        slopes=slopes,
+    )
     return out.contiguous()
 
 
@@ -81,6 +94,8 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute a layer's attention in the form of transformers' attention functions, for layers that are compiled."""
@@ -91,6 +106,8 @@ def _attention(
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window,
         softcap,
+        None if s_aux is None else s_aux.float(),
+        slopes,
     )
     return out.unsqueeze(0), None
 

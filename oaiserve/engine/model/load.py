@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -13,20 +14,26 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.attention import LayerCache, StepAttention
-from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, paged_attention, run_model
+from oaiserve.engine.model.attention.foreign import bring_paged_attention
+from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
+from oaiserve.engine.model.wrapped_names import KEYS
+from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.source import find_model
+
+log = logging.getLogger(__name__)
 
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -37,7 +44,7 @@ _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
 _CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_SHAPES = 128
-_PROBE = "oaiserve_probe"
+_MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 _PROBE_TOKENS = 8
 
 
@@ -78,6 +85,10 @@ def load_model(
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
         config = AutoConfig.from_pretrained(source.location, **arguments)
+        if (text := text_config(config, str(model))) is not None:
+            log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
+            config = text
+            arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
     if max_model_len is not None and max_model_len > context_length(config):
         raise StartupError(
@@ -90,6 +101,8 @@ def load_model(
     torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    if _quantization(config) == "mxfp4":
+        arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
@@ -116,6 +129,12 @@ def load_model(
     with reported(f"'{model}' cannot be served"):
         prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
+
+
+def _quantization(config: PreTrainedConfig) -> str | None:
+    """Return the method that the weights of a checkpoint are quantized by."""
+    given = getattr(config, "quantization_config", None)
+    return given.get("quant_method") if isinstance(given, dict) else None
 
 
 def limit_compiled_shapes() -> None:
@@ -149,7 +168,6 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     model.eval()
     refuse_unless_decoder_only(model.config, name)
     kv_shapes = _probe_attention(model, name)
-    model.set_attn_implementation(ATTENTION)
     config = model.config
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     return LoadedModel(
@@ -201,7 +219,8 @@ def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, i
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    limit = int(getattr(config, "max_position_embeddings", None) or 2048)
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048
+    limit = min(int(limit), _MOST_POSITIONS)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
@@ -210,26 +229,30 @@ def context_length(config: PreTrainedConfig) -> int:
 
 
 def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
-    """Return the KV shape of every layer, as seen in a short run with paged attention.
+    """Switch the model to paged attention, and return the KV shape of every layer, as seen in a short run with it.
 
-    The logits of that run must equal those of the model's own attention. That excludes what the attention interface
-    does not support: attention sinks, ALiBi, and layers that do not use it. Raises StartupError for such a model.
+    The logits of that run must equal those of the model's own attention. That excludes what paged attention does not
+    support, and layers that do not use it. Raises StartupError for such a model.
     """
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
-    attention = select_backend(model.device)(batch)
-    shapes: dict[int, KVShape] = {}
+    probe = _Probe(select_backend(model.device)(batch))
     with torch.inference_mode():
         expected = model(input_ids=batch.input_ids[None], use_cache=False, logits_to_keep=1).logits[0]
-        model.set_attn_implementation(_PROBE)
-        if model.config._attn_implementation != _PROBE:
-            raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
+        computes_itself = bring_paged_attention(model)
+        if not computes_itself:
+            model.set_attn_implementation(ATTENTION)
+            if model.config._attn_implementation != ATTENTION:
+                raise StartupError(
+                    f"'{name}' cannot be served: its code does not use transformers' attention interface."
+                )
         try:
-            logits = run_model(model, batch, shapes=shapes, attention=attention)
+            logits = run_model(model, batch, call=AttentionCall(probe, probe))
         except TypeError as error:  # the model's code does not pass an argument on, or does not accept it
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
             ) from error
+    shapes = probe.shapes
     if len(shapes) != model.config.num_hidden_layers:
         raise StartupError(
             f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
@@ -244,30 +267,27 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
     return shapes
 
 
-def _probe(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    shapes: dict[int, KVShape],
-    attention: StepAttention,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Record the layer's KV shape in `shapes`, and compute attention with a cache of one block."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
-    shapes[layer] = shape
-    cache = LayerCache(
-        key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
-        value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
-    )
-    call = AttentionCall(attention, {layer: cache})
-    return paged_attention(module, query, key, value, attention_mask, call=call, **kwargs)
+class _Probe(dict[int, LayerCache]):
+    """The attention of a step that records the KV shape of each layer, and its caches, of one block each."""
 
+    def __init__(self, attention: StepAttention) -> None:
+        self.shapes: dict[int, KVShape] = {}
+        self._attention = attention
 
-AttentionInterface.register(_PROBE, _probe)
+    def __missing__(self, layer: int) -> LayerCache:
+        """Return no cache yet: its shape is known when attention is called, which is next."""
+        self._layer = layer
+        return LayerCache(torch.empty(0), torch.empty(0))
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
+    ) -> torch.Tensor:
+        shape = self.shapes[self._layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        cache = LayerCache(
+            key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
+            value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
+        )
+        return self._attention(query, key, value, cache, **scoring)
 
 
 def _rows(embedding: torch.nn.Module) -> int:

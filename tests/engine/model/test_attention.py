@@ -19,7 +19,13 @@ BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
 
 
 def plain_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None, softcap: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the attention of the last token's query [heads, dim] to all keys and values [L, kv_heads, dim]."""
     out = []
@@ -28,9 +34,13 @@ def plain_attention(
         scores = keys[:, kv_head] @ query[head] / math.sqrt(KEY_DIM)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
+        if slopes is not None:
+            scores = scores - slopes[head] * torch.arange(len(scores) - 1, -1, -1)
         if window is not None:
             scores[: max(0, len(scores) - window)] = -math.inf
-        out.append(scores.softmax(0) @ values[:, kv_head])
+        weights = scores.exp()
+        total = weights.sum() + (0 if sinks is None else sinks[head].exp())
+        out.append(weights / total @ values[:, kv_head])
     return torch.stack(out)
 
 
@@ -39,10 +49,15 @@ def plain_attention(
     lengths=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 9)), min_size=1, max_size=5),
     window=st.sampled_from([None, 1, 3, 100]),
     softcap=st.sampled_from([None, 2.0]),
+    of_heads=st.sampled_from([None, "sinks", "slopes"]),
     seed=st.integers(0, 1000),
 )
 def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
-    lengths: list[tuple[int, int]], window: int | None, softcap: float | None, seed: int
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    of_heads: str | None,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
 
@@ -71,6 +86,8 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
     # Padding is read and then masked, so it must be finite: a real cache is zeroed at the start.
     cache.keys.nan_to_num_()
     cache.values.nan_to_num_()
+    sinks = 2 * randn(HEADS) if of_heads == "sinks" else None
+    slopes = randn(HEADS).abs() if of_heads == "slopes" else None
     query = randn(sum(count for _, count in lengths), HEADS, KEY_DIM)
     attention = ReferenceAttention(build_batch(step, BLOCK_SIZE, torch.device("cpu")))
     got = attention(
@@ -81,10 +98,13 @@ def test_it_equals_plain_attention_for_any_mix_of_prefill_and_decode(
         scaling=KEY_DIM**-0.5,
         sliding_window=window,
         softcap=softcap,
+        sinks=sinks,
+        slopes=slopes,
     )
     row = 0
     for keys, values, (start, count) in zip(all_keys, all_values, lengths, strict=True):
         for position in range(start, start + count):
-            expected = plain_attention(query[row], keys[: position + 1], values[: position + 1], window, softcap)
+            seen = keys[: position + 1], values[: position + 1]
+            expected = plain_attention(query[row], *seen, window, softcap, sinks, slopes)
             torch.testing.assert_close(got[row], expected, rtol=1e-6, atol=1e-6)  # softmax is in float32
             row += 1

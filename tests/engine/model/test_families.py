@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 from transformers import (
+    AttentionInterface,
     BertConfig,
-    BloomConfig,
-    GptOssConfig,
     LlamaConfig,
     MambaConfig,
     PreTrainedConfig,
+    RwkvConfig,
     T5Config,
 )
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import load
+from oaiserve.engine.model.attention.hook import paged_attention
 from oaiserve.engine.model.load import prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
@@ -28,7 +30,15 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner
-from tools.random_models import FAMILIES, SMALL, byte_tokenizer, generate, random_model
+from tools.random_models import (
+    FAMILIES,
+    FOREIGN_FAMILIES,
+    SMALL,
+    byte_tokenizer,
+    foreign_config,
+    generate,
+    random_model,
+)
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
@@ -63,9 +73,9 @@ def run_all(
     return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
-    model = random_model(FAMILIES[family])
+    model = random_model(FAMILIES[family] if family in FAMILIES else foreign_config(family))
     expected = generate(model, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     loaded = prepare(model)
@@ -144,20 +154,23 @@ def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, 
     "config",
     [
         MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=4),
-        BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
+        RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
     ],
-    ids=["mamba", "bloom"],
+    ids=["mamba", "rwkv"],
 )
 def test_a_model_that_does_not_use_the_attention_interface_is_refused(config: PreTrainedConfig) -> None:
     with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):
         prepare(random_model(config))
 
 
-def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outputs() -> None:
-    """The model is gpt-oss, which adds a learned sink to every softmax."""
-    config = GptOssConfig(**{**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6})
+def test_a_model_with_attention_that_no_backend_supports_is_refused_for_its_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is gpt-oss without its sinks, of which the attention function is not told."""
+    monkeypatch.setattr(load, "ATTENTION", "without_sinks")
+    AttentionInterface.register("without_sinks", lambda *args, s_aux, **kwargs: paged_attention(*args, **kwargs))
     with pytest.raises(StartupError, match="its outputs differ by"):
-        prepare(random_model(config))
+        prepare(random_model(foreign_config("gpt_oss")))
 
 
 def test_limits_come_from_the_config() -> None:

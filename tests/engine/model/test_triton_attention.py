@@ -81,7 +81,12 @@ def make_inputs(
     return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
 
 
-def expected(inputs: Inputs, **scoring: float | int | None) -> torch.Tensor:
+def of_heads(inputs: Inputs) -> torch.Tensor:
+    """Return a number for each head."""
+    return torch.linspace(0.1, 2.0, inputs.query.shape[1])
+
+
+def expected(inputs: Inputs, **scoring: Any) -> torch.Tensor:
     """Return the reference's result in float32, for the same inputs. It works on a copy of the cache."""
     query, key, value, cache, batch = inputs
     copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
@@ -93,8 +98,16 @@ def attend(inputs: Inputs, **scoring: Any) -> torch.Tensor:
     return backend.TritonAttention(batch)(*tensors, **scoring)
 
 
-def check(inputs: Inputs, *, window: int | None = None, softcap: float | None = None) -> None:
-    scoring = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
+def check(
+    inputs: Inputs,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+) -> None:
+    scoring: dict[str, Any] = {"scaling": inputs.query.shape[2] ** -0.5, "sliding_window": window, "softcap": softcap}
+    scoring |= {"sinks": sinks, "slopes": slopes}
     want = expected(inputs, **scoring)
     got = attend(inputs, **scoring)
     tolerance = TOLERANCE[got.dtype]
@@ -127,6 +140,13 @@ def test_it_equals_the_reference_with_windows_and_softcap(window: int | None, so
     check(make_inputs(MIXED, dtype=torch.bfloat16), window=window, softcap=softcap)
 
 
+@pytest.mark.parametrize("heads", [2, 6])
+def test_it_equals_the_reference_with_sinks_or_slopes(heads: int) -> None:
+    inputs = make_inputs(MIXED, heads=heads)
+    check(inputs, window=30, sinks=3 * of_heads(inputs))
+    check(inputs, slopes=of_heads(inputs))
+
+
 def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     inputs = make_inputs(MIXED, key_dim=20, value_dim=12)
     before = LayerCache(inputs.cache.keys.clone(), inputs.cache.values.clone())
@@ -144,6 +164,7 @@ def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     block_size=st.sampled_from([4, 7, 16]),
     window=st.sampled_from([None, 1, 3, 17, 100]),
     softcap=st.sampled_from([None, 2.0]),
+    numbers=st.sampled_from([None, "sinks", "slopes"]),
     splits=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
@@ -153,6 +174,7 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     block_size: int,
     window: int | None,
     softcap: float | None,
+    numbers: str | None,
     splits: int,
     seed: int,
 ) -> None:
@@ -160,6 +182,8 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     inputs = make_inputs(tuple(lengths), heads=2 * group, block_size=block_size, key_dim=8, value_dim=5, seed=seed)
     query, key, value, cache, batch = inputs
     scoring = backend.Scoring(0.3, window, softcap)
+    if numbers is not None:
+        scoring = scoring._replace(**{numbers: of_heads(inputs)})
     want = expected(inputs, **scoring._asdict())
     out = torch.full_like(want, math.nan)
     tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
@@ -170,10 +194,11 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int) -> None:
+def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int, has_sinks: bool) -> None:
     inputs = make_inputs(((50, 1), (20, 1)))
-    scoring = backend.Scoring(0.25, None, None)
+    scoring = backend.Scoring(0.25, None, None, of_heads(inputs) if has_sinks else None)
     want = expected(inputs, **scoring._asdict())
     query, key, value, cache, batch = inputs
     batch.seq_lens[1], batch.slots[1] = 0, -1

@@ -78,7 +78,7 @@ def disassemble(binary: bytes) -> tuple[str, str]:
     return resources, code
 
 
-def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **scoring: float | None) -> None:
+def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **scoring: Any) -> None:
     """Compute a layer's attention for decodes and a prefill, with 32 query heads, 8 key heads and blocks of 16."""
     step = Step()
     for count in [1] * num_decodes + [query_len]:
@@ -113,6 +113,8 @@ def main() -> None:
     backend._num_multiprocessors = lambda device: 132
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
+    attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
+    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
     for dtype in (torch.bfloat16, torch.float32):
         adapt(dtype)

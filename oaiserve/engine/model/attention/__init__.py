@@ -33,11 +33,15 @@ class StepAttention(Protocol):
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,  # float32 [heads]
+        slopes: torch.Tensor | None = None,  # float32 [heads]
     ) -> torch.Tensor:  # [T, heads, value_dim]
         """Write the step's keys and values into the cache, then let each token attend to its own sequence up to itself.
 
         With `sliding_window`, a token attends only to the last `sliding_window` tokens. `softcap` squashes scores to
-        the range from -softcap to softcap.
+        the range from -softcap to softcap. `sinks` are scores of a key more, which all tokens see, and whose value is
+        0. `slopes` (ALiBi) times the distance between a token and a key are subtracted from their score. No layer has
+        both.
         """
 
 

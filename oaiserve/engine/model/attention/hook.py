@@ -35,11 +35,13 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute a layer's attention in the form of transformers' attention functions.
 
-    The mask is not used: causality, windows and sequence bounds follow from the batch.
+    The mask is not used: causality, windows and sequence bounds follow from the batch. `s_aux` are the layer's sinks.
     """
     out = call.attention(
         query[0].transpose(0, 1),
@@ -49,6 +51,8 @@ def paged_attention(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        slopes=slopes,
     )
     return out.unsqueeze(0), None
 

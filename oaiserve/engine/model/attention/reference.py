@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
+
+
+class Scoring(NamedTuple):
+    """The parameters with which attention scores are computed from queries and keys, see `StepAttention`."""
+
+    scaling: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+    slopes: torch.Tensor | None
 
 
 class ReferenceAttention:
@@ -30,8 +41,10 @@ class ReferenceAttention:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        batch = self._batch
+        batch, scoring = self._batch, Scoring(scaling, softcap, sinks, slopes)
         cache.keys.flatten(0, 1)[batch.slots] = key
         cache.values.flatten(0, 1)[batch.slots] = value
         if sliding_window not in self._masks:
@@ -42,14 +55,14 @@ class ReferenceAttention:
         if num_decodes:
             keys, values = _gather(cache, batch.block_tables[:num_decodes], masks[0].shape[-1])
             decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
-            out[:num_decodes] = _attention(decodes, keys, values, masks[0], scaling, softcap).squeeze(2)
+            out[:num_decodes] = _attention(decodes, keys, values, masks[0], scoring).squeeze(2)
             masks = masks[1:]
         first = num_decodes
         for row, mask in enumerate(masks, start=num_decodes):
             last = first + batch.query_lens[row]
             keys, values = _gather(cache, batch.block_tables[row : row + 1], batch.context_lens[row])
             prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
-            out[first:last] = _attention(prefill, keys, values, mask, scaling, softcap)[0].transpose(0, 1)
+            out[first:last] = _attention(prefill, keys, values, mask, scoring)[0].transpose(0, 1)
             first = last
         return out
 
@@ -95,18 +108,28 @@ def _attention(
     key: torch.Tensor,  # [B, kv_heads, L, key_dim]
     value: torch.Tensor,  # [B, kv_heads, L, value_dim]
     mask: torch.Tensor,  # [B, 1, Q, L]
-    scaling: float,
-    softcap: float | None,
+    scoring: Scoring,
 ) -> torch.Tensor:  # [B, heads, Q, value_dim]
     groups = query.shape[1] // key.shape[1]
-    if softcap is None and query.shape[2] == 1:
+    scaling, softcap, sinks, slopes = scoring
+    is_plain = softcap is None and sinks is None and slopes is None
+    if is_plain and query.shape[2] == 1:
         # The query heads that share a key head are rows of one query: six times as fast as grouped attention on a CPU.
         rows = query.reshape(query.shape[0], key.shape[1], groups, query.shape[3])
         return scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling).flatten(1, 2).unsqueeze(2)
-    if softcap is None:
+    if is_plain:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * scaling
-    scores = (scores / softcap).tanh() * softcap
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if slopes is not None:
+        # The distance to the last key in place of that to the query: what is the same for all keys changes no weight.
+        distances = torch.arange(key.shape[2] - 1, -1, -1, device=key.device)
+        scores = scores.float() - slopes[:, None, None] * distances
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+    if sinks is not None:
+        sink = sinks.view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        scores = torch.cat([scores.float(), sink], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    return weights[..., : key.shape[2]] @ value

@@ -45,6 +45,8 @@ class Scoring(NamedTuple):
     scaling: float
     sliding_window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
 
     def scalars(self) -> tuple[float, float]:
         """Return the factor that the kernels multiply scores by, and the softcap, both for weights in base 2."""
@@ -52,6 +54,10 @@ class Scoring(NamedTuple):
         if self.softcap is None:
             return self.scaling * log2_e, 0.0
         return 2 * self.scaling * log2_e / self.softcap, self.softcap * log2_e  # tanh(x) = 1 - 2 / (1 + exp(2 x))
+
+    def of_heads(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sinks and the slopes. In place of what the layer does not have is a tensor that is not read."""
+        return query if self.sinks is None else self.sinks, query if self.slopes is None else self.slopes
 
 
 class TritonAttention:
@@ -71,13 +77,15 @@ class TritonAttention:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         batch = self._batch
         query, key, value = (
             tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
         )
         out = query.new_empty(*query.shape[:2], value.shape[-1])
-        scoring = Scoring(scaling, sliding_window, softcap)
+        scoring = Scoring(scaling, sliding_window, softcap, sinks, slopes)
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
         if has_prefills:
@@ -192,6 +200,7 @@ def decode(
         batch.seq_lens,
         batch.block_tables,
         *scoring.scalars(),
+        *scoring.of_heads(query),
         splits,
         *query.stride()[:2],
         *key.stride()[:2],
@@ -203,6 +212,8 @@ def decode(
         HAS_SPLITS=splits > 1,
         WINDOW=window,
         HAS_SOFTCAP=scoring.softcap is not None,
+        HAS_SINKS=scoring.sinks is not None,
+        HAS_SLOPES=scoring.slopes is not None,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         num_warps=tile.num_warps,
@@ -253,6 +264,7 @@ def prefill(
         in_tiles,
         batch.block_tables,
         *scoring.scalars(),
+        *scoring.of_heads(query),
         *query.stride()[:2],
         *out.stride()[:2],
         *cache.keys.stride()[:3],
@@ -260,6 +272,8 @@ def prefill(
         batch.block_tables.stride(0),
         WINDOW=scoring.sliding_window or 0,
         HAS_SOFTCAP=scoring.softcap is not None,
+        HAS_SINKS=scoring.sinks is not None,
+        HAS_SLOPES=scoring.slopes is not None,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         num_warps=tile.num_warps,

@@ -15,6 +15,7 @@ import triton.language as tl
 # weights, and the first key that it sees multiplies these by exp2(MASKED - score) = 0. With -inf the result would be
 # NaN.
 MASKED = tl.constexpr(-1e30)
+LOG2_E = tl.constexpr(1.4426950408889634)
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -88,6 +89,25 @@ def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _of_heads(numbers, head, is_row, other, HAS_NUMBERS: tl.constexpr):
+    """Load a number of each row's head, for scores in base 2; `other` for rows that do not exist."""
+    if HAS_NUMBERS:
+        return tl.where(is_row, tl.load(numbers + head, mask=is_row, other=0.0) * LOG2_E, other)
+    else:
+        return tl.full(head.shape, 0.0, tl.float32)
+
+
+@triton.jit
+def _first_state(sink, ROWS: tl.constexpr, TILE_VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """Return the state of an online softmax before its first key. A sink is a key whose value is 0."""
+    acc = tl.zeros([ROWS, TILE_VALUE_DIM], tl.float32)
+    if HAS_SINKS:
+        return acc, tl.where(sink > MASKED, 1.0, 0.0), sink
+    else:
+        return acc, tl.zeros([ROWS], tl.float32), tl.full([ROWS], MASKED, tl.float32)
+
+
+@triton.jit
 def _attend(
     state,  # (weighted values [ROWS, TILE_VALUE_DIM], sum of weights [ROWS], highest score [ROWS]), all float32
     query,  # [ROWS, TILE_KEY_DIM]
@@ -99,6 +119,8 @@ def _attend(
     table,  # the block table of this sequence
     scale,
     softcap,
+    slope,  # [ROWS], of each row's head
+    origin,  # of the distances that are multiplied by the slopes; any position near the end of the sequence
     keys_stride_block,
     keys_stride_token,
     values_stride_block,
@@ -106,6 +128,7 @@ def _attend(
     HAS_ENDS: tl.constexpr,  # False: the range consists of whole tiles
     WINDOW: tl.constexpr,  # 0: there is no sliding window
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_KEY_DIM: tl.constexpr,
@@ -131,6 +154,8 @@ def _attend(
         if HAS_SOFTCAP:
             # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
+        if HAS_SLOPES:
+            scores += slope[:, None] * (token - origin)[None, :].to(tl.float32)
         if position is not None:
             is_visible = token[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -163,6 +188,8 @@ def prefill_kernel(
     block_tables,
     scale,
     softcap,
+    sinks,
+    slopes,
     query_stride_token,
     query_stride_head,
     out_stride_token,
@@ -176,6 +203,8 @@ def prefill_kernel(
     table_stride,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -208,11 +237,8 @@ def prefill_kernel(
     keys += kv_head * keys_stride_head
     values += kv_head * values_stride_head
     table = block_tables + row * table_stride
-    state = (
-        tl.zeros([TILE_ROWS, TILE_VALUE_DIM], tl.float32),
-        tl.zeros([TILE_ROWS], tl.float32),
-        tl.full([TILE_ROWS], MASKED, tl.float32),
-    )
+    slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
+    state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     last = first_position + num_tokens
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
@@ -220,14 +246,14 @@ def prefill_kernel(
         # Keys that every row sees need no mask, and these are most of a long context.
         first = (first_position + 1) // TILE_N * TILE_N
         state = _attend(
-            state, q, None, 0, first, keys, values, table, scale, softcap,
+            state, q, None, 0, first, keys, values, table, scale, softcap, slope, last,
             keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-            False, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+            False, 0, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
     acc, total, _ = _attend(
-        state, q, position, first, last, keys, values, table, scale, softcap,
+        state, q, position, first, last, keys, values, table, scale, softcap, slope, last,
         keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, WINDOW, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        True, WINDOW, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     value_dim = tl.arange(0, TILE_VALUE_DIM)
@@ -268,6 +294,8 @@ def decode_kernel(
     block_tables,
     scale,
     softcap,
+    sinks,
+    slopes,
     num_splits,
     query_stride_token,
     query_stride_head,
@@ -287,6 +315,8 @@ def decode_kernel(
     HAS_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -331,16 +361,16 @@ def decode_kernel(
     head = kv_head * GROUP + rows
     query_rows = query + sequence * query_stride_token + head * query_stride_head
     q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
-    state = (
-        tl.zeros([TILE_ROWS, TILE_VALUE_DIM], tl.float32),
-        tl.zeros([TILE_ROWS], tl.float32),
-        tl.full([TILE_ROWS], MASKED, tl.float32),
+    slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
+    # The first split has the sink.
+    state = _first_state(
+        _of_heads(sinks, head, is_row & (split == 0), MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
     )
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, first, last, keys, values, block_tables + sequence * table_stride,
-        scale, softcap, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        scale, softcap, slope, seq_len, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        True, 0, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     # A padded row of a captured batch has no tokens: its result is zeros.

@@ -70,14 +70,25 @@ class VarlenAttention:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert softcap is None
         batch, num_decodes = self._batch, self._batch.num_decodes
         query_lens, context_lens = batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]
         is_whole = query_lens == context_lens
-        if not query_lens or (not is_whole and sum(context_lens) > MAX_COPIED_TOKENS):
+        is_plain = sinks is None and slopes is None
+        if not query_lens or not is_plain or (not is_whole and sum(context_lens) > MAX_COPIED_TOKENS):
             return self._triton(
-                query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+                query,
+                key,
+                value,
+                cache,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+                slopes=slopes,
             )
         query, key, value = (
             tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)

@@ -80,6 +80,8 @@ class NativeAttention:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of one layer, see `StepAttention`; `cache` is one of `caches`."""
         query, key, value = (tensor.to(self._dtype).contiguous() for tensor in (query, key, value))
@@ -89,7 +91,14 @@ class NativeAttention:
         paged = PagedCache(
             cache.keys.data_ptr(), cache.values.data_ptr(), kv_heads, key_dim, value_dim, self._block_size
         )
-        options = AttentionOptions(heads, scaling, sliding_window or 0, softcap or 0.0)
+        numbers = [None if of_heads is None else of_heads.contiguous() for of_heads in (sinks, slopes)]
+        options = AttentionOptions(
+            heads,
+            scaling,
+            sliding_window or 0,
+            softcap or 0.0,
+            *(None if of_heads is None else of_heads.data_ptr() for of_heads in numbers),
+        )
         pointers = (tensor.data_ptr() for tensor in (query, key, value, out))
         if self._library.attention_layer(self._handle, paged, options, *pointers):
             raise MemoryError(f"No memory for the attention of {num_tokens} tokens.")

@@ -438,7 +438,10 @@ class _Reader:
     def _norm(self, norm: Module) -> Norm:
         if isinstance(norm, torch.nn.LayerNorm) and norm.weight is not None:
             bias = None if norm.bias is None else self._parameter(norm, "bias").float()
-            return Norm(self._parameter(norm, "weight").float(), bias, norm.eps, subtracts_mean=True)
+            weight = self._parameter(norm, "weight").float()
+            if type(norm).__name__ == "NemotronLayerNorm1P":  # stored minus 1
+                weight = weight + 1
+            return Norm(weight, bias, norm.eps, subtracts_mean=True)
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self._parameter(norm, "weight").float()

@@ -92,9 +92,16 @@ class PagedCache(Structure):
 
 
 class AttentionOptions(Structure):
-    """The options of a layer's attention. A window or softcap of 0 means that the layer has none."""
+    """The options of a layer's attention. A window or softcap of 0, or a null pointer, means that it has none."""
 
-    _fields_ = (("heads", c_long), ("scaling", c_float), ("window", c_long), ("softcap", c_float))
+    _fields_ = (
+        ("heads", c_long),
+        ("scaling", c_float),
+        ("window", c_long),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
+    )
 
 
 _POINTER, _DECODER, _ATTENTION, _ADAPTER = c_void_p, c_void_p, c_void_p, c_void_p

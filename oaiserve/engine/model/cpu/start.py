@@ -217,7 +217,11 @@ def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionPar
             scaling: float,
             sliding_window: int | None,
             softcap: float | None,
+            sinks: Tensor | None = None,
+            slopes: Tensor | None = None,
         ) -> Tensor:
+            if sinks is not None or slopes is not None:
+                raise NotKnown(f"its attention has {'sinks' if slopes is None else 'slopes (ALiBi)'}")
             parameters[layers[cache.keys.data_ptr()]] = AttentionParameters(scaling, sliding_window, softcap)
             return attend(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
 

@@ -32,6 +32,7 @@ from oaiserve.engine.model.cpu.describe import (
     Router,
 )
 from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.model.wrapped_names import text_name
 
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
 MOST_BYTES = 2**28
@@ -183,7 +184,7 @@ def from_json(stored: Any, files: StoredFiles) -> Any:
 
 
 def _tensors_in(folder: Path) -> dict[str, tuple[str, int, torch.dtype, list[int]]]:
-    """Return file, offset, dtype and shape of each tensor in the safetensors files of a folder."""
+    """Return file, offset, dtype and shape of each tensor in the safetensors files of a folder, by its text name."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -191,7 +192,7 @@ def _tensors_in(folder: Path) -> dict[str, tuple[str, int, torch.dtype, list[int
             header = json.loads(file.read(length))
         for name, tensor in header.items():
             if name != "__metadata__" and (dtype := _SAFETENSORS_DTYPES.get(tensor["dtype"])) is not None:
-                found[name] = (path.name, 8 + length + tensor["data_offsets"][0], dtype, tensor["shape"])
+                found[text_name(name)] = (path.name, 8 + length + tensor["data_offsets"][0], dtype, tensor["shape"])
     return found
 
 

@@ -112,6 +112,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "deepseek_v2": config("deepseek_v2", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=None),
     "deepseek_v3": config("deepseek_v3", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=24),
     "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
+    "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
+    "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
 }
 # The families of which the native library supports only attention.
 MIXTURES: dict[str, PreTrainedConfig] = {

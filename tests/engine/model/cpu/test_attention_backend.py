@@ -47,6 +47,8 @@ class Layer(NamedTuple):
     shape: KVShape
     sliding_window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
+    has_slopes: bool = False
 
 
 # The first three have the same window, which is none; each of the others has something that no other has.
@@ -57,6 +59,9 @@ LAYERS = [
     Layer(6, KVShape(2, 48, 32), sliding_window=21),
     Layer(4, KVShape(4, 32, 32), sliding_window=1, softcap=0.5),
     Layer(5, KVShape(1, 256, 240), sliding_window=1000),
+    Layer(6, KVShape(2, 48, 32), sliding_window=21, has_sinks=True),
+    Layer(6, KVShape(2, 48, 32), has_slopes=True),
+    Layer(4, KVShape(2, 32, 32), softcap=3.0, has_slopes=True),
 ]
 # For each sequence: the number of tokens that are in the cache, and the number that the last step computes.
 shapes = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 150) | st.just(1)), min_size=1, max_size=5).filter(
@@ -118,12 +123,24 @@ def outputs(
         batch = build_batch(step, BLOCK_SIZE, CPU)
         attend = backend(batch)
         num_tokens = len(batch.slots)
-        for index, (heads, shape, window, softcap) in enumerate(LAYERS):
+        for index, (heads, shape, window, softcap, has_sinks, has_slopes) in enumerate(LAYERS):
             query = randn(heads, num_tokens, shape.key_dim)
             key = randn(shape.kv_heads, num_tokens, shape.key_dim)
             value = randn(shape.kv_heads, num_tokens, shape.value_dim)
-            options = {"scaling": 0.2, "sliding_window": window, "softcap": softcap}
-            found.append(attend(query, key, value, caches[index], **options))
+            of_heads = torch.linspace(0.02, 2.0, heads)
+            found.append(
+                attend(
+                    query,
+                    key,
+                    value,
+                    caches[index],
+                    scaling=0.2,
+                    sliding_window=window,
+                    softcap=softcap,
+                    sinks=3 * of_heads if has_sinks else None,
+                    slopes=of_heads if has_slopes else None,
+                )
+            )
     return found
 
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -69,6 +70,8 @@ struct AttentionOptions {
   float scaling;
   long window;    // how many tokens a query sees, including its own; 0: all tokens up to its own
   float softcap;  // scores are softcap * tanh(scores * scaling / softcap); 0: scores * scaling
+  const float* sinks;   // [heads], the score of a key more, whose value is 0; null: there is none
+  const float* slopes;  // [heads], which are multiplied by the distance of a key and subtracted; null: nothing is
 };
 
 // A unit of work: some rows of one sequence and key-value head, over a range of keys. Row r is the query of token
@@ -358,6 +361,11 @@ inline void cap_scores(float* scores, long count, const AttentionOptions& option
   }
 }
 
+// Subtracts slope * distance from the scores of one row. The first key is `distance` tokens before the row's.
+inline void subtract_distances(float* scores, long count, float slope, long distance) {
+  for (long k = 0; k < count; k++) scores[k] -= slope * float(distance - k);
+}
+
 // The softmax of up to `ROWS` rows over some keys. A key weighs 2^(scale * score - maximum), and `sums` are the sums of
 // the weights, by lane.
 template <long ROWS>
@@ -478,15 +486,19 @@ class ItemWalk {
   }
 
  private:
+  // Returns the head of a row of a unit.
+  long head(const AttentionUnit& unit, long row) const {
+    return unit.kv_head * plan_.group + (unit.first_row + row) % plan_.group;
+  }
+
   void start(const AttentionUnit& unit) {
     long start = plan_.step.query_start[unit.sequence], end = plan_.step.query_start[unit.sequence + 1];
     long before = plan_.step.seq_lens[unit.sequence] - (end - start);
     for (long r = 0; r < unit.rows; r++) {
       long row = unit.first_row + r, query = row / plan_.group;
-      long head = unit.kv_head * plan_.group + row - query * plan_.group;
-      const T* from = query_ + (start + query) * query_stride_ + head * cache_.key_dim;
+      const T* from = query_ + (start + query) * query_stride_ + head(unit, r) * cache_.key_dim;
       memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
-      targets_[r] = out_ + (start + query) * out_stride_ + head * cache_.value_dim;
+      targets_[r] = out_ + (start + query) * out_stride_ + head(unit, r) * cache_.value_dim;
       position_[r] = before + query;
     }
     std::fill(softmax_.maxima, std::end(softmax_.maxima), NEVER);
@@ -536,6 +548,12 @@ class ItemWalk {
     for (long r = 0; r < count; r++) {
       float* row_scores = scores + r * SCORE_STRIDE;
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
+      if (options_.slopes) {
+        // Scores are multiplied by the scaling later, unless they have a softcap.
+        const float unit = options_.softcap > 0 ? 1.0f : options_.scaling;
+        subtract_distances(row_scores, (end - begin) * PANEL_KEYS, options_.slopes[head(*run.unit, row + r)] / unit,
+                           position_[row + r] - first);
+      }
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(position_[row + r] + 1, last);
       softmax.maxima[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
@@ -565,8 +583,11 @@ class ItemWalk {
       split.unfinished = split.units;  // for the next layer
       for (long run = split.first_run; run < split.first_run + split.runs; run++) add_results(unit, run);
     }
-    for (long r = 0; r < unit.rows; r++)
-      write_row(values_ + r * value_dim, 1.0f / sum(load(softmax_.sums + r * LANES)), value_dim, targets_[r]);
+    for (long r = 0; r < unit.rows; r++) {
+      float weights = sum(load(softmax_.sums + r * LANES));
+      if (options_.sinks) weights += std::exp2(1.44269504f * options_.sinks[head(unit, r)] - softmax_.maxima[r]);
+      write_row(values_ + r * value_dim, 1.0f / weights, value_dim, targets_[r]);
+    }
   }
 
   // Returns where a run of a unit that is split has its results, in the layout of AttentionPlan::run_size.

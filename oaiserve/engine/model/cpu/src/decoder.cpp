@@ -422,7 +422,7 @@ long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long 
   return guarded(-1L, [&] {
     PagedCache<Element>& paged = decoder->caches[cache];
     SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
-    AttentionOptions options{heads, scaling, window, softcap};
+    AttentionOptions options{heads, scaling, window, softcap, nullptr, nullptr};
     return add_operation<Attend<Element>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,
                                           options);
   });

@@ -1,0 +1,20 @@
+"""Maps names of tensors in multimodal checkpoints to those in a text model alone. It imports no transformers."""
+
+from __future__ import annotations
+
+import re
+
+# How the tensors of the text model are called there, and without a wrapper: regular expressions and replacements.
+KEYS = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.text_model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
+
+def text_name(name: str) -> str:
+    """Return how a tensor of a checkpoint is called in its text model alone."""
+    for pattern, replacement in KEYS.items():
+        name = re.sub(pattern, replacement, name)
+    return name

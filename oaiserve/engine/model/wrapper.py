@@ -1,0 +1,56 @@
+"""Finds the text model inside of a multimodal checkpoint. It is served, and what reads images or sound is not loaded.
+
+Where a text model gives each token three positions, for time, height and width, these are one and the same in text. So
+it computes what the plain text model of its family does, and is loaded as that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from oaiserve.errors import StartupError
+
+# The wrappers whose text model reads a text as it does without the wrapper. Others attend to a prompt in both
+# directions, or have layers for images between those of the text model.
+WRAPPERS = {
+    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "exaone4_5", "gemma3", "glm46v", "glm4v", "got_ocr2"),
+    *("idefics2", "idefics3", "internvl", "janus", "lighton_ocr", "llava", "llava_next", "llava_next_video"),
+    *("llava_onevision", "mistral3", "ovis2", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "video_llama_3"),
+    *("video_llava", "vipllava"),
+}
+_PLAIN = {
+    "glm4v_text": "glm4",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+_OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transformers_version"}
+
+
+def text_config(config: PreTrainedConfig, name: str) -> PreTrainedConfig | None:
+    """Return the configuration of the text model in a wrapper, or None if `config` is of no wrapper that is known.
+
+    Raises StartupError for quantized weights.
+    """
+    if config.model_type not in WRAPPERS:
+        return None
+    quantized: Any = getattr(config, "quantization_config", None)
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized.quant_method
+        raise StartupError(
+            f"'{name}' cannot be served: its weights are quantized ({method}), which is not possible where the text "
+            "model is a part of a multimodal one; take the model before it was quantized, or a GGUF file of it."
+        )
+    text = config.get_text_config(decoder=True)
+    values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
+    values["tie_word_embeddings"] = config.tie_word_embeddings
+    values["eos_token_id"] = values.get("eos_token_id") or getattr(config, "eos_token_id", None)
+    rope = dict(values.get("rope_parameters") or {})
+    if rope.pop("mrope_section", None) is not None:
+        rope.pop("mrope_interleaved", None)
+        values["rope_parameters"] = rope
+    return AutoConfig.for_model(
+        _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or text.dtype, **values
+    )

@@ -1,0 +1,116 @@
+"""The text model of a multimodal checkpoint answers as transformers' multimodal model answers texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.cpu.stored import StoredTensors
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.wrapper import text_config
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
+from oaiserve.model_files import refuse_unless_sound
+from oaiserve.source import find_model
+from tests.engine.tokenizers_for_tests import CHATML
+from tools.random_models import byte_tokenizer, generate
+from tools.random_wrappers import random_wrapper, wrapper_config
+
+PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
+NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
+
+
+def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
+    with Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE),
+        num_blocks=NUM_BLOCKS,
+        max_model_len=48,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
+    ) as engine:
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+
+
+# One wrapper of each layout of files, and each text model whose tokens have positions in three dimensions.
+@pytest.mark.parametrize(
+    "name", ["gemma3", "mistral3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm"]
+)
+def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
+    wrapper = random_wrapper(name)
+    wrapper.save_pretrained(tmp_path)
+    expected = generate(wrapper, PROMPTS, NUM_TOKENS)
+    assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
+    refuse_unless_sound(find_model(tmp_path))
+    loaded = load_model(tmp_path, device="cpu")
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == expected
+
+
+@pytest.mark.compiler
+def test_the_text_model_has_the_native_step_and_its_weights_are_found_again(tmp_path: Path) -> None:
+    wrapper = random_wrapper("qwen3_vl")
+    wrapper.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, device="cpu")
+    native = native_decoder(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
+    assert answers(loaded, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
+    tensors = StoredTensors(tmp_path, loaded.model.named_parameters())
+    places = [tensors.place(parameter.detach()) for parameter in loaded.model.parameters()]
+    assert {place["file"] for place in places} == {"model.safetensors"}
+
+
+def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
+    random_wrapper("gemma3").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    texts = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
+    assert len(texts) < len(tensors)
+    save_file(texts, path, {"format": "pt"})
+    loaded = load_model(tmp_path, device="cpu")
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert len(names) == len(texts)
+    assert not any("vision" in name for name in names)
+
+
+def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    template = Tokenizer.from_pretrained(tmp_path).chat_template
+    assert template is not None
+    assert template.source == CHATML
+
+
+def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_none() -> None:
+    config = wrapper_config("llava")
+    config.dtype, config.text_config.dtype = torch.bfloat16, None
+    config.eos_token_id, config.text_config.eos_token_id = 7, None
+    text = text_config(config, "m")
+    assert text is not None
+    assert (text.model_type, text.dtype, text.eos_token_id) == ("llama", torch.bfloat16, 7)
+
+
+def test_quantized_weights_in_a_wrapper_are_refused() -> None:
+    config = wrapper_config("mistral3")
+    config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(StartupError, match=r"^'m' cannot be served: its weights are quantized \(fp8\)"):
+        text_config(config, "m")
+
+
+def test_a_wrapper_whose_text_depends_on_it_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("paligemma").save_pretrained(tmp_path)
+    with pytest.raises(StartupError, match="it takes images or audio"):
+        load_model(tmp_path, device="cpu")

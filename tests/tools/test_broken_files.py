@@ -1,0 +1,75 @@
+"""The tool that starts on broken files: what it spoils repeats, it sees what is wrong, and starts end in sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.attack import broken_files
+from tools.attack.broken_files import CPU_SECONDS, edited, ended, spoiled
+
+SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "peak_mib", "outcome"),
+    [
+        (0, "", 100, "served"),
+        (2 << 8, SENTENCE, 100, "checked"),
+        (2 << 8, "oaiserve: 'm' cannot be served: it is an encoder-decoder model.", 100, "refused"),
+        (2 << 8, "", 100, "no sentence"),
+        (2 << 8, f"Traceback\n{SENTENCE}", 100, "no sentence"),
+        (2 << 8, "oaiserve: No model could be loaded from 'm': MemoryError", 100, "out of memory"),
+        (1 << 8, "Traceback", 100, "exit code 1"),
+        (signal.SIGSEGV, "", 100, "ended by SIGSEGV"),
+        (signal.SIGXCPU, "", 100, "ended by SIGXCPU"),
+        (0, "", 5000, "took 5000 MiB"),
+    ],
+)
+def test_an_end_is_judged(status: int, said: str, peak_mib: float, outcome: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(said)
+    start = ended("GGUF", "cut", 0, tmp_path / "log", status, peak_mib, most_mib=1000)
+    assert start.outcome == outcome
+    assert start.is_wrong == (outcome not in ("served", "checked", "refused"))
+
+
+def test_a_process_that_computes_without_end_is_ended_and_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CPU_SECONDS > 1
+    code = (
+        "from pathlib import Path; from tools.attack import broken_files as tool; tool.CPU_SECONDS = 1\n"
+        "def endless(config, sock):\n  while True: pass\n"
+        f"tool.load_and_answer = endless; tool.run(Path({str(tmp_path)!r}), Path({str(tmp_path / 'log')!r}))"
+    )
+    (tmp_path / "config.json").write_text("{}")
+    root = Path(broken_files.__file__).parents[2]
+    process = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, timeout=120)
+    assert process.returncode < 0
+
+
+def test_what_is_edited_repeats_and_is_always_another_file() -> None:
+    tree = {"a": 1, "b": [1, 2, {"c": "x"}], "d": {}}
+    first, again = ([edited(tree, random.Random(seed)) for seed in range(200)] for _ in range(2))
+    assert json.dumps(first) == json.dumps(again)
+    assert tree == {"a": 1, "b": [1, 2, {"c": "x"}], "d": {}}
+    content = json.dumps(tree).encode()
+    assert all(spoiled(broken_files.edited_json, content, random.Random(seed)) != content for seed in range(200))
+
+
+@pytest.mark.compiler
+def test_a_few_broken_files_of_each_format_end_in_a_sentence_or_serve() -> None:
+    command = [sys.executable, "-m", "tools.attack.broken_files", "--seed", "7", "--number", "8", "--at-once", "2"]
+    root = Path(broken_files.__file__).parents[2]
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=root, timeout=600, env=os.environ
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "27 starts of seed 7, 0 wrong" in process.stdout
