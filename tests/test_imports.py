@@ -93,17 +93,19 @@ MODEL_ROWS = {
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
     "cpu.blocks": "",
-    "cpu.describe": "cpu.blocks spec",
-    "cpu.kv_layout": "attention cpu.describe kv_cache spec",
+    "cpu.description": "cpu.blocks spec",
+    "cpu.describe": "cpu.blocks cpu.description spec",
+    "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
-    "cpu.packed_adapter": "adapters cpu.describe cpu.kv_layout cpu.library",
-    "cpu.native": "adapters attention batch cpu.blocks cpu.describe cpu.kv_layout cpu.library cpu.packed_adapter "
-    "kv_cache",
-    "cpu.check": "adapters batch cpu.describe cpu.native rehearsal spec",
-    "cpu.stored": "cpu.describe spec wrapped_names",
-    "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.library cpu.native cpu.stored spec",
+    "cpu.packed_adapter": "adapters cpu.description cpu.kv_layout cpu.library",
+    "cpu.operations": "attention cpu.blocks cpu.description cpu.kv_layout cpu.library",
+    "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
+    "cpu.packed_adapter kv_cache",
+    "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
+    "cpu.stored": "cpu.description spec wrapped_names",
+    "cpu.checked": "adapters cpu.build cpu.check cpu.description cpu.library cpu.native cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
-    "cpu.describe cpu.kv_layout cpu.library cpu.native eager executor runner spec",
+    "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
     "parallel": "",
     "parallel.group": "",
@@ -111,11 +113,11 @@ MODEL_ROWS = {
     "parallel.workers": "cpu.cores load parallel.group parallel.messages spec split",
     "parallel.executor": "adapters batch executor parallel.messages parallel.workers",
     # the model that guesses tokens
-    "draft": "adapters batch cpu.build cpu.cores cpu.describe cpu.native runner spec",
+    "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "gguf_weights": "cpu.blocks",
-    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.kv_layout cpu.library cpu.native cpu.start gguf_weights "
-    "load memory profiler runner spec started",
+    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native cpu.start "
+    "gguf_weights load memory profiler runner spec started",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "

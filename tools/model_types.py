@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_attention, native_decoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor

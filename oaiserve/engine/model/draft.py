@@ -12,7 +12,7 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec

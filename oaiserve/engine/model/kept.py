@@ -25,7 +25,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.describe import AttentionParameters, NotKnown, describe
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import AttentionParameters, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder

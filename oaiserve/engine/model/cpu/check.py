@@ -8,7 +8,7 @@ import torch
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import ModelSpec

@@ -20,7 +20,7 @@ from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.cpu import build, describe
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
-from oaiserve.engine.model.cpu.describe import Decoder, NotKnown
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json

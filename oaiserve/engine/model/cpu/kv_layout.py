@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
 from oaiserve.engine.model.spec import KVShape
 

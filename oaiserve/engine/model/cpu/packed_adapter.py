@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.cpu.describe import Matrix
+from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import Library
 

@@ -22,7 +22,8 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.check import batches, refuse_unless_equal
-from oaiserve.engine.model.cpu.describe import AttentionParameters, Decoder, NotKnown, describe
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.describe import (
+from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
     AttentionParameters,

@@ -18,7 +18,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import load
 from oaiserve.engine.model.cpu import build, stored
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
-from oaiserve.engine.model.cpu.describe import Decoder
+from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.request import ChatPrompt, SamplingParams

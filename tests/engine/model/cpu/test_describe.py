@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from oaiserve.engine.model.cpu.describe import AttentionParameters, Decoder, NotKnown, describe
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, load
 

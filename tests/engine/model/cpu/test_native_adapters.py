@@ -77,7 +77,7 @@ def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(fa
     adapters = [random_adapter(shapes, 1), random_adapter(some, 2, rank=30), None]
     prompts = prompts_for(loaded.vocab_size, [5, 21, 9])
     native = decoder(loaded)
-    assert {matrix.module for matrices in native._sites for matrix in matrices} == shapes.keys()
+    assert {matrix.module for matrices in native._operations.sites for matrix in matrices} == shapes.keys()
     found = logits_of(native, batch_of([(ids, 0, one) for ids, one in zip(prompts, adapters, strict=True)]))
     for ids, adapter, logits in zip(prompts, adapters, found, strict=True):
         reference = model if adapter is None else merged(model, adapter)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence

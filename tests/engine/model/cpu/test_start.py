@@ -16,7 +16,7 @@ from torch.nn import Module
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu import build, prebuilt, variants
-from oaiserve.engine.model.cpu.describe import NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams

@@ -1,0 +1,364 @@
+"""Tells native code the operations of a decoder, one after the other, from its description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.description import (
+    MLP,
+    Attention,
+    Decoder,
+    Experts,
+    LatentProjection,
+    Layer,
+    Matrix,
+    Norm,
+    NotKnown,
+)
+from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Library, Normalize, Rotary, Routing
+
+PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
+
+
+class Operations:
+    """The operations of a decoder in native code, with the weights, buffers and caches that they refer to.
+
+    Buffers, weights and operations are referred to by their indices, as src/decoder.cpp says.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        handle: int,
+        pool: int,
+        decoder: Decoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        has_adapters: bool,
+    ) -> None:
+        """Add all operations of `decoder` to the one of this `handle`. Weights are packed by the threads of `pool`.
+
+        Raises NotKnown for sizes that the native code does not support, and MemoryError.
+        """
+        self.names: list[str] = []  # the kind of each operation, in order
+        self.caches: list[LayerCache] = []
+        # Where adapters add: the matrices of each site, whose columns follow each other.
+        self.sites: list[list[Matrix]] = []
+        self._library, self._handle, self._pool = library, handle, pool
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._has_adapters = has_adapters
+        self._kept: list[Tensor] = []  # tensors that native code has pointers to
+        self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
+        self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
+        self._groups = -1  # the buffer of what these read
+        self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
+        self._add_decoder(decoder)
+
+    def _add_decoder(self, decoder: Decoder) -> None:
+        add = self._library
+        width = self._width = decoder.embedding.shape[1]
+        attention = [layer.attention for layer in decoder.layers]
+        self._hidden = self._floats(width)
+        self._branch = self._floats(width)
+        widest = max(
+            layer.heads * layer.shape.key_dim + layer.shape.kv_heads * (layer.shape.key_dim + layer.shape.value_dim)
+            for layer in attention
+        )
+        self._qkv = self._floats(widest)
+        self._normed = self._elements(width)
+        self._queries = self._elements(max(layer.heads * layer.shape.key_dim for layer in attention))
+        self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
+        mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
+        self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
+        if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
+            rows_each = max(mixture.router.top_k for mixture in mixtures)
+            self._scores = self._floats(_up(max(len(mixture.down) for mixture in mixtures)))
+            self._expert_rows = self._elements(width, rows_each)
+            self._expert_inner = self._elements(max(mixture.down.shape[2] for mixture in mixtures), rows_each)
+            self._expert_out = self._floats(width, rows_each)
+        if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
+            downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
+            self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
+            self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
+            self._expanded = self._floats(max(len(qkv.up.weight) for qkv in latent))
+        matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
+        inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
+        if inputs:
+            self._groups = add.add_groups(self._handle, max(inputs))
+        self._embed(decoder)
+        for layer in decoder.layers:
+            self._layer(layer, decoder.residual_scale)
+        last = self._elements(width)
+        self._operation("norm", add.norm, self._hidden, last, self._normalize(decoder.final_norm), True)
+        head = self._weights([decoder.head])
+        x = self._input(last, head, of_logits_rows=True)
+        self._operation("logits", add.logits, x, head, decoder.logits_scale, decoder.logits_softcap)
+
+    def _embed(self, decoder: Decoder) -> None:
+        add, table, position = self._library, decoder.embedding, decoder.position_embedding
+        if isinstance(table, Blocks):
+            if position is not None:
+                raise NotKnown("it has an embedding of positions beside one in blocks")
+            weights = self._block_weights(table, [table], None)
+            self._operation("embed", add.embed_blocks, self._hidden, weights, decoder.embedding_scale)
+            return
+        positions = None if position is None else self._keep(position)
+        arguments = (self._hidden, self._keep(table), positions, self._width, decoder.embedding_scale)
+        self._operation("embed", add.embed, *arguments)
+
+    def _input(self, x: int, weights: int, *, of_logits_rows: bool = False) -> int:
+        """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
+        if weights not in self._widths:
+            return x
+        self._operation("quantize", self._library.quantize, x, self._groups, self._widths[weights], of_logits_rows)
+        return self._groups
+
+    def _layer(self, layer: Layer, residual_scale: float) -> None:
+        self._norm(layer.attention_norm)
+        self._attention(layer.attention)
+        if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
+            self._norm(layer.mlp_norm)
+        self._add("output", self._attended, layer.attention.out, layer.attention_out_norm, residual_scale)
+        if not layer.is_parallel:
+            self._norm(layer.mlp_norm)
+        if isinstance(layer.mlp, MLP):
+            self._mlp_inner(layer.mlp)
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale)
+        else:
+            self._mixture(layer.mlp, layer.mlp_out_norm, residual_scale)
+
+    def _mlp_inner(self, mlp: MLP) -> None:
+        activation = ACTIVATIONS.index(mlp.activation)
+        if mlp.gate is None:
+            site, weights = self._site(self._normed, [mlp.up]), self._weights([mlp.up])
+            x = self._input(self._normed, weights)
+            self._operation("up", self._library.activate, x, self._mlp, weights, site, activation)
+        else:
+            site, weights = self._site(self._normed, [mlp.gate, mlp.up]), self._gated_weights(mlp.gate, mlp.up)
+            x = self._input(self._normed, weights)
+            self._operation("gate and up", self._library.gate, x, self._mlp, weights, site, activation)
+
+    def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
+        """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
+        add, router, width = self._library, experts.router, self._width
+        number = len(experts.down)
+        if number > MOST_EXPERTS:
+            raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
+        routing = Routing(
+            number,
+            router.top_k,
+            router.groups,
+            router.top_groups,
+            None if router.bias is None else self._keep(router.bias),
+            router.scale,
+            router.is_sigmoid,
+            router.adds_best_two,
+            router.renormalizes,
+        )
+        assignment = self._assignment(number, router.top_k)
+        weight = router.weight.to(experts.gate_up.dtype).contiguous()
+        index = add.add_router(self._handle, weight.data_ptr(), number, width)
+        self._operation("route", add.route, self._normed, self._scores, index, routing, assignment)
+        self._operation("route", add.sort_rows, assignment)
+        self._operation("route", add.gather_rows, self._normed, self._expert_rows, width, assignment)
+        activation = ACTIVATIONS.index(experts.activation)
+        gates = [self._gated_weights(*(Matrix(half, None) for half in both.chunk(2))) for both in experts.gate_up]
+        arguments = (self._expert_rows, self._expert_inner, gates[0], assignment, activation)
+        self._operation("gate and up", add.expert_gate, *arguments)
+        downs = [self._weights([Matrix(down, None)]) for down in experts.down]
+        self._operation("down", add.expert_project, self._expert_inner, self._expert_out, downs[0], assignment)
+        adds = norm is None
+        out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
+        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
+        if experts.shared is not None:
+            self._mlp_inner(experts.shared)
+            if experts.shared_gate is not None:
+                inner = len(experts.shared.up.weight)
+                gate = self._keep(experts.shared_gate)
+                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
+            down = experts.shared.down
+            site, weights = self._site(self._mlp, [down]), self._weights([down])
+            self._operation("down", add.project, self._mlp, out, weights, site, True, factor)
+        if norm is not None:
+            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
+
+    def _assignment(self, experts: int, top_k: int) -> int:
+        if (experts, top_k) not in self._assignments:
+            self._assignments[experts, top_k] = self._library.add_assignment(self._handle, experts, top_k)
+        return self._assignments[experts, top_k]
+
+    def _norm(self, norm: Norm | None) -> None:
+        """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
+        normalize = Normalize(width=self._width) if norm is None else self._normalize(norm)
+        self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
+
+    def _attention(self, attention: Attention) -> None:
+        add, parameters = self._library, attention.parameters
+        cache = self._cache(attention)
+        if isinstance(attention.qkv, LatentProjection):
+            self._latent_projection(attention, attention.qkv)
+        else:
+            site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
+            x = self._input(self._normed, weights)
+            self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
+        rotary = Rotary()
+        if (table := attention.rotary) is not None:
+            pairs = table.cosines.shape[1]
+            tables = (self._keep(table.cosines), self._keep(table.sines))
+            rotary = Rotary(*tables, attention.rotary_offset, 2 * pairs, table.is_interleaved)
+        norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
+        self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
+        window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
+        arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap)
+        self._operation("attention", add.attend, *arguments)
+
+    def _latent_projection(self, attention: Attention, qkv: LatentProjection) -> None:
+        add, own, rank = self._library, attention.rotary_offset, len(qkv.norm.weight)
+        shape, x = attention.shape, self._normed
+        if qkv.query_down is not None:
+            self._project("qkv", x, self._latent, qkv.query_down)
+            width = len(qkv.query_down.weight)
+            normalize = Normalize(width=width) if qkv.query_norm is None else self._normalize(qkv.query_norm)
+            self._operation("norm", add.norm, self._latent, self._normed_latent, normalize, False)
+            x = self._normed_latent
+        self._project("qkv", x, self._qkv, qkv.query)
+        self._project("qkv", self._normed, self._latent, qkv.down)
+        self._operation("norm", add.norm, self._latent, self._normed_latent, self._normalize(qkv.norm), False)
+        self._project("qkv", self._normed_latent, self._expanded, qkv.up)
+        sizes = (attention.heads, own, shape.key_dim - own, shape.value_dim, rank)
+        self._operation("qkv", add.spread_keys, self._expanded, self._latent, self._qkv, *sizes)
+
+    def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
+        self._operation(name, self._library.project, x, out, self._weights([matrix]), NO_SITE, False, 1.0)
+
+    def _cache(self, attention: Attention) -> int:
+        shape, size = attention.shape, self._block_size
+        cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
+        self.caches.append(cache)
+        pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
+        return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
+
+    def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
+        self.names.append(name)
+        return add(self._handle, *arguments)
+
+    def _site(self, x: int, matrices: list[Matrix]) -> int:
+        """Let adapters add to the product of `x` with these matrices, which is the next operation. Return the site."""
+        if not self._has_adapters:
+            return NO_SITE
+        self.sites.append(matrices)
+        return self._operation("adapters", self._library.site, x)
+
+    def _add(self, name: str, x: int, matrix: Matrix, norm: Norm | None, scale: float) -> None:
+        """Add the operations that multiply with `matrix`, norm the product, and add it to the hidden state."""
+        site, weights = self._site(x, [matrix]), self._weights([matrix])
+        x = self._input(x, weights)
+        if norm is None:
+            self._operation(name, self._library.project, x, self._hidden, weights, site, True, scale)
+        else:
+            self._operation(name, self._library.project, x, self._branch, weights, site, False, 1.0)
+            arguments = (self._branch, self._hidden, self._normalize(norm), scale)
+            self._operation("norm", self._library.add_norm, *arguments)
+
+    def _weights(self, matrices: list[Matrix]) -> int:
+        """Pack the rows of all `matrices` as one matrix, and return its index."""
+        bias = None
+        if any(m.bias is not None for m in matrices):
+            biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
+            bias = torch.cat(biases).contiguous()
+        blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
+        if len(blocks) == len(matrices) and all(len(rows) % PANEL == 0 for rows in blocks[:-1]):
+            return self._block_weights(matrices[0].weight, blocks, bias)
+        tensors = [self._tensor(m.weight) for m in matrices]
+        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
+        n, k = weight.shape
+        bias_pointer = None if bias is None else bias.data_ptr()
+        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
+
+    def _gated_weights(self, gate: Matrix, up: Matrix) -> int:
+        if gate.bias is not None or up.bias is not None:
+            raise NotKnown("its gated MLP has biases")
+        n, k = gate.weight.shape
+        if isinstance(gate.weight, Blocks) and isinstance(up.weight, Blocks) and gate.weight.kind == up.weight.kind:
+            # A panel has sixteen rows of each.
+            halves = [_padded(matrix.addresses(), LANES).reshape(-1, 1, LANES) for matrix in (gate.weight, up.weight)]
+            rows = np.concatenate(halves, axis=1).reshape(-1)
+            index = self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            gate.weight.give_back()
+            up.weight.give_back()
+            return index
+        both = [self._tensor(matrix.weight).contiguous() for matrix in (gate, up)]
+        return self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)  # type: ignore[no-any-return]
+
+    def _block_weights(self, whole: Tensor | Blocks, parts: list[Blocks], bias: Tensor | None) -> int:
+        """Pack the rows of all parts, whose formats may differ. `whole` is what other parts of the model may share."""
+        if len(parts) == 1 and bias is None and id(whole) in self._block_indices:
+            return self._block_indices[id(whole)]
+        rows = _padded(np.concatenate([part.addresses() for part in parts]), PANEL)
+        kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
+        index = self._pack(rows, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        for part in parts:
+            part.give_back()
+        if len(parts) == 1 and bias is None:
+            self._block_indices[id(whole)] = index
+        return index
+
+    def _pack(self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None) -> int:
+        bias_pointer = None if bias is None else bias.data_ptr()
+        index: int = self._library.add_blocks(
+            self._handle, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, bias_pointer
+        )
+        self._widths[index] = k
+        return index
+
+    def _tensor(self, weight: Tensor | Blocks) -> Tensor:
+        """Return a matrix in the dtype of the step, for which blocks are expanded."""
+        return weight.expand().to(self._library.dtype) if isinstance(weight, Blocks) else weight
+
+    def _normalize(self, norm: Norm) -> Normalize:
+        bias = None if norm.bias is None else self._keep(norm.bias)
+        return Normalize(self._keep(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+
+    def _floats(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_floats(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+
+    def _elements(self, width: int, rows_each: int = 1) -> int:
+        return self._library.add_elements(self._handle, _whole(width), rows_each)  # type: ignore[no-any-return]
+
+    def _keep(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _up(width: int) -> int:
+    return -(-width // LANES) * LANES
+
+
+def _whole(width: int) -> int:
+    """Return `width`. Raises NotKnown unless it is a multiple of LANES."""
+    if width % LANES:
+        raise NotKnown(f"a row of {width} numbers is no multiple of {LANES}")
+    return width
+
+
+def _matrices(layer: Layer) -> list[Matrix]:
+    """Return the matrices of a layer that may be in blocks."""
+    qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
+    mlp = [layer.mlp.gate, layer.mlp.up, layer.mlp.down] if isinstance(layer.mlp, MLP) else []
+    return [matrix for matrix in (*qkv, layer.attention.out, *mlp) if matrix is not None]
+
+
+def _padded(addresses: NDArray[np.uintp], multiple: int) -> NDArray[np.uintp]:
+    """Return the addresses, and nulls up to a multiple."""
+    return np.append(addresses, np.zeros(-len(addresses) % multiple, np.uintp))
