@@ -103,7 +103,8 @@ MODEL_ROWS = {
     "cpu.packed_adapter kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
     "cpu.stored": "cpu.description spec wrapped_names",
-    "cpu.checked": "adapters cpu.build cpu.check cpu.description cpu.library cpu.native cpu.stored spec",
+    "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native cpu.operations "
+    "cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split

@@ -73,7 +73,9 @@ FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "gpt_oss", **SMALL, "sliding_window": 6, "layer_types": _MIXED, "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "bloom": {"model_type": "bloom", "vocab_size": 97, "hidden_size": 32, "n_layer": 3, "n_head": 4, **_RANGE},
+    "bloom": {
+        "model_type": "bloom", "vocab_size": 97, "hidden_size": 32, "n_layer": 3, "n_head": 4, "initializer_range": 0.5,
+    },
     "mpt": {
         "model_type": "mpt", "vocab_size": 97, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, **_RANGE,
     },
@@ -139,7 +141,9 @@ def random_model(
 ) -> PreTrainedModel:
     torch.manual_seed(seed)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation)
+        # A model changes its config.
+        own = copy.deepcopy(config)
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attn_implementation)
     return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return]
 
 

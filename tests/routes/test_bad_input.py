@@ -297,7 +297,8 @@ def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path:
 def test_an_unknown_route_that_is_like_none_is_answered_with_those_of_the_api(served: Served, path: str) -> None:
     message = served.post(path).json()["error"]["message"]
     assert "Did you mean" not in message
-    assert "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, GET /v1/models" in message
+    assert "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, " in message
+    assert "GET /v1/models, " in message
 
 
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:

@@ -18,7 +18,8 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.adapters_for_tests import merged, random_adapter
-from tests.engine.model.cpu.small_models import MIXTURES, config
+from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
+from tests.engine.model.cpu.small_models import config
 from tests.engine.model.runners import eager_runner
 from tools.random_models import FAMILIES, generate, random_model
 
@@ -69,7 +70,7 @@ def test_answers_with_adapters_are_those_of_merged_weights(
 
 
 def test_layers_of_experts_and_the_output_head_are_not_adaptable() -> None:
-    model = random_model(MIXTURES["qwen3_moe"])
+    model = random_model(NATIVE_FAMILIES["qwen3_moe"])
     names = adaptable(model)
     assert "model.layers.0.self_attn.q_proj" in names
     assert not [name for name in names if "experts" in name or name == "lm_head"]

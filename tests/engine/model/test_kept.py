@@ -67,7 +67,7 @@ def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
 def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
     """Round what a linear layer reads as the native step does: in groups of 32 that share a scale."""
     groups = inputs[0].unflatten(-1, (-1, 32))
-    scales = groups.abs().amax(-1, keepdim=True) / 127
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127  # the padding token's embedding is zeros
     return ((groups / scales).round() * scales).flatten(-2)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import probe_adapter
-from oaiserve.engine.model.cpu import build, describe
+from oaiserve.engine.model.cpu import build, describe, description, operations
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
@@ -56,8 +56,10 @@ def checked_subject(folder: Path, options: EngineOptions) -> Subject | None:
         return None
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
     found = subject("model", folder, _FILES, options=asked, packages=_PACKAGES)
-    code = hashlib.sha256(Path(describe.__file__).read_bytes()).hexdigest()[:16]
-    return refound(found, description=code)
+    code = hashlib.sha256()
+    for module in (describe, description, operations):
+        code.update(Path(module.__file__).read_bytes())
+    return refound(found, description=code.hexdigest()[:16])
 
 
 def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:

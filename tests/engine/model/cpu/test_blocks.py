@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
-from oaiserve.engine.model.cpu.native import _padded
+from oaiserve.engine.model.cpu.operations import _padded
 from tests.engine.model.cpu.small_models import compiled_for
 from tools.random_gguf import random_blocks
 
@@ -36,7 +36,7 @@ class Product:
         self._library, self._table, self._n = library, table, len(matrix)
         n, k = matrix.shape
         self._decoder, self._pool = library.decoder(), library.pool(num_threads)
-        hidden, x = library.add_floats(self._decoder, k), library.add_elements(self._decoder, k)
+        hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k)
         rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
         self.weights = library.add_blocks(self._decoder, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, None)
