@@ -58,7 +58,7 @@ def checked_subject(folder: Path, options: EngineOptions) -> Subject | None:
     found = subject("model", folder, _FILES, options=asked, packages=_PACKAGES)
     code = hashlib.sha256()
     for module in (describe, description, operations):
-        code.update(Path(module.__file__).read_bytes())
+        code.update(Path(str(module.__file__)).read_bytes())
     return refound(found, description=code.hexdigest()[:16])
 
 
