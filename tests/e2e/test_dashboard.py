@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.e2e.harness import wait_until
 from tests.e2e.prefix_proxy import under_prefix
 
 # These tests are skipped without Chromium, and then playwright need not be installed either.
@@ -178,6 +179,18 @@ BARS = """rows => rows.map((row) => {
 })"""
 
 
+def recorded(server: LiveServer, request_id: str) -> dict[str, Any]:
+    """Return the account of a request whose answer has come, which may be a moment before its record."""
+    entry: dict[str, Any] = {}
+
+    def is_recorded() -> bool:
+        entry.update(httpx.get(f"{server.url}/debug/requests/{request_id}").json())
+        return entry.get("outcome") is not None
+
+    wait_until(is_recorded)
+    return entry
+
+
 def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_page: OpenPage) -> None:
     """The answer is one token again and again, so drafts come true. An answer of one token has none."""
     always = {"prompt": "and so on", "temperature": 0, "ignore_eos": True, "logit_bias": {"100": 100}}
@@ -185,7 +198,7 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
     for max_tokens in (60, 1):
         answer = httpx.post(f"{server.url}/v1/completions", json={**always, "max_tokens": max_tokens})
         request_id = answer.headers["x-request-id"]
-        entry = httpx.get(f"{server.url}/debug/requests/{request_id}").json()
+        entry = recorded(server, request_id)
         page = open_page(server)
         page.click(f"#waterfall button[data-request='{request_id}']")
         page.wait_for_selector("dialog[open] tr[data-phase]")
