@@ -40,7 +40,7 @@ class StoreLimits(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """How much a store keeps, and how many responses it has dropped since it was opened.
+    """The numbers of a store: how much it keeps, and how many responses it has dropped since it was opened.
 
     If processes share a file, what it keeps counts for all of them, as of the last time this one stored or deleted;
     what was dropped counts for this one.

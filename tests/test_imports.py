@@ -26,6 +26,7 @@ MODEL_USES = {
     "oaiserve.private",
     "oaiserve.source",
     "oaiserve.remembered",
+    "oaiserve.safetensors_header",
     *(f"{ENGINE}.{name}" for name in ("banned", "draws", "pooling", "request", "sequence", "step")),
 }
 # What each file of engine/model imports from the others, from the ground up: a file knows only files above its row.

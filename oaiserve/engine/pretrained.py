@@ -45,7 +45,7 @@ AFTER_FIRST_ANSWER_SECONDS = 0.5
 
 
 class EngineParts(NamedTuple):
-    """What an engine is built of. The names are those of `Engine`'s arguments."""
+    """The parts that an engine is built of. Their names are those of `Engine`'s arguments."""
 
     tokenizer: Tokenizer
     runner: Runner

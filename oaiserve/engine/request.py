@@ -184,7 +184,7 @@ class TokenChunk:
 
 @dataclass(slots=True)
 class Pooled:
-    """What the model makes of a whole prompt, under the tasks `embed` and `score`: a vector, or one number.
+    """The result of a whole prompt under the tasks `embed` and `score`: a vector, or one number.
 
     Prompts of one request may come in any order.
     """

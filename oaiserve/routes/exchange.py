@@ -26,7 +26,7 @@ from oaiserve.trace import TraceContext
 
 
 class RequestTimings(msgspec.Struct):
-    """Where the time of a streamed answer went, in nanoseconds, without the phase `respond`, which has not ended."""
+    """The phases of a streamed answer, in nanoseconds, without `respond`, which has not ended."""
 
     phases_ns: dict[str, int]
     time_to_first_token_ns: int | None

@@ -52,7 +52,7 @@ Content = str | list[TextPart | RefusalPart]
 
 
 class CalledFunction(msgspec.Struct):
-    """What an earlier answer called, and with which arguments."""
+    """The function that an earlier answer called, and its arguments."""
 
     name: str
     arguments: Annotated[str | dict[str, Any] | None, described("JSON, in a string or as it is.")] = None
@@ -72,7 +72,7 @@ class _Said(msgspec.Struct, tag_field="role", kw_only=True):
 
 
 class SystemMessage(_Said, tag="system"):
-    """What the model is told to be."""
+    """A message that tells the model what to be."""
 
 
 class DeveloperMessage(_Said, tag="developer"):

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,7 +26,8 @@ import httpx
 import numpy as np
 
 from tools.bench import machine, prepare
-from tools.markdown import as_markdown, number, publish, write_json
+from tools.bench.table import spread
+from tools.markdown import as_markdown, publish, write_json
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
 LOADS = {"queries": (5, 20), "passages": (60, 200), "of all lengths": (5, 400)}  # words of a text, about as many tokens
@@ -179,10 +179,6 @@ def report(results: dict[str, Any]) -> str:
         )
     head = f"{results['machine']}; {results['peer']}; {results['dtype']}; {results['created']}."
     return "\n".join([head, "Median (least..most) of the rounds.", "", *as_markdown(rows)])
-
-
-def spread(values: list[float]) -> str:
-    return f"{number(median(values))} ({number(min(values))}..{number(max(values))})"
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from oaiserve.engine.model.load import prepare
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tools.bench import machine
+from tools.bench.table import spread
 from tools.engine_load import greedy
-from tools.markdown import as_markdown, number, publish
+from tools.markdown import as_markdown, publish
 from tools.random_models import random_model
 
 BLOCK_SIZE = 16
@@ -100,14 +101,10 @@ def report(results: dict[str, Any]) -> str:
     for step in results["steps"]:
         native, other = step["ms"]["native"], step["ms"]["transformers"]
         ratios = [b / a for a, b in zip(native, other, strict=True)]
-        cells = [_spread(native), _spread(other), f"**{_spread(ratios)}**"]
+        cells = [spread(native), spread(other), f"**{spread(ratios)}**"]
         rows.append([str(step["sequences"]), str(step["tokens"]), *cells])
     head = f"{results['machine']}; {results['created']}. Median (least..most) of the rounds."
     return "\n".join([head, "", *as_markdown(rows)])
-
-
-def _spread(values: list[float]) -> str:
-    return f"{number(statistics.median(values))} ({number(min(values))}..{number(max(values))})"
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from oaiserve.engine.engine import Engine
 from tools.bench import machine, prepare
+from tools.bench.table import spread
 from tools.bench.workloads import WORKLOADS, Workload
 from tools.engine_load import complete, random_prompts
 from tools.markdown import as_markdown, number, publish, write_json
@@ -130,10 +130,6 @@ def report(results: dict[str, Any]) -> str:
     head = f"{results['machine']}; {results['peer'].replace('==', ' ')}; {results['created']}."
     start = f"OpenVINO GenAI was ready {number(results['peer_start_seconds'])} s after the start of its process."
     return "\n".join([head, f"Median (least..most) of the rounds. {start}", "", *as_markdown(rows)])
-
-
-def spread(values: list[float]) -> str:
-    return f"{number(median(values))} ({number(min(values))}..{number(max(values))})"
 
 
 if __name__ == "__main__":

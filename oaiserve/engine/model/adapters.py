@@ -17,7 +17,7 @@ _PROBE_RANK, _PROBE_SCALE = 3, 0.3  # about half as large as usual weights
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """What an adapter adds to one linear layer."""
+    """The two narrow matrices that an adapter adds to one linear layer."""
 
     a: Tensor  # [rank, columns of W], in the model's dtype
     b: Tensor  # [rows of W, rank]

@@ -148,7 +148,7 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
 
 
 class _Known(NamedTuple):
-    """What transformers' code has shown of some layers, by the index of each in the whole model."""
+    """The facts that transformers' code has shown of some layers, by the index of each in the whole model."""
 
     loaded: LoadedModel  # of these layers alone
     parameters: dict[int, AttentionParameters]

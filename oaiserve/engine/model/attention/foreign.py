@@ -20,7 +20,7 @@ from oaiserve.engine.model.attention.hook import AttentionCall, paged_attention
 
 
 class Handed:
-    """What the forward that runs was called with, for attention modules that do not get it."""
+    """Holds what the forward that runs was called with, for attention modules that do not get it."""
 
     call: AttentionCall
 

@@ -99,7 +99,7 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How the experts of a token are chosen, and what weight each one gets; src/experts.h computes it."""
+    """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
 
     weight: Tensor  # [experts, width]
     bias: Tensor | None  # float32 [experts], added to the scores for the choice alone

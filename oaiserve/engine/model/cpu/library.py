@@ -41,7 +41,7 @@ class Rotary(Structure):
 
 
 class Routing(Structure):
-    """How a router chooses experts; src/experts.h says what the fields mean."""
+    """The settings by which a router chooses experts; src/experts.h says what the fields mean."""
 
     _fields_ = (
         ("experts", c_long),

@@ -6,7 +6,6 @@ float32 and rotary tables, are stored themselves.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from bisect import bisect_right
@@ -33,6 +32,7 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.model.wrapped_names import text_name
+from oaiserve.safetensors_header import read_header
 
 # A model that needs more than this beside its files is not stored: its weights would be on the disk twice.
 MOST_BYTES = 2**28
@@ -187,12 +187,10 @@ def _tensors_in(folder: Path) -> dict[str, tuple[str, int, torch.dtype, list[int
     """Return file, offset, dtype and shape of each tensor in the safetensors files of a folder, by its text name."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+        header, start = read_header(path)
         for name, tensor in header.items():
-            if name != "__metadata__" and (dtype := _SAFETENSORS_DTYPES.get(tensor["dtype"])) is not None:
-                found[text_name(name)] = (path.name, 8 + length + tensor["data_offsets"][0], dtype, tensor["shape"])
+            if (dtype := _SAFETENSORS_DTYPES.get(tensor["dtype"])) is not None:
+                found[text_name(name)] = (path.name, start + tensor["data_offsets"][0], dtype, tensor["shape"])
     return found
 
 
