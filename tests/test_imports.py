@@ -42,8 +42,8 @@ MODEL_ROWS = {
     "kv_cache": "transfer",
     "executor": "adapters batch",
     "triton_adapter_kernels": "",
-    "triton_adapters": "adapters batch transfer triton_adapter_kernels",
-    "adapted_modules": "adapters batch triton_adapters",
+    "triton_adapters": "batch transfer triton_adapter_kernels",
+    "adapted_modules": "batch triton_adapters",
     # sampling
     "logit_edits": "transfer",
     "draw_rows": "",

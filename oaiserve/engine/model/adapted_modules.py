@@ -14,7 +14,6 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 
 # Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
@@ -77,14 +76,8 @@ def _add_to(batch: Batch) -> AddTo:
 
 def plain(batch: Batch) -> AddTo:
     """Return what adds the adapters of a batch in plain torch, one after the other."""
-    rows: dict[Adapter, list[int]] = {}
-    first = 0
-    for adapter, num_tokens in zip(batch.adapters, batch.query_lens, strict=True):
-        if adapter is not None:
-            rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
-        first += num_tokens
     device = batch.input_ids.device
-    on_device = {adapter: torch.tensor(indices, device=device) for adapter, indices in rows.items()}
+    on_device = {adapter: torch.tensor(indices, device=device) for adapter, indices in batch.adapter_rows().items()}
 
     def add_to(name: str, x: Tensor, out: Tensor) -> None:
         for adapter, indices in on_device.items():

@@ -42,6 +42,16 @@ class Batch:
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
 
+    def adapter_rows(self) -> dict[Adapter, list[int]]:
+        """Return the rows of tokens that each adapter has, of those in the batch."""
+        rows: dict[Adapter, list[int]] = {}
+        first = 0
+        for adapter, num_tokens in zip(self.adapters, self.query_lens, strict=True):
+            if adapter is not None:
+                rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
+            first += num_tokens
+        return rows
+
 
 def build_batch(
     step: Step, block_size: int, device: torch.device, drawn_rows: Mapping[Sequence, int] | None = None

@@ -9,7 +9,6 @@ import torch
 import triton
 from torch import Tensor
 
-from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.model.triton_adapter_kernels import expand_kernel, shrink_kernel
@@ -24,12 +23,7 @@ class TritonAdapters:
     """Adds the adapters of a batch, in bfloat16, float16 or float32. Sums are in float32."""
 
     def __init__(self, batch: Batch) -> None:
-        rows: dict[Adapter, list[int]] = {}
-        first = 0
-        for adapter, num_tokens in zip(batch.adapters, batch.query_lens, strict=True):
-            if adapter is not None:
-                rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
-            first += num_tokens
+        rows = batch.adapter_rows()
         device = batch.input_ids.device
         sorted_rows: list[int] = []
         of_tiles: list[int] = []
