@@ -12,6 +12,9 @@ number is not known either: the sequence is held until the commit, and takes no 
 A sequence that `is_whole` is computed in one step and keeps nothing: it needs no blocks, and leaves with the launch of
 that step. If it is longer than the token budget, it has a step for itself.
 
+Where layers of the model keep a state, each running sequence has a place in a second pool. A state is of one number of
+tokens only, the computed ones, so none is ever taken back: there is no prefix cache, and there are no drafts.
+
 A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
 prompt. If a step is under way whose draw is one of them, that draw is superseded, and dropped.
 """
@@ -26,6 +29,7 @@ from operator import attrgetter
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.engine.waits import QueueWaits
@@ -69,11 +73,23 @@ class Scheduler:
     """The scheduler has each sequence in one place: it is waiting, parked, running or nowhere.
 
     A running sequence owns blocks for all its tokens but the one that it decodes next; and if it had a draft, for that.
-    A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`).
+    A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`). If there are states,
+    whoever owns blocks owns one of them.
     """
 
-    def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        policy: Policy = fcfs,
+        prefix_cache: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
+        if states is not None and (prefix_cache or states.num_states < limits.max_running):
+            raise ValueError("with states there is no prefix cache, and each running sequence has one of them")
         self.pool = pool
+        self.states = states
         self.limits = limits
         self._key_of = policy.key
         self._prefix_cache = prefix_cache
@@ -85,6 +101,7 @@ class Scheduler:
         self.num_parked = 0
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
+        self._state_copies: dict[int, int] = {}  # the state to copy before the next step, by where to
         self.waits = QueueWaits()
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
@@ -115,7 +132,7 @@ class Scheduler:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
-        if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < leader.prompt_len:
+        if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < self._fork_end(leader):
             leader.siblings.append(sequence)
             self._park(sequence, leader, since_ns)
         else:
@@ -148,7 +165,11 @@ class Scheduler:
         num_prefills, spent = self._continue_prefills(step, share)
         self._admit_waiting(step, budget - spent, num_prefills)
         self._waiting.charge_draws(step)
-        return step if step.chunks else None
+        if not step.chunks:
+            return None
+        step.state_copies = [(source, target) for target, source in self._state_copies.items()]
+        self._state_copies.clear()
+        return step
 
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve room for the tokens that it draws.
@@ -162,7 +183,7 @@ class Scheduler:
             sequence.num_computed = end = start + num_tokens - len(draft)
             if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
-            if sequence.siblings and end >= sequence.prompt_len:
+            if sequence.siblings and end >= self._fork_end(sequence):
                 self._fork(sequence)
             if max_draws and not chunk.is_superseded:
                 if end < sequence.max_len:
@@ -396,6 +417,8 @@ class Scheduler:
                     self.num_prefix_queries += sequence.prompt_len
                     self.num_prefix_hits += sequence.num_cached
         sequence.blocks += blocks
+        if self.states is not None and sequence.state is None:
+            sequence.state = self._take_state(self.states, step)
         self.waits.leave(sequence)
         sequence.place = Place.RUNNING
         sequence.client.num_running += 1
@@ -405,6 +428,13 @@ class Scheduler:
             for block_hash in self._full_hashes(sequence)[sequence.num_computed // self.pool.block_size :]:
                 self._computing.setdefault(block_hash, sequence)
         return True
+
+    def _take_state(self, states: StatePool, step: Step) -> int:
+        """Return a state for a sequence that is about to run. There is one for each that runs, so if none is free, a
+        sequence that waits with one loses it."""
+        while (state := states.allocate()) is None:
+            self._preempt(next(reversed(self._forked)), step)
+        return state
 
     def _newcomer_is_next(self, step: Step) -> bool:
         """Return whether the client whose turn it is has nothing running, and none was admitted in this step."""
@@ -445,6 +475,8 @@ class Scheduler:
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
         num_tokens = num_uncomputed if sequence.is_whole else min(num_uncomputed, max(1, budget // cost))
+        if sequence.siblings and (num_to_fork := self._fork_end(sequence) - sequence.num_computed) > 0:
+            num_tokens = min(num_tokens, num_to_fork)  # a state that has gone on is of no use to them
         draft: tuple[int, ...] = ()
         if sequence.draft and num_tokens == num_uncomputed:
             draft = self._fitting_draft(sequence, budget - num_tokens)
@@ -501,17 +533,30 @@ class Scheduler:
             del self._computing[block_hash]
             self._unpark(block_hash)
 
+    def _fork_end(self, leader: Sequence) -> int:
+        """Return how many tokens a leader computes until its siblings can share them.
+
+        Each sibling computes the prompt's last token, for its own logits. So a state must not have that token yet.
+        """
+        return leader.prompt_len if self.states is None else leader.prompt_len - 1
+
     def _fork(self, leader: Sequence) -> None:
-        """Let the siblings of a leader share the blocks of the prompt, which it has computed.
+        """Let the siblings of a leader share the blocks of the prompt, which it has computed, and copy its state.
 
         Each sibling computes the last token again, for its own logits. A sequence that writes into a shared block
-        copies it before.
+        copies it before. A sibling for which no state is free computes all of its prompt.
         """
         blocks = leader.blocks[: self.pool.blocks_for(leader.prompt_len)]
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
             if sibling.place is not Place.PARKED:
                 continue
+            if self.states is not None:
+                sibling.state = self.states.allocate()
+                if sibling.state is None:
+                    continue
+                assert leader.state is not None
+                self._state_copies[sibling.state] = leader.state
             shared = self.pool.allocate(0, blocks)
             assert shared is not None
             sibling.blocks = shared
@@ -555,6 +600,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        if self.states is not None and sequence.state is not None:
+            self.states.release(sequence.state)
+            sequence.state = None
 
     def check_integrity(self) -> None:
         """Check that blocks and places are consistent, and raise AssertionError if not."""
@@ -566,6 +614,11 @@ class Scheduler:
                 references[block] += 1
         if references != [self.pool.references(block) for block in range(self.pool.num_blocks)]:
             raise AssertionError("the references of the blocks are not those of the sequences")
+        states = [sequence.state for sequence in owners]
+        if self.states is not None and self.states.num_states - self.states.num_free != len({*states} - {None}):
+            raise AssertionError("the states that are in use are not those of the sequences")
+        if (None in states) if self.states is not None else any(state is not None for state in states):
+            raise AssertionError("a sequence has blocks without a state, or a state where there are none")
         if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):

@@ -107,6 +107,7 @@ class Sequence:
         "request_id",
         "second_start",
         "siblings",
+        "state",
         "stop_ids",
         "token_counts",
         "token_ids",
@@ -165,6 +166,7 @@ class Sequence:
         self.num_computed = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
         self.num_cached = 0  # prompt tokens that were in the prefix cache when it was first admitted
         self.blocks: list[int] = []
+        self.state: int | None = None  # its place in the pool of states, where the model's layers keep one
         self.hashes: list[BlockHash] = []  # of its first full blocks
         self.siblings: list[Sequence] = []  # other choices, which wait until this one has computed the prompt
         self.place = Place.NOWHERE
