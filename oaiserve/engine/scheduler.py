@@ -116,6 +116,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def with_blocks(self) -> list[Sequence]:
+        """All sequences that own blocks, and a state if there are states."""
+        return [*self.running, *self._forked]
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 
@@ -168,7 +173,6 @@ class Scheduler:
         if not step.chunks:
             return None
         step.state_copies = [(source, target) for target, source in self._state_copies.items()]
-        self._state_copies.clear()
         return step
 
     def advance(self, step: Step) -> None:
@@ -178,6 +182,7 @@ class Scheduler:
         that draws its last token by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size
+        self._state_copies.clear()
         for chunk in step.chunks:
             sequence, start, num_tokens, max_draws, draft = chunk
             sequence.num_computed = end = start + num_tokens - len(draft)
@@ -607,7 +612,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Check that blocks and places are consistent, and raise AssertionError if not."""
         self.pool.check_integrity()
-        owners = [*self.running, *self._forked]
+        owners = self.with_blocks
         references = [0] * self.pool.num_blocks
         for sequence in owners:
             for block in sequence.blocks:

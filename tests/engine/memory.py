@@ -140,7 +140,9 @@ class Memory:
             if self.scheduler.states is not None:
                 state = chunk.sequence.state
                 found = self.states[state] if chunk.start else ()
-                assert found == tuple(ids[: chunk.start]), f"the state of {chunk.sequence.request_id} is of other tokens"
+                assert found == tuple(ids[: chunk.start]), (
+                    f"the state of {chunk.sequence.request_id} is of other tokens"
+                )
                 self.states[state] = tuple(ids)
             self.num_computed += chunk.num_tokens
             self.num_drafted += len(chunk.draft)
