@@ -74,8 +74,8 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.select batch eager mixers rehearsal spec split states "
-    "wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.select batch eager mixers rehearsal spec split "
+    "states wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",

@@ -11,7 +11,6 @@ from inspect import signature
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oaiserve.engine.model.attention.foreign import Handed
