@@ -67,7 +67,8 @@ def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = 
     number = min(options.max_running, max(1, most))
     log.info(
         "Layers of the model keep a state, which takes %.1f MiB for each sequence: at most %d run at once "
-        "(--max-running is %d). There is no prefix cache, and there are no drafts, because a state cannot go back to fewer tokens",
+        "(--max-running is %d). There is no prefix cache, and there are no drafts, because a state cannot go back to "
+        "fewer tokens",
         spec.state_bytes / 2**20,
         number,
         options.max_running,
