@@ -107,6 +107,7 @@ _DELTA = {
 }  # fmt: skip
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _SMALL_MAMBA = {**_RANGE, "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 8}
+_OF_STATES = ("A_log", "conv.weight", "conv1d.weight", "dt_bias", "dt_proj.bias")
 # Families with layers that keep a state: see `state_config`.
 STATE_FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": {"model_type": "mamba", **_SMALL_MAMBA},
@@ -199,6 +200,9 @@ def random_model(
         # A model changes its config.
         own = copy.deepcopy(config)
         model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attn_implementation)
+    for name, parameter in model.named_parameters():
+        if name.endswith(_OF_STATES):  # or else what is in a state hardly changes an answer
+            torch.nn.init.normal_(parameter, std=0.5)
     return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return]
 
 

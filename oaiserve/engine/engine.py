@@ -138,7 +138,7 @@ class Engine:
         self._clock_ns = clock_ns
         self._is_draining = False
         self._processes = processes
-        # A state cannot go back to the tokens before a draft that has not come true, or to those of another prompt.
+        # A state cannot go back to the tokens before a draft that has not come true.
         has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
         self._loop = EngineLoop(
             Scheduler(
@@ -151,7 +151,7 @@ class Engine:
                     lookahead=options.lookahead,
                 ),
                 policy=POLICIES[options.policy],
-                prefix_cache=options.prefix_cache and pooling is None and not num_states,
+                prefix_cache=options.prefix_cache and pooling is None,
                 states=StatePool(num_states) if num_states else None,
             ),
             runner,

@@ -101,8 +101,8 @@ class Step:
     """A step is what one run of the model computes. Chunks of one token come first: attention treats them as one batch.
 
     `copies` are blocks to copy (from, to) before anything else, in this order. A block that was copied from may be
-    written to in the same step, so a step that is computed in parts copies its blocks once. `state_copies` are states
-    to copy, each to another place.
+    written to in the same step, so a step that is computed in parts copies its blocks once. So it is
+    with `state_copies`, which are in order, too.
     """
 
     chunks: list[Chunk] = field(default_factory=list)

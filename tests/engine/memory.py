@@ -21,15 +21,15 @@ def make(
     max_step_tokens: int = 8,
     policy: Any = fcfs,
     prefix_cache: bool = True,
-    num_states: int | None = None,
+    states: StatePool | None = None,
     **limits: Any,
 ) -> Scheduler:
     return Scheduler(
         BlockPool(kv_blocks, block_size),
         Limits(max_running, max_step_tokens, **limits),
         policy=policy,
-        prefix_cache=prefix_cache and num_states is None,
-        states=None if num_states is None else StatePool(num_states),
+        prefix_cache=prefix_cache,
+        states=states,
     )
 
 
@@ -124,8 +124,8 @@ class Memory:
         size = self.scheduler.pool.block_size
         for old, new in step.copies:
             self.slots |= {(new, i): self.slots[old, i] for i in range(size) if (old, i) in self.slots}
-        assert len({target for _, target in step.state_copies}) == len(step.state_copies)
-        self.states |= {target: self.states[source] for source, target in step.state_copies}
+        for source, target in step.state_copies:
+            self.states[target] = self.states[source]
         # The device writes something even for a token that the step before was expected to draw, and did not.
         ids_of = {
             chunk.sequence: [*[*self._ids(chunk.sequence), NEVER][: chunk.known_end], *chunk.draft]

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.states import StatePool
 from tests.engine.memory import Memory, make, sequence
 
 LAST_TOKEN = 3  # of those that are drawn, 0 to 3
@@ -23,6 +24,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     policy, prefix_cache, overlap = "fcfs", True, False
     num_states: int | None = None  # there are states, so many
+    shortest_kept = 1
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
     most_forced = 0  # tokens that a grammar forces behind these
 
@@ -34,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_step_tokens=6,
             policy=POLICIES[self.policy],
             prefix_cache=self.prefix_cache,
-            num_states=self.num_states,
+            states=None if self.num_states is None else StatePool(self.num_states, self.shortest_kept),
         )
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap
@@ -147,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step([[0], [1], [2], [0]])
         assert not self.open
         assert self.scheduler.pool.num_used == 0
-        assert self.scheduler.states is None or self.scheduler.states.num_free == self.num_states
+        assert self.scheduler.states is None or self.scheduler.states.num_owned == 0
         self.memory.settle()
         self.consistent()
 
@@ -192,12 +194,16 @@ class States(SchedulerMachine):
     num_states = 4
 
 
+class StatesWithoutCache(WithoutCache):
+    num_states = 5
+
+
 class OverlapStates(Overlap):
-    num_states = 5  # so that one of those that wait may have one
+    num_states, shortest_kept = 9, 4
 
 
 class OverlapFairStates(OverlapFair):
-    num_states = 4
+    num_states = 5
 
 
 class Several(SchedulerMachine):
@@ -254,7 +260,7 @@ MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, 
 SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
 FAIR = (Fair, OverlapFair, SeveralOverlapFair)
 FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
-STATES = (States, OverlapStates, OverlapFairStates, ForcedOverlapStates)
+STATES = (States, StatesWithoutCache, OverlapStates, OverlapFairStates, ForcedOverlapStates)
 for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED, *STATES):
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
@@ -266,7 +272,8 @@ TestAtMostOneOverlap = AtMostOneOverlap.TestCase
 TestForced, TestForcedOverlap, TestForcedOverlapWithoutCache = (machine.TestCase for machine in FORCED[:3])
 TestForcedOverlapFair, TestForcedSeveralOverlap = (machine.TestCase for machine in FORCED[3:])
 TestFair, TestOverlapFair, TestSeveralOverlapFair = (machine.TestCase for machine in FAIR)
-TestStates, TestOverlapStates, TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine in STATES)
+TestStates, TestStatesWithoutCache, TestOverlapStates = (machine.TestCase for machine in STATES[:3])
+TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine in STATES[3:])
 
 
 @pytest.mark.parametrize("most_draws", [1, 4])

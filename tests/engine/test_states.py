@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.blocks import BlockHash, BlockPool
 from oaiserve.engine.policy import priority
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place
@@ -20,18 +20,29 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Memory, "overlap", request.param)
 
 
-@given(st.integers(1, 5), st.lists(st.integers(0, 9)))
+@given(st.integers(1, 5), st.lists(st.integers(0, 14)))
 def test_a_pool_hands_out_each_state_once_and_the_lowest_first(num_states: int, choices: list[int]) -> None:
-    """Even choices allocate, odd ones release what was allocated at some time before."""
-    pool, used = StatePool(num_states), list[int]()
+    """Each choice allocates, releases what was allocated at some time before, or keeps one of a few hashes."""
+    pool, used, kept = StatePool(num_states), list[int](), dict[BlockHash, int]()
     for choice in choices:
-        if choice % 2 == 0:
-            state = pool.allocate()
-            assert state == min({*range(num_states)} - {*used}, default=None)
-            used += [] if state is None else [state]
-        elif used:
+        free = {*range(num_states)} - {*used} - {*kept.values()}
+        expected = min(free) if free else next(iter(kept.values()), None)  # or else the least recently used
+        if choice % 3 == 1 and used:
             pool.release(used.pop(choice % len(used)))
-        assert pool.num_free == num_states - len(used)
+            continue
+        if choice % 3 == 2 and (block_hash := BlockHash(bytes([choice]))) in kept:
+            assert pool.keep(block_hash) is None
+            assert pool.find(block_hash) == kept[block_hash]
+            kept[block_hash] = kept.pop(block_hash)
+            continue
+        state = pool.allocate() if choice % 3 != 2 else pool.keep(block_hash)
+        assert state == expected
+        kept = {one: place for one, place in kept.items() if place != state}
+        if state is not None and choice % 3 == 2:
+            kept[block_hash] = state
+        elif state is not None:
+            used.append(state)
+        assert (pool.num_owned, pool.num_kept) == (len(used), len(kept))
 
 
 def test_a_state_that_is_free_cannot_be_released() -> None:
@@ -44,7 +55,7 @@ def test_a_state_that_is_free_cannot_be_released() -> None:
 
 
 def test_each_running_sequence_has_a_state_until_it_ends() -> None:
-    scheduler = make(num_states=4)
+    scheduler = make(states=StatePool(4))
     memory = Memory(scheduler)
     first, second = sequence("a", 3, 2), sequence("b", 4, 4)
     scheduler.add(first)
@@ -54,11 +65,11 @@ def test_each_running_sequence_has_a_state_until_it_ends() -> None:
     memory.run_out()
     assert (first.state, second.state) == (None, None)
     assert scheduler.states is not None
-    assert scheduler.states.num_free == 4
+    assert scheduler.states.num_owned == 0
 
 
 def test_an_aborted_sequence_gives_its_state_to_the_next_one() -> None:
-    scheduler = make(max_running=1, num_states=1)
+    scheduler = make(max_running=1, states=StatePool(1))
     memory = Memory(scheduler)
     first, second = sequence("a", 20), sequence("b", 5)
     scheduler.add(first)
@@ -72,7 +83,7 @@ def test_an_aborted_sequence_gives_its_state_to_the_next_one() -> None:
 
 
 def test_a_preempted_sequence_is_computed_again_from_its_first_token() -> None:
-    scheduler = make(kv_blocks=5, num_states=4)
+    scheduler = make(kv_blocks=5, states=StatePool(4))
     memory = Memory(scheduler)
     first, second = sequence("a", 8), sequence("b", 7)
     scheduler.add(first)
@@ -86,7 +97,7 @@ def test_a_preempted_sequence_is_computed_again_from_its_first_token() -> None:
 
 @pytest.mark.parametrize("prompt_len", [2, 4, 5, 8, 9, 13])
 def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int) -> None:
-    scheduler = make(num_states=4)
+    scheduler = make(states=StatePool(4))
     memory = Memory(scheduler)
     prompt = list(range(prompt_len))
     choices = [sequence(f"a{i}", prompt, 3) for i in range(3)]
@@ -100,7 +111,7 @@ def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
-    scheduler = make(num_states=4)
+    scheduler = make(states=StatePool(4))
     memory = Memory(scheduler)
     choices = [sequence(f"a{i}", [5], 3) for i in range(2)]
     for choice in choices:
@@ -111,7 +122,7 @@ def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
 
 
 def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> None:
-    scheduler = make(max_running=2, num_states=2)
+    scheduler = make(max_running=2, states=StatePool(2))
     memory = Memory(scheduler)
     choices = [sequence(f"a{i}", list(range(6)), 2) for i in range(3)]
     for choice in choices:
@@ -126,7 +137,7 @@ def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> Non
 
 
 def test_a_sequence_that_may_run_takes_the_state_of_a_choice_that_waits() -> None:
-    scheduler = make(max_running=2, num_states=2, policy=priority)
+    scheduler = make(max_running=2, states=StatePool(2), policy=priority)
     memory = Memory(scheduler)
     choices = [sequence(f"a{i}", list(range(7)), 4, priority=5) for i in range(2)]
     scheduler.add(choices[0])
@@ -142,6 +153,90 @@ def test_a_sequence_that_may_run_takes_the_state_of_a_choice_that_waits() -> Non
     assert [one.num_generated for one in (*choices, urgent)] == [4, 4, 2]
 
 
+# -- states that are kept ----------------------------------------------------------------------------------------------
+
+
+def with_kept(num_states: int = 8, kv_blocks: int = 64) -> tuple[Scheduler, Memory]:
+    scheduler = make(kv_blocks=kv_blocks, max_step_tokens=64, states=StatePool(num_states, shortest_kept=4))
+    return scheduler, Memory(scheduler)
+
+
+def finish(memory: Memory, name: str, prompt: list[int], max_tokens: int = 1) -> tuple[int, int]:
+    """Compute one sequence to its end, and return how many tokens of it were cached, and how many steps it took."""
+    one, num_steps = sequence(name, prompt, max_tokens), 0
+    memory.scheduler.add(one)
+    while memory.run():
+        num_steps += 1
+    memory.settle()
+    return one.num_cached, num_steps
+
+
+def test_the_next_prompt_of_a_conversation_goes_on_from_the_state_of_the_one_before() -> None:
+    _, memory = with_kept()
+    first = list(range(23))
+    assert finish(memory, "a", first) == (0, 2)  # up to token 20, which is five blocks, and to the end
+    assert finish(memory, "b", [*first, 7, 50, 51, 52]) == (20, 2)
+    assert finish(memory, "c", [*first, 7, 50, 51, 52, 7]) == (24, 1)  # what it adds is too little to be kept
+    assert memory.num_computed == 23 + 7 + 4
+
+
+def test_prompts_that_begin_alike_share_a_state_from_the_third_on() -> None:
+    """The second one shows where they part, and leaves the state of it behind."""
+    _, memory = with_kept()
+    common = list(range(17))
+    cached = [finish(memory, str(i), [*common, *range(100 + i, 108 + i)])[0] for i in range(4)]
+    assert cached == [0, 0, 16, 16]
+
+
+def test_the_same_prompts_at_once_wait_for_the_state_of_the_first() -> None:
+    scheduler, memory = with_kept()
+    prompt = list(range(30))
+    for i in range(3):
+        scheduler.add(sequence(str(i), prompt, 1))
+    memory.run_out()
+    assert memory.num_computed == 28 + 3 * 2
+
+
+def test_prompts_that_only_begin_alike_do_not_wait_for_each_other() -> None:
+    scheduler, memory = with_kept()
+    for i in range(3):
+        scheduler.add(sequence(str(i), [*range(10), 100 + i, 200, 300], 1))
+    assert memory.run() == [("0", 12), ("1", 12), ("2", 12)]
+
+
+def test_a_kept_state_whose_blocks_are_gone_is_of_no_use() -> None:
+    scheduler, memory = with_kept(kv_blocks=8)
+    prompt = list(range(20))
+    finish(memory, "a", prompt)
+    finish(memory, "b", [*range(100, 130)])
+    assert scheduler.states is not None
+    assert scheduler.states.num_kept == 2
+    assert finish(memory, "c", prompt)[0] == 0
+
+
+def test_kept_states_make_room_for_sequences_the_least_recently_used_first() -> None:
+    scheduler, memory = with_kept(num_states=4)
+    prompts = [[100 * i + j for j in range(12)] for i in range(3)]
+    for i, prompt in enumerate(prompts):
+        finish(memory, str(i), prompt)
+    assert scheduler.states is not None
+    assert scheduler.states.num_kept == 3
+    assert finish(memory, "again", prompts[0])[0] == 8
+    for i in range(3):
+        scheduler.add(sequence(f"r{i}", 4))
+    memory.run()
+    assert scheduler.states.num_kept == 1
+    memory.run_out()
+    assert [finish(memory, "x", prompts[0])[0], finish(memory, "y", prompts[1])[0]] == [8, 0]
+
+
+def test_without_a_prefix_cache_no_state_is_kept() -> None:
+    states = StatePool(8, shortest_kept=4)
+    memory = Memory(make(prefix_cache=False, states=states, max_step_tokens=64))
+    assert finish(memory, "a", list(range(20))) == (0, 1)
+    assert states.num_kept == 0
+
+
 def test_a_pool_that_is_too_small_for_what_may_run_is_refused() -> None:
-    with pytest.raises(ValueError, match="each running sequence has one"):
-        Scheduler(BlockPool(4, 4), Limits(2, 4), prefix_cache=False, states=StatePool(1))
+    with pytest.raises(ValueError, match="1 states are too few for 2 running sequences"):
+        Scheduler(BlockPool(4, 4), Limits(2, 4), states=StatePool(1))

@@ -50,10 +50,10 @@ class MemoryUse:
 
 
 def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None) -> int:
-    """Return how many sequences can have a state, and so run at once: 0 if the model's layers keep none.
+    """Return how many states of sequences there are: 0 if the model's layers keep none.
 
-    There is one for each of `--max-running`, if there is room. `use` is given for a model on a GPU. Raises StartupError
-    if that has no room for one.
+    Each sequence that runs needs one. With a prefix cache there are twice as many as may run, if there is room. `use`
+    is given for a model on a GPU. Raises StartupError if that has no room for one.
     """
     if not spec.state_shapes:
         return 0
@@ -64,13 +64,14 @@ def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = 
             f"The state of one sequence takes {gib(spec.state_bytes)} GiB, and {gib(room)} GiB are left, of which "
             f"states may take {STATES_SHARE:.0%} beside a KV cache. {use}."
         )
-    number = min(options.max_running, max(1, most))
+    number = min(options.max_running * (2 if options.prefix_cache else 1), max(1, most))
     log.info(
-        "Layers of the model keep a state, which takes %.1f MiB for each sequence: at most %d run at once "
-        "(--max-running is %d). There is no prefix cache, and there are no drafts, because a state cannot go back to "
-        "fewer tokens",
+        "Layers of the model keep a state, which takes %.1f MiB for each sequence. There is room for %d, so at most %d "
+        "sequences run at once (--max-running is %d); the others keep prefixes. There are no drafts, because a state "
+        "cannot go back to fewer tokens",
         spec.state_bytes / 2**20,
         number,
+        min(number, options.max_running),
         options.max_running,
     )
     return number

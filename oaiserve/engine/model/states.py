@@ -44,7 +44,7 @@ class States:
         self._device = device
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy states (from, to). No state is copied from and to. This needs no memory."""
+        """Copy states (from, to), in this order. This needs no memory."""
         for source, target in copies:
             for tensor in self._tensors:
                 tensor[target].copy_(tensor[source])
