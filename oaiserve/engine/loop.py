@@ -271,7 +271,7 @@ class EngineLoop:
                 self._report_shortage(step, error, now_ns)
                 if self._scheduler.states is not None:
                     # Some layers have changed their states, and others have not: the step cannot be computed again.
-                    self._fail_for_memory(self._scheduler.with_blocks)
+                    self._fail_for_memory(self._scheduler.lose_states())
                     return None
             else:
                 self._profiling.launched()

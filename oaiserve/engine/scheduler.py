@@ -117,11 +117,6 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def with_blocks(self) -> list[Sequence]:
-        """All sequences that own blocks, and a state if there are states."""
-        return [*self.running, *self._forked]
-
-    @property
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 
@@ -175,6 +170,16 @@ class Scheduler:
             return None
         step.state_copies = self._state_copies.copy()
         return step
+
+    def lose_states(self) -> list[Sequence]:
+        """Forget what was kept of states, or was to be copied, because a step has failed that may have changed states.
+
+        Return the sequences that have one: they cannot go on.
+        """
+        assert self.states is not None
+        self.states.forget_kept()
+        self._state_copies.clear()
+        return [*self.running, *self._forked]
 
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve room for the tokens that it draws.
@@ -677,7 +682,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Check that blocks and places are consistent, and raise AssertionError if not."""
         self.pool.check_integrity()
-        owners = self.with_blocks
+        owners = [*self.running, *self._forked]
         references = [0] * self.pool.num_blocks
         for sequence in owners:
             for block in sequence.blocks:

@@ -56,6 +56,11 @@ class StatePool:
             self._kept[block_hash] = state
         return state
 
+    def forget_kept(self) -> None:
+        for state in self._kept.values():
+            heappush(self._free, state)
+        self._kept.clear()
+
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the kept state of these tokens, or None. The next `allocate` may reuse it."""
         state = self._kept.get(block_hash)

@@ -101,6 +101,7 @@ class StepStates:
         # States that lie side by side, in order, are changed in place. Others are gathered, and written back.
         first = decodes[0] if decodes else 0
         end = first + len(decodes)
+        self._decodes: slice | Tensor
         self._decodes = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, device)
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
