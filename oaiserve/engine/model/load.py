@@ -211,6 +211,10 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
     elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         problem = f"its architecture is {architecture}"
+    elif config.model_type == "falcon" and config.alibi:
+        problem = (
+            "its attention has ALiBi, which transformers' code of Falcon adds once or twice, depending on a setting"
+        )
     elif config.model_type in MIXERS:
         problem = None  # whatever its layers keep is seen when it is loaded
     elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
