@@ -619,7 +619,8 @@ class Scheduler:
         """Let the siblings of a leader share the blocks of the prompt, which it has computed, and copy its state.
 
         Each sibling computes the last token again, for its own logits. A sequence that writes into a shared block
-        copies it before. A sibling for which no state is free computes all of its prompt.
+        copies it before. A sibling for which no state is free computes all of its prompt; and so do all of them if the
+        leader began so late, behind a kept state, that its own has gone on.
         """
         blocks = leader.blocks[: self.pool.blocks_for(leader.prompt_len)]
         siblings, leader.siblings = leader.siblings, []
@@ -627,7 +628,7 @@ class Scheduler:
             if sibling.place is not Place.PARKED:
                 continue
             if self.states is not None:
-                sibling.state = self.states.allocate()
+                sibling.state = self.states.allocate() if leader.num_computed == self._fork_end(leader) else None
                 if sibling.state is None:
                     continue
                 assert leader.state is not None

@@ -204,6 +204,18 @@ def test_prompts_that_only_begin_alike_do_not_wait_for_each_other() -> None:
     assert memory.run() == [("0", 12), ("1", 12), ("2", 12)]
 
 
+def test_choices_of_a_prompt_whose_state_was_kept_up_to_its_last_token_all_begin_with_that() -> None:
+    scheduler, memory = with_kept()
+    prompt = list(range(21))
+    finish(memory, "a", prompt)
+    choices = [sequence(f"b{i}", prompt, 2) for i in range(3)]
+    for choice in choices:
+        scheduler.add(choice, None if choice is choices[0] else choices[0])
+    memory.run_out()
+    assert [choice.num_cached for choice in choices] == [20, 20, 20]
+    assert memory.num_computed == 21 + 3 * 2
+
+
 def test_a_kept_state_whose_blocks_are_gone_is_of_no_use() -> None:
     scheduler, memory = with_kept(kv_blocks=8)
     prompt = list(range(20))
