@@ -38,8 +38,9 @@ MODEL_ROWS = {
     "adapters": "",
     "adapter_weights": "adapters",
     "profiler": "",
-    "batch": "adapters transfer",
     "kv_cache": "transfer",
+    "states": "kv_cache spec transfer",
+    "batch": "adapters states transfer",
     "executor": "adapters batch",
     "triton_adapter_kernels": "",
     "triton_adapters": "batch transfer triton_adapter_kernels",
@@ -55,7 +56,7 @@ MODEL_ROWS = {
     "rehearsal": "sampler",
     # attention
     "attention": "batch",
-    "attention.hook": "attention batch",
+    "attention.hook": "attention batch states",
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
@@ -65,16 +66,18 @@ MODEL_ROWS = {
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
     "graphs": "batch draw_rows logit_edits sampler spec transfer",
-    "runner": "adapters batch draw_rows executor graphs logit_edits sampler",
+    "runner": "adapters batch draw_rows executor graphs logit_edits sampler states",
     "started": "profiler runner",
     # loading, measuring, compiling, capturing
     "split": "",
     "wrapped_names": "",
     "wrapper": "",
-    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names "
-    "wrapper",
+    "selective_scan": "states",
+    "mixers": "attention.foreign selective_scan spec states",
+    "load": "attention attention.foreign attention.hook attention.select batch eager mixers rehearsal spec split "
+    "states wrapped_names wrapper",
     "memory": "spec",
-    "device_memory": "attention draw_rows eager memory rehearsal runner spec",
+    "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
     "graph_capture": "executor graphs spec triton_sampling",
     # models that pool
@@ -124,7 +127,7 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
     "cpu.start device_memory draft draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
-    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started "
+    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
     "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
@@ -166,6 +169,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
+    f"{ENGINE}.states": set(),
     f"{ENGINE}.constraint": {f"{ENGINE}.request"},
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
@@ -187,7 +191,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.waiting": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
     f"{ENGINE}.policy": {f"{ENGINE}.sequence"},
     f"{ENGINE}.scheduler": {
-        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "step", "waiting", "waits")),
+        *(f"{ENGINE}.{m}" for m in ("blocks", "policy", "sequence", "states", "step", "waiting", "waits")),
         "oaiserve.record",
     },
     f"{ENGINE}.jinja_template": set(),

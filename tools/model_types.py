@@ -25,19 +25,21 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.load import load_model, prepare, refuse_unless_decoder_only
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
 from oaiserve.engine.model.wrapper import WRAPPERS
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from tools.random_models import SMALL, byte_tokenizer, generate, random_model
+from tools.random_models import SMALL, STATE_FAMILIES, byte_tokenizer, generate, random_model
 from tools.random_wrappers import random_wrapper
 
 TYPES = """\
-apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 falcon
-falcon_h1 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium
-hunyuan_v1_dense jamba llama llama4_text mamba minimax ministral mistral mixtral mpt nemotron olmo olmo2 olmo3 olmoe
-opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm starcoder2 t5
-whisper xglm
+apertus arcee bamba bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4
+falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
+granitemoe granitemoehybrid helium hunyuan_v1_dense jamba kimi_linear lfm2 lfm2_moe lfm3 llama llama4_text mamba
+mamba2 minimax ministral mistral mixtral mpt nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi
+phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss
+smollm3 stablelm starcoder2 t5 whisper xglm zamba zamba2
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -80,12 +82,27 @@ EXTRA = {
     "gemma2": {"query_pre_attn_scalar": 8},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gpt_neox": _HEADS_FOR_EACH,
+    "jamba": {"num_hidden_layers": 4},
+    "kimi_linear": {
+        **_DEEPSEEK,
+        **_HEADS_FOR_EACH,
+        "q_lora_rank": None,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6},
+    "mamba2": {"head_dim": 32},
+    "nemotron_h": {"num_hidden_layers": 5},
     "gptj": _ROTARY_NAMES,
     "persimmon": _HEADS_FOR_EACH,
     "phi": _HEADS_FOR_EACH,
     "stablelm": _HEADS_FOR_EACH,
+    "zamba2": {**_HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4},
     **dict.fromkeys(("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"), _MOE),
 }
+# Types with the sizes of another one.
+LIKE = {"lfm3": "lfm2", "qwen3_5_moe_text": "qwen3_next"}
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
 BLOCK_SIZE = 16
@@ -105,7 +122,7 @@ def check(name: str) -> str:
     """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
     if name in WRAPPERS:
         return check_wrapper(name)
-    values = {**_SIZES, **EXTRA.get(name, {})}
+    values = {**STATE_FAMILIES.get(LIKE.get(name, name), {}), **_SIZES, **EXTRA.get(name, {}), "model_type": None}
     config = AutoConfig.for_model(name, **{key: value for key, value in values.items() if value is not None})
     try:
         refuse_unless_decoder_only(config, name)
@@ -142,12 +159,15 @@ def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:
 
 def answers(loaded: LoadedModel, executor: Executor, num_blocks: int) -> list[list[int]]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9)
+    num_states = options.max_running if loaded.state_shapes else 0
+    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
     engine = Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE),
+        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
         num_blocks=num_blocks,
         max_model_len=48,
         vocab_size=loaded.vocab_size,
+        num_states=num_states,
         options=options,
     )
     with engine:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
-from tools.random_models import SMALL
+from tools.random_models import SMALL, STATE_FAMILIES
 
 _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _VISION = {
@@ -16,16 +16,31 @@ _VISION = {
     "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_QUARTER_MROPE = {**_MROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+
+
+def _of_states(name: str) -> dict[str, Any]:
+    """Return what a family with states needs beside the common sizes."""
+    return {key: value for key, value in STATE_FAMILIES[name].items() if key not in {*SMALL, "model_type"}}
+
+
 # What the text model of a wrapper needs beside the common sizes to run.
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
+    "gemma4_text": {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "sliding_window": 6, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+    },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+    "lfm2": _of_states("lfm2"),
     "mistral": {"sliding_window": 6},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
+    "qwen3_5_moe_text": {**_of_states("qwen3_next"), "rope_parameters": _QUARTER_MROPE},
+    "qwen3_5_text": {**_of_states("qwen3_5_text"), "rope_parameters": _QUARTER_MROPE},
     "qwen3_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
-}
+}  # fmt: skip
 
 
 def wrapper_config(name: str) -> PreTrainedConfig:

@@ -50,6 +50,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.states import StatePool
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.tokenizer import Tokenizer
@@ -114,6 +115,7 @@ class Engine:
         pooling: Pooling | None = None,
         adapters: AdapterTable | None = None,
         draft_model: DraftModel | None = None,
+        num_states: int = 0,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -136,12 +138,13 @@ class Engine:
         self._clock_ns = clock_ns
         self._is_draining = False
         self._processes = processes
-        has_drafts = options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu")
+        # A state cannot go back to the tokens before a draft that has not come true.
+        has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
         self._loop = EngineLoop(
             Scheduler(
                 BlockPool(num_blocks, options.block_size),
                 Limits(
-                    max_running=options.max_running,
+                    max_running=min(options.max_running, num_states or options.max_running),
                     max_step_tokens=options.step_tokens(max_step_tokens_default),
                     prefill_max_requests=options.prefill_max_requests,
                     prefill_max_tokens=options.prefill_max_tokens,
@@ -149,6 +152,7 @@ class Engine:
                 ),
                 policy=POLICIES[options.policy],
                 prefix_cache=options.prefix_cache and pooling is None,
+                states=StatePool(num_states) if num_states else None,
             ),
             runner,
             TokenTable(tokenizer.backend),

@@ -263,12 +263,16 @@ class EngineLoop:
         draft_ns = launched_ns - at_ns
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
-        if self._shortage.allows(step):
+        if self._shortage.allows(step) or self._scheduler.states is not None:
             late = [chunk for chunk in step.chunks if chunk.draws_late]
             try:
                 handle = self._runner.launch(step)
             except OutOfMemory as error:
                 self._report_shortage(step, error, now_ns)
+                if self._scheduler.states is not None:
+                    # Some layers have changed their states, and others have not: the step cannot be computed again.
+                    self._fail_for_memory(self._scheduler.lose_states())
+                    return None
             else:
                 self._profiling.launched()
                 self._scheduler.advance(step)

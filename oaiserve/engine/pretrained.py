@@ -64,6 +64,7 @@ class EngineParts(NamedTuple):
     pooling: Pooling | None = None
     adapters: AdapterTable | None = None
     draft_model: DraftModel | None = None
+    num_states: int = 0
 
 
 def load_parts(
@@ -301,6 +302,7 @@ def _of_started(
         processes=workers,
         adapters=_adapters(spec, started, options),
         draft_model=draft_model,
+        num_states=started.num_states,
     )
 
 

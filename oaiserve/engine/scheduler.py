@@ -12,6 +12,10 @@ number is not known either: the sequence is held until the commit, and takes no 
 A sequence that `is_whole` is computed in one step and keeps nothing: it needs no blocks, and leaves with the launch of
 that step. If it is longer than the token budget, it has a step for itself.
 
+Where layers of the model keep a state, each running sequence has one, in a second pool. It is the state of all computed
+tokens, and cannot go back to fewer of them: there are no drafts, and a cached prefix is of use up to a number of tokens
+of which the state was kept. For that, chunks of prompts end where a state is to be copied.
+
 A commit may bring tokens that nobody has drawn, because a grammar forces them. The next steps compute these like a
 prompt. If a step is under way whose draw is one of them, that draw is superseded, and dropped.
 """
@@ -26,6 +30,7 @@ from operator import attrgetter
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.engine.waits import QueueWaits
@@ -69,11 +74,23 @@ class Scheduler:
     """The scheduler has each sequence in one place: it is waiting, parked, running or nowhere.
 
     A running sequence owns blocks for all its tokens but the one that it decodes next; and if it had a draft, for that.
-    A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`).
+    A waiting one owns blocks only if it shares them with another choice of its prompt (`_forked`). If there are states,
+    whoever owns blocks owns one of them.
     """
 
-    def __init__(self, pool: BlockPool, limits: Limits, *, policy: Policy = fcfs, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        *,
+        policy: Policy = fcfs,
+        prefix_cache: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
+        if states is not None and states.num_states < limits.max_running:
+            raise ValueError(f"{states.num_states} states are too few for {limits.max_running} running sequences")
         self.pool = pool
+        self.states = states
         self.limits = limits
         self._key_of = policy.key
         self._prefix_cache = prefix_cache
@@ -85,6 +102,7 @@ class Scheduler:
         self.num_parked = 0
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
+        self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.waits = QueueWaits()
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
@@ -115,7 +133,7 @@ class Scheduler:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
-        if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < leader.prompt_len:
+        if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < self._fork_end(leader):
             leader.siblings.append(sequence)
             self._park(sequence, leader, since_ns)
         else:
@@ -148,7 +166,20 @@ class Scheduler:
         num_prefills, spent = self._continue_prefills(step, share)
         self._admit_waiting(step, budget - spent, num_prefills)
         self._waiting.charge_draws(step)
-        return step if step.chunks else None
+        if not step.chunks:
+            return None
+        step.state_copies = self._state_copies.copy()
+        return step
+
+    def lose_states(self) -> list[Sequence]:
+        """Forget what was kept of states, or was to be copied, because a step has failed that may have changed states.
+
+        Return the sequences that have one: they cannot go on.
+        """
+        assert self.states is not None
+        self.states.forget_kept()
+        self._state_copies.clear()
+        return [*self.running, *self._forked]
 
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve room for the tokens that it draws.
@@ -157,12 +188,15 @@ class Scheduler:
         that draws its last token by length leaves at once. The token is committed as all others are.
         """
         size = self.pool.block_size
+        self._state_copies.clear()
         for chunk in step.chunks:
             sequence, start, num_tokens, max_draws, draft = chunk
             sequence.num_computed = end = start + num_tokens - len(draft)
             if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
                 self._publish(sequence, start, end)
-            if sequence.siblings and end >= sequence.prompt_len:
+            if end in sequence.state_ends:
+                self._keep_state(sequence, end)
+            if sequence.siblings and end >= self._fork_end(sequence):
                 self._fork(sequence)
             if max_draws and not chunk.is_superseded:
                 if end < sequence.max_len:
@@ -396,15 +430,32 @@ class Scheduler:
                     self.num_prefix_queries += sequence.prompt_len
                     self.num_prefix_hits += sequence.num_cached
         sequence.blocks += blocks
+        if self.states is not None and sequence.state is None:
+            self._give_state(self.states, sequence, step)
         self.waits.leave(sequence)
         sequence.place = Place.RUNNING
         sequence.client.num_running += 1
         step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
         if self._prefix_cache:
-            for block_hash in self._full_hashes(sequence)[sequence.num_computed // self.pool.block_size :]:
+            for block_hash in self._useful_hashes(sequence):
                 self._computing.setdefault(block_hash, sequence)
         return True
+
+    def _give_state(self, states: StatePool, sequence: Sequence, step: Step) -> None:
+        """Give a sequence that is about to run a state, with what was kept of the tokens that it need not compute.
+
+        There is a state for each sequence that runs, so if none is free, one that waits with its state loses it.
+        """
+        num_blocks = sequence.num_computed // self.pool.block_size
+        kept = states.find(self._full_hashes(sequence)[num_blocks - 1]) if num_blocks else None
+        assert num_blocks == 0 or kept is not None
+        while (state := states.allocate()) is None:
+            self._preempt(next(reversed(self._forked)), step)
+        if kept is not None and kept != state:
+            self._state_copies.append((kept, state))
+        sequence.state = state
+        sequence.state_ends = self._ends_to_keep(states, sequence) if self._prefix_cache else []
 
     def _newcomer_is_next(self, step: Step) -> bool:
         """Return whether the client whose turn it is has nothing running, and none was admitted in this step."""
@@ -445,6 +496,12 @@ class Scheduler:
         others_decode = bool(step.chunks) and step.chunks[0].num_tokens == 1
         cost = PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
         num_tokens = num_uncomputed if sequence.is_whole else min(num_uncomputed, max(1, budget // cost))
+        if self.states is not None:
+            # A state is copied behind the step that leaves it, so the step must not go on.
+            ends = [*sequence.state_ends, self._fork_end(sequence)] if sequence.siblings else sequence.state_ends
+            num_tokens = min(
+                [num_tokens, *(end - sequence.num_computed for end in ends if end > sequence.num_computed)]
+            )
         draft: tuple[int, ...] = ()
         if sequence.draft and num_tokens == num_uncomputed:
             draft = self._fitting_draft(sequence, budget - num_tokens)
@@ -479,12 +536,62 @@ class Scheduler:
             return [], None  # prompt logprobs need the logits of every position
         blocks: list[int] = []
         # The last known token is always computed: its logits draw the next one.
-        for block_hash in self._full_hashes(sequence)[: (len(sequence.token_ids) - 1) // self.pool.block_size]:
+        hashes = self._full_hashes(sequence)[: (len(sequence.token_ids) - 1) // self.pool.block_size]
+        if self.states is not None:
+            return self._look_up_state(self.states, hashes)
+        for block_hash in hashes:
             block = self.pool.find(block_hash)
             if block is None:
                 return blocks, block_hash
             blocks.append(block)
         return blocks, None
+
+    def _look_up_state(self, states: StatePool, hashes: list[BlockHash]) -> tuple[list[int], BlockHash | None]:
+        """Return the cached blocks up to the last of these hashes of which there is a state, too; or the hash for which
+        a running sequence is about to leave one."""
+        blocks: list[int] = []
+        for block_hash in hashes:
+            block = self.pool.find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        for index in reversed(range(len(hashes))):
+            if hashes[index] in self._computing:
+                return [], hashes[index]
+            if index < len(blocks) and states.find(hashes[index]) is not None:
+                return blocks[: index + 1], None
+        return [], None
+
+    def _ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
+        """Return of how many tokens of a prompt the state is to be kept.
+
+        One is of the tokens that it has in common with prompts before, as far as their blocks are cached: others that
+        begin alike may follow. One is of all its full blocks: the next prompt of a conversation begins with them.
+        """
+        size, last = self.pool.block_size, sequence.num_computed
+        hashes = self._full_hashes(sequence)[: (sequence.prompt_len - 1) // size]
+        num_cached = next((i for i, one in enumerate(hashes) if self.pool.find(one) is None), len(hashes))
+        ends: list[int] = []
+        for end in (num_cached * size, len(hashes) * size):
+            if end - last >= states.shortest_kept:
+                ends.append(end)
+                last = end
+        return ends
+
+    def _keep_state(self, sequence: Sequence, end: int) -> None:
+        """Keep a copy of the state that a sequence has behind its first `end` tokens, which are full blocks."""
+        assert self.states is not None
+        assert sequence.state is not None
+        kept = self.states.keep(self._full_hashes(sequence)[end // self.pool.block_size - 1])
+        if kept is not None:
+            self._state_copies.append((sequence.state, kept))
+
+    def _useful_hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """Return the hashes of blocks that another sequence may wait for, because this one is about to compute them."""
+        hashes, size = self._full_hashes(sequence), self.pool.block_size
+        if self.states is None:
+            return hashes[sequence.num_computed // size :]
+        return [hashes[end // size - 1] for end in sequence.state_ends]
 
     def _publish(self, sequence: Sequence, start: int, end: int) -> None:
         """Publish the full blocks of a sequence between two positions. Their tokens are known and computed."""
@@ -501,17 +608,31 @@ class Scheduler:
             del self._computing[block_hash]
             self._unpark(block_hash)
 
+    def _fork_end(self, leader: Sequence) -> int:
+        """Return how many tokens a leader computes until its siblings can share them.
+
+        Each sibling computes the prompt's last token, for its own logits. So a state must not have that token yet.
+        """
+        return leader.prompt_len if self.states is None else leader.prompt_len - 1
+
     def _fork(self, leader: Sequence) -> None:
-        """Let the siblings of a leader share the blocks of the prompt, which it has computed.
+        """Let the siblings of a leader share the blocks of the prompt, which it has computed, and copy its state.
 
         Each sibling computes the last token again, for its own logits. A sequence that writes into a shared block
-        copies it before.
+        copies it before. A sibling for which no state is free computes all of its prompt; and so do all of them if the
+        leader began so late, behind a kept state, that its own has gone on.
         """
         blocks = leader.blocks[: self.pool.blocks_for(leader.prompt_len)]
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
             if sibling.place is not Place.PARKED:
                 continue
+            if self.states is not None:
+                sibling.state = self.states.allocate() if leader.num_computed == self._fork_end(leader) else None
+                if sibling.state is None:
+                    continue
+                assert leader.state is not None
+                self._state_copies.append((leader.state, sibling.state))
             shared = self.pool.allocate(0, blocks)
             assert shared is not None
             sibling.blocks = shared
@@ -555,6 +676,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        if self.states is not None and sequence.state is not None:
+            self.states.release(sequence.state)
+            sequence.state = None
 
     def check_integrity(self) -> None:
         """Check that blocks and places are consistent, and raise AssertionError if not."""
@@ -566,6 +690,10 @@ class Scheduler:
                 references[block] += 1
         if references != [self.pool.references(block) for block in range(self.pool.num_blocks)]:
             raise AssertionError("the references of the blocks are not those of the sequences")
+        if self.states is not None:
+            states = {sequence.state for sequence in owners}
+            if None in states or not len(states) == len(owners) == self.states.num_owned:
+                raise AssertionError("not every sequence with blocks has a state of its own")
         if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):

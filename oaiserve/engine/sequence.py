@@ -107,6 +107,8 @@ class Sequence:
         "request_id",
         "second_start",
         "siblings",
+        "state",
+        "state_ends",
         "stop_ids",
         "token_counts",
         "token_ids",
@@ -165,6 +167,8 @@ class Sequence:
         self.num_computed = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
         self.num_cached = 0  # prompt tokens that were in the prefix cache when it was first admitted
         self.blocks: list[int] = []
+        self.state: int | None = None  # its place in the pool of states, where the model's layers keep one
+        self.state_ends: list[int] = []  # the numbers of tokens of which its state is to be kept for other sequences
         self.hashes: list[BlockHash] = []  # of its first full blocks
         self.siblings: list[Sequence] = []  # other choices, which wait until this one has computed the prompt
         self.place = Place.NOWHERE

@@ -101,11 +101,13 @@ class Step:
     """A step is what one run of the model computes. Chunks of one token come first: attention treats them as one batch.
 
     `copies` are blocks to copy (from, to) before anything else, in this order. A block that was copied from may be
-    written to in the same step, so a step that is computed in parts copies its blocks once.
+    written to in the same step, so a step that is computed in parts copies its blocks once. So it is
+    with `state_copies`, which are in order, too.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)  # they waited, and now have a chunk
     preempted: list[Sequence] = field(default_factory=list)
 

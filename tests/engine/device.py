@@ -49,6 +49,7 @@ class Device(ScriptedRunner):
         self._random = random.Random(seed)
         self._size = 4
         self._slots: dict[Slot, tuple[int, ...]] = {}
+        self._states: dict[int, tuple[int, ...]] = {}
         # Of the last step: the ids that it draws, and the number of ids before them.
         self._drawn: dict[Sequence, tuple[int, list[int]]] = {}
 
@@ -62,6 +63,8 @@ class Device(ScriptedRunner):
         self.num_copied += len(copies)
 
     def launch(self, step: Step) -> Launched:
+        for source, target in step.state_copies:
+            self._states[target] = self._states[source]
         fits = self.has_room(step)
         self.tried.append((step.num_tokens, fits))
         if not fits:
@@ -69,6 +72,8 @@ class Device(ScriptedRunner):
                 for chunk in step.chunks:
                     written = self._slots_of(chunk.sequence, chunk.start, chunk.end)
                     self._slots |= dict.fromkeys(written, (-1,))  # some layers have it, others do not
+                    if chunk.sequence.state is not None:
+                        self._states[chunk.sequence.state] = (-1,)
             raise OutOfMemory("2 GiB were asked for")
         launched = self.begin(step)
         for chunk in step.chunks:
@@ -92,6 +97,10 @@ class Device(ScriptedRunner):
             ids = ids_of[chunk.sequence] = [*ids_of[chunk.sequence][: chunk.known_end], *chunk.draft]
             for position, slot in enumerate(self._slots_of(chunk.sequence, chunk.start, chunk.end), chunk.start):
                 self._slots[slot] = tuple(ids[: position + 1])
+            if chunk.sequence.state is not None:
+                before = self._states[chunk.sequence.state] if chunk.start else ()
+                assert before == tuple(ids[: chunk.start]), "it has the state of its own tokens"
+                self._states[chunk.sequence.state] = tuple(ids)
         for chunk in step.chunks:
             sequence, ids = chunk.sequence, ids_of[chunk.sequence]
             read = [self._slots[slot] for slot in self._slots_of(sequence, 0, chunk.end)]

@@ -238,6 +238,7 @@ def make_engine(
     if pooling is not None:
         options |= {"prefix_cache": False}
     max_model_len = options.pop("max_model_len", 4 * num_blocks)
+    num_states = options.pop("num_states", 0)
     defaults = {"block_size": 4, "max_running": 8, "max_step_tokens": 16}
     return kind(
         tokenizer=tokenizer or TOKENIZER,
@@ -251,6 +252,7 @@ def make_engine(
         profiler=profiler,
         default_params=default_params,
         pooling=pooling,
+        num_states=num_states,
         clock_ns=clock_ns,
     )
 

@@ -10,6 +10,7 @@ from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.states import StatePool
 from oaiserve.engine.step import Chunk, Step
 
 
@@ -20,10 +21,16 @@ def make(
     max_step_tokens: int = 8,
     policy: Any = fcfs,
     prefix_cache: bool = True,
+    states: StatePool | None = None,
     **limits: Any,
 ) -> Scheduler:
-    pool = BlockPool(kv_blocks, block_size)
-    return Scheduler(pool, Limits(max_running, max_step_tokens, **limits), policy=policy, prefix_cache=prefix_cache)
+    return Scheduler(
+        BlockPool(kv_blocks, block_size),
+        Limits(max_running, max_step_tokens, **limits),
+        policy=policy,
+        prefix_cache=prefix_cache,
+        states=states,
+    )
 
 
 def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fields: Any) -> Sequence:
@@ -38,7 +45,7 @@ NEVER = -1  # stands for a token that is not drawn
 class Memory:
     """A device that computes steps in their order.
 
-    A slot of its memory holds the token whose keys and values would be in it, and all tokens before.
+    A slot of its memory holds the token whose keys and values would be in it, and all tokens before. So does a state.
 
     With overlap, the results of a step are committed when the next one has been launched. `last_token` ends a sequence,
     which the scheduler cannot know before. `forced` returns tokens that come behind those that were drawn.
@@ -51,6 +58,7 @@ class Memory:
         self.scheduler = scheduler
         self.last_token = last_token
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.states: dict[int | None, tuple[int, ...]] = {}
         self.num_computed = 0  # tokens, in all
         self.num_drafted = 0  # tokens of drafts among these
         self.num_accepted = 0  # tokens of drafts that came true
@@ -116,6 +124,8 @@ class Memory:
         size = self.scheduler.pool.block_size
         for old, new in step.copies:
             self.slots |= {(new, i): self.slots[old, i] for i in range(size) if (old, i) in self.slots}
+        for source, target in step.state_copies:
+            self.states[target] = self.states[source]
         # The device writes something even for a token that the step before was expected to draw, and did not.
         ids_of = {
             chunk.sequence: [*[*self._ids(chunk.sequence), NEVER][: chunk.known_end], *chunk.draft]
@@ -127,6 +137,13 @@ class Memory:
             assert chunk.end == len(ids)
             for position in range(chunk.start, chunk.end):
                 self.slots[blocks[position // size], position % size] = tuple(ids[: position + 1])
+            if self.scheduler.states is not None:
+                state = chunk.sequence.state
+                found = self.states[state] if chunk.start else ()
+                assert found == tuple(ids[: chunk.start]), (
+                    f"the state of {chunk.sequence.request_id} is of other tokens"
+                )
+                self.states[state] = tuple(ids)
             self.num_computed += chunk.num_tokens
             self.num_drafted += len(chunk.draft)
         for chunk in step.chunks:

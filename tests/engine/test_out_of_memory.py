@@ -71,6 +71,23 @@ def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
     assert (finished.usage.cached_tokens, cached.usage.cached_tokens) == (0, 12)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) -> None:
+    """It may have changed states. Whoever comes later is computed anew, without the prefixes that were kept."""
+    device, inbox = Device(seed=seed), Inbox()
+    with make_engine(device, tokenize_workers=0, num_states=8, max_step_tokens=512, kv_blocks=100) as engine:
+        *_, first = list(engine.stream(request("a", prompt_len=130)))
+        *_, kept = list(engine.stream(request("b", prompt_len=130)))
+        device.has_room = lambda step: not any(chunk.sequence.num_generated == 2 for chunk in step.chunks)
+        engine.submit(request("c", prompt_len=130, max_tokens=9, n=2, ignore_eos=True), inbox)
+        failed = inbox.wait_terminal("c")["c"]
+        device.has_room = lambda step: True
+        *_, finished = list(engine.stream(request("d", prompt_len=130)))
+    assert isinstance(failed, Failed)
+    assert (failed.error.status, failed.error.code) == (503, "service_unavailable")
+    assert [event.usage.cached_tokens for event in (first, kept, finished)] == [0, 128, 0]
+
+
 def test_all_choices_of_a_request_that_does_not_fit_fail_and_its_neighbour_goes_on() -> None:
     device, inbox = Device(), Inbox()
     device.has_room = lambda step: (

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.states import StatePool
 from tests.engine.memory import Memory, make, sequence
 
 LAST_TOKEN = 3  # of those that are drawn, 0 to 3
@@ -22,13 +23,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     """A machine that mixes arrivals, steps and departures, and checks the promises of scheduler, pool and cache."""
 
     policy, prefix_cache, overlap = "fcfs", True, False
+    num_states: int | None = None  # there are states, so many
+    shortest_kept = 1
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
     most_forced = 0  # tokens that a grammar forces behind these
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = make(
-            kv_blocks=8, max_running=4, max_step_tokens=6, policy=POLICIES[self.policy], prefix_cache=self.prefix_cache
+            kv_blocks=8,
+            max_running=4,
+            max_step_tokens=6,
+            policy=POLICIES[self.policy],
+            prefix_cache=self.prefix_cache,
+            states=None if self.num_states is None else StatePool(self.num_states, self.shortest_kept),
         )
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap
@@ -67,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if (arrived_ns := self.arrived_ns.pop(gone, None)) is not None:
             assert sum(self.scheduler.waits.settle(gone, self.now_ns).values()) == self.now_ns - arrived_ns
         self.memory.remove(gone)
-        assert (gone.blocks, gone.place) == ([], Place.NOWHERE)
+        assert (gone.blocks, gone.state, gone.place) == ([], None, Place.NOWHERE)
 
     @rule(
         tokens=st.lists(st.lists(st.integers(0, LAST_TOKEN), max_size=4), min_size=4, max_size=4),
@@ -141,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step([[0], [1], [2], [0]])
         assert not self.open
         assert self.scheduler.pool.num_used == 0
+        assert self.scheduler.states is None or self.scheduler.states.num_owned == 0
         self.memory.settle()
         self.consistent()
 
@@ -181,6 +190,22 @@ class OverlapByPriority(ByPriority):
     overlap = True
 
 
+class States(SchedulerMachine):
+    num_states = 4
+
+
+class StatesWithoutCache(WithoutCache):
+    num_states = 5
+
+
+class OverlapStates(Overlap):
+    num_states, shortest_kept = 9, 4
+
+
+class OverlapFairStates(OverlapFair):
+    num_states = 5
+
+
 class Several(SchedulerMachine):
     fewest_draws, most_draws = 0, 4
 
@@ -217,6 +242,10 @@ class ForcedOverlapFair(OverlapFair):
     most_forced = 6
 
 
+class ForcedOverlapStates(OverlapStates):
+    most_forced = 6
+
+
 class ForcedSeveralOverlap(SeveralOverlap):
     most_forced = 3
 
@@ -231,7 +260,8 @@ MACHINES = (SchedulerMachine, WithoutCache, ByPriority, ShortestFirst, Overlap, 
 SEVERAL = (Several, SeveralWithoutCache, SeveralOverlap, SeveralOverlapWithoutCache, SeveralOverlapByPriority)
 FAIR = (Fair, OverlapFair, SeveralOverlapFair)
 FORCED = (Forced, ForcedOverlap, ForcedOverlapWithoutCache, ForcedOverlapFair, ForcedSeveralOverlap)
-for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED):
+STATES = (States, StatesWithoutCache, OverlapStates, OverlapFairStates, ForcedOverlapStates)
+for machine in (*MACHINES, *SEVERAL, AtMostOneOverlap, *FAIR, *FORCED, *STATES):
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "60"))
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=50, deadline=None)
 TestFCFS, TestWithoutCache, TestByPriority, TestShortestFirst = (machine.TestCase for machine in MACHINES[:4])
@@ -242,6 +272,8 @@ TestAtMostOneOverlap = AtMostOneOverlap.TestCase
 TestForced, TestForcedOverlap, TestForcedOverlapWithoutCache = (machine.TestCase for machine in FORCED[:3])
 TestForcedOverlapFair, TestForcedSeveralOverlap = (machine.TestCase for machine in FORCED[3:])
 TestFair, TestOverlapFair, TestSeveralOverlapFair = (machine.TestCase for machine in FAIR)
+TestStates, TestStatesWithoutCache, TestOverlapStates = (machine.TestCase for machine in STATES[:3])
+TestOverlapFairStates, TestForcedOverlapStates = (machine.TestCase for machine in STATES[3:])
 
 
 @pytest.mark.parametrize("most_draws", [1, 4])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.states import StepStates
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -41,6 +42,7 @@ class Batch:
     sample_chunks: list[int]
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
+    states: StepStates | None = None  # of models with layers that keep one
 
     def adapter_rows(self) -> dict[Adapter, list[int]]:
         """Return the rows of tokens that each adapter has, of those in the batch."""

@@ -14,6 +14,7 @@ from oaiserve.engine.model.memory import MemoryUse, gib
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
 
@@ -68,7 +69,7 @@ def measure(
     there is not enough memory for that step.
     """
     before = memory.read()
-    longest = max(1, min(loaded.max_model_len, before.total // loaded.kv_bytes_per_token))
+    longest = max(1, min(loaded.max_model_len, before.total // max(1, loaded.kv_bytes_per_token)))
     step = largest_step(
         max_step_tokens=max_step_tokens,
         max_running=options.max_running,
@@ -77,7 +78,8 @@ def measure(
     )
     try:
         executor = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=options.block_size, backend=backend)
-        runner = ModelRunner(executor, loaded.device, options.block_size, sample_ids=sample_ids)
+        states = States(loaded.state_shapes, 1, loaded.device) if loaded.state_shapes else None
+        runner = ModelRunner(executor, loaded.device, options.block_size, sample_ids=sample_ids, states=states)
         runner.collect(runner.launch(step))
     except (OutOfMemory, torch.OutOfMemoryError) as error:
         raise StartupError(
@@ -86,7 +88,7 @@ def measure(
             f"sequences with {longest} tokens each: lower --max-step-tokens, --max-running or --max-model-len, end "
             "what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or more GPUs (--tensor-parallel)."
         ) from error
-    del executor, runner
+    del executor, runner, states
     after = memory.read()
     return MemoryUse(
         total=after.total,

@@ -45,10 +45,11 @@ class EagerExecutor:
         if batch.block_tables.device.type == "cpu":
             self.num_used_blocks = max(self.num_used_blocks, int(batch.block_tables.max()) + 1)
         with adapted(self._model, batch):
-            return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches))
+            return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches, batch.states))
 
     def prepare(self, adapter: Adapter) -> None:
         """Do nothing: adapters are used as they are."""
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        copy_blocks(self.caches.values(), copies)
+        if self.caches:  # or else no layer has attention
+            copy_blocks(self.caches.values(), copies)

@@ -24,9 +24,12 @@ from oaiserve.engine.model.attention.foreign import bring_paged_attention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
-from oaiserve.engine.model.spec import KVShape, LoadedModel
+from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
+from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.model.wrapped_names import KEYS
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
@@ -46,6 +49,7 @@ _CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_SHAPES = 128
 _MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 _PROBE_TOKENS = 8
+_PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of a chunk that goes on from a state
 
 
 def select_device(name: str) -> torch.device:
@@ -90,11 +94,12 @@ def load_model(
             config = text
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
-    if max_model_len is not None and max_model_len > context_length(config):
-        raise StartupError(
-            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
-        )
+    limit = context_length(config) if _has_attention(config) else _MOST_POSITIONS  # states know no positions
+    if max_model_len is not None and max_model_len > limit:
+        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
     if member is not None:
+        if config.model_type in MIXERS:
+            raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
         member.join(target)
         arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
@@ -167,10 +172,10 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     """Switch a loaded model to paged attention, after checking that it still computes the same logits."""
     model.eval()
     refuse_unless_decoder_only(model.config, name)
-    kv_shapes = _probe_attention(model, name)
+    kv_shapes, states = _probe_attention(model, name)
     config = model.config
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
-    return LoadedModel(
+    loaded = LoadedModel(
         name=type(model).__name__,
         model=model,
         device=model.device,
@@ -180,7 +185,11 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
         default_params=_default_params(defaults),
         kv_shapes=kv_shapes,
+        state_shapes=states,
     )
+    if states:
+        _refuse_unless_equal_in_parts(loaded, name)
+    return loaded
 
 
 def _default_params(given: Mapping[str, Any]) -> dict[str, float | int]:
@@ -189,7 +198,7 @@ def _default_params(given: Mapping[str, Any]) -> dict[str, float | int]:
 
 
 def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model that is not a decoder-only text model with a plain KV cache in every layer."""
+    """Raise StartupError for a model that is not a decoder-only text model, or keeps what no cache here holds."""
     architecture = (config.architectures or [""])[0]
     problem = None
     if "/" in str(config._attn_implementation):
@@ -202,8 +211,15 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
     elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         problem = f"its architecture is {architecture}"
+    elif config.model_type == "falcon" and config.alibi:
+        problem = (
+            "its attention has ALiBi, which transformers' code of Falcon adds once or twice, depending on a setting"
+        )
+    elif config.model_type in MIXERS:
+        problem = None  # whatever its layers keep is seen when it is loaded
     elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
-        problem = f"it has layers that keep no plain KV cache ({', '.join(sorted(set(config.layer_types)))})"
+        kinds = ", ".join(sorted(set(config.layer_types)))
+        problem = f"it has layers that keep neither a plain KV cache nor a state of a known kind ({kinds})"
     if problem:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
 
@@ -228,32 +244,43 @@ def context_length(config: PreTrainedConfig) -> int:
     return limit
 
 
-def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
-    """Switch the model to paged attention, and return the KV shape of every layer, as seen in a short run with it.
+def _has_attention(config: PreTrainedConfig) -> bool:
+    return getattr(config, "num_attention_heads", None) is not None or config.model_type not in MIXERS
 
-    The logits of that run must equal those of the model's own attention. That excludes what paged attention does not
+
+def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVShape], dict[int, LayerStateShapes]]:
+    """Switch the model to paged attention and our pool of states, and return the shapes of what its layers keep.
+
+    The logits of a short run must equal those of the model's own code. That excludes what paged attention does not
     support, and layers that do not use it. Raises StartupError for such a model.
     """
+    keeps_states = model.config.model_type in MIXERS
+    kept: dict[int, LayerStateShapes] = {}
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(select_backend(model.device)(batch))
     with torch.inference_mode():
-        expected = model(input_ids=batch.input_ids[None], use_cache=False, logits_to_keep=1).logits[0]
+        output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
+        expected = output.logits[0]
+        if keeps_states:
+            kept = state_shapes(output)
+            bring_states(model)
+            batch.states = States(kept, 1, model.device).of_step([PartOfStep(0, 0, _PROBE_TOKENS)])
         computes_itself = bring_paged_attention(model)
-        if not computes_itself:
+        if not computes_itself and _has_attention(model.config):
             model.set_attn_implementation(ATTENTION)
             if model.config._attn_implementation != ATTENTION:
                 raise StartupError(
                     f"'{name}' cannot be served: its code does not use transformers' attention interface."
                 )
         try:
-            logits = run_model(model, batch, call=AttentionCall(probe, probe))
+            logits = run_model(model, batch, call=AttentionCall(probe, probe, batch.states))
         except TypeError as error:  # the model's code does not pass an argument on, or does not accept it
             raise StartupError(
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
             ) from error
     shapes = probe.shapes
-    if len(shapes) != model.config.num_hidden_layers:
+    if not keeps_states and len(shapes) != model.config.num_hidden_layers:
         raise StartupError(
             f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
             "transformers' attention interface."
@@ -264,7 +291,34 @@ def _probe_attention(model: PreTrainedModel, name: str) -> dict[int, KVShape]:
             f"'{name}' cannot be served: with paged attention its outputs differ by {found:.1%} from its own "
             f"(allowed: {limit:.1%}), so its attention does something that the interface does not carry."
         )
-    return shapes
+    return shapes, kept
+
+
+@torch.inference_mode()
+def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
+    """Raise StartupError unless a prompt has the same logits computed at once and in parts.
+
+    Then what each layer needs of the tokens before is in the KV cache or in the state.
+    """
+    logits = []
+    for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
+        backend = select_backend(loaded.device)
+        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS, backend=backend)
+        states = States(loaded.state_shapes, 1, loaded.device)
+        start = 0
+        for end in ends:
+            step = prompt(end, loaded.vocab_size, _PROBE_TOKENS, start=start)
+            batch = build_batch(step, _PROBE_TOKENS, loaded.device)
+            batch.states = states.of_step([PartOfStep(0, start, end - start)])
+            computed = eager.forward(batch)
+            start = end
+        logits.append(computed)
+    found, limit = difference(logits[1], logits[0]), tolerance(loaded.dtype)
+    if not found <= limit:
+        raise StartupError(
+            f"'{name}' cannot be served: computed in parts, its outputs differ by {found:.1%} (allowed: {limit:.1%}), "
+            "so a layer of it needs more of the tokens before than its keys and values, or its state."
+        )
 
 
 class _Probe(dict[int, LayerCache]):

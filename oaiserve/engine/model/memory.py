@@ -1,10 +1,11 @@
-"""Decides how many blocks the KV cache gets: from what is left of a GPU's memory, or a share of the main memory."""
+"""Decides how many blocks the KV cache gets, and how many states there are: from what is left of a GPU's memory, or a
+share of the main memory."""
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oaiserve.config import Bytes, EngineOptions
@@ -14,6 +15,7 @@ from oaiserve.errors import StartupError
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
+STATES_SHARE = 0.5  # the part of this memory, or of what a GPU has left, that states may take from the KV cache
 # On a CPU, other programs need memory too. A cache of more tokens than this would only serve the prefix cache: a CPU
 # computes too slowly to have more in use.
 CPU_TOKENS = 65_536
@@ -30,11 +32,12 @@ class MemoryUse:
     graphs: int  # an estimate of what CUDA graphs will take
     others: int  # memory outside this process's tensors: of the driver and of other programs
     utilization: float
+    states: int = 0  # of sequences, in layers that keep one
 
     @property
     def left(self) -> int:
         """Return the bytes that are left for the KV cache."""
-        used = self.weights + self.step + self.graphs + self.others
+        used = self.weights + self.step + self.graphs + self.others + self.states
         return max(0, int(self.total * self.utilization) - used)
 
     def __str__(self) -> str:
@@ -42,7 +45,36 @@ class MemoryUse:
             f"{gib(self.total * self.utilization)} of {gib(self.total)} GiB may be in use by "
             f"--gpu-memory-utilization {self.utilization:g}, of which weights take {gib(self.weights)}, the largest "
             f"step {gib(self.step)}, CUDA graphs {gib(self.graphs)}, the driver and other programs {gib(self.others)}"
+            + (f", states {gib(self.states)}" if self.states else "")
         )
+
+
+def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None) -> int:
+    """Return how many states of sequences there are: 0 if the model's layers keep none.
+
+    Each sequence that runs needs one. With a prefix cache there are twice as many as may run, if there is room. `use`
+    is given for a model on a GPU. Raises StartupError if that has no room for one.
+    """
+    if not spec.state_shapes:
+        return 0
+    room = _available_bytes() * CPU_SHARE if use is None else use.left
+    most = int(room * (STATES_SHARE if spec.kv_shapes else 1)) // spec.state_bytes
+    if use is not None and most < 1:
+        raise StartupError(
+            f"The state of one sequence takes {gib(spec.state_bytes)} GiB, and {gib(room)} GiB are left, of which "
+            f"states may take {STATES_SHARE:.0%} beside a KV cache. {use}."
+        )
+    number = min(options.max_running * (2 if options.prefix_cache else 1), max(1, most))
+    log.info(
+        "Layers of the model keep a state, which takes %.1f MiB for each sequence. There is room for %d, so at most %d "
+        "sequences run at once (--max-running is %d); the others keep prefixes. There are no drafts, because a state "
+        "cannot go back to fewer tokens",
+        spec.state_bytes / 2**20,
+        number,
+        min(number, options.max_running),
+        options.max_running,
+    )
+    return number
 
 
 def kv_blocks(
@@ -53,16 +85,21 @@ def kv_blocks(
     least_tokens: int = 1,
     *,
     draft: ModelSpec | None = None,
+    state_bytes: int = 0,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
     The options give that number, or the memory that blocks may take. Otherwise the cache gets as many blocks as there
     is room for, but not more than all running sequences can use. `use` is given for a model on a GPU. A
-    draft model keeps as many blocks, and their memory counts. Raises StartupError if the options ask for more than
-    there is, or if a GPU has no room for `least_tokens`.
+    draft model keeps as many blocks, and their memory counts. `state_bytes` go to states. Raises StartupError if the
+    options ask for more than there is, or if a GPU has no room for `least_tokens`.
     """
     bytes_per_token = spec.kv_bytes_per_token + (0 if draft is None else draft.kv_bytes_per_token)
     block_bytes = bytes_per_token * options.block_size
+    if not block_bytes:  # no layer has attention: blocks only count tokens, and take no memory
+        return options.kv_blocks or options.max_running * -(-max_model_len // options.block_size)
+    if use is not None:
+        use = replace(use, states=state_bytes)
     if options.kv_blocks is not None:
         num_blocks = options.kv_blocks
         asked = f"--kv-blocks is {num_blocks}, which take {Bytes(num_blocks * block_bytes)}"
@@ -76,7 +113,7 @@ def kv_blocks(
         if use is not None:
             return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
         most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
-        return max(1, min(most, int(_available_bytes() * CPU_SHARE) // block_bytes))
+        return max(1, min(most, (int(_available_bytes() * CPU_SHARE) - state_bytes) // block_bytes))
     free = _available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
         why = "" if use is None else f" for it: {use}"

@@ -19,6 +19,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampler import Sampling, take
+from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, OutOfMemory, Step, StepResult
 
@@ -50,8 +51,8 @@ class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
     `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
-    executor, and run the steps that they can. `check_results` is called when the results of a step have arrived, and
-    raises if they may be wrong.
+    executor, and run the steps that they can. `states` are those of a model with layers that keep one. `check_results`
+    is called when the results of a step have arrived, and raises if they may be wrong.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ModelRunner:
         sample_ids: SampleIds | None = None,
         apply_masks: ApplyMasks | None = None,
         graphs: DecodeGraphs | None = None,
+        states: States | None = None,
         check_results: Callable[[], None] | None = None,
     ) -> None:
         self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
@@ -72,6 +74,7 @@ class ModelRunner:
         self._sample_ids = sample_ids
         self._apply_masks = apply_masks
         self._graphs = graphs
+        self._states = states
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
         self.kv_version = 0
@@ -146,6 +149,9 @@ class ModelRunner:
                 assert self._drawn_ids is not None
                 batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
             batch.adapters = adapters
+            if self._states is not None:
+                self._states.copy(step.state_copies)
+                batch.states = self._states.of_step(_parts(step))
             logits = executor.forward(batch)
             sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
         all_rows = list(range(len(sample_chunks)))
@@ -274,6 +280,11 @@ def _without_torch(run: Callable[[], T]) -> T:
     # The exception has been freed by now, and with its traceback the tensors of the step.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
+
+
+def _parts(step: Step) -> list[PartOfStep]:
+    # The sequences of rehearsals have no state of their own: any one will do.
+    return [PartOfStep(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
 
 
 def _known_tokens(step: Step, batch: Batch) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.logit_edits import ApplyMasks
-from oaiserve.engine.model.memory import gib, kv_blocks, longest_request
+from oaiserve.engine.model.memory import gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel.group import all_reduce_min
 from oaiserve.engine.model.pooling.load import LoadedPooler
 from oaiserve.engine.model.pooling.runner import PoolingRunner
@@ -34,6 +34,7 @@ from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started
+from oaiserve.engine.model.states import States
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -60,11 +61,14 @@ def start_runner(
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
     if workers is not None:
         log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
-        options = _for_a_part(options)
+        options = _without_code_for_the_device(options)
+    if loaded.state_shapes and not on_cpu:
+        log.info("The model's layers are not compiled, and there are no CUDA graphs: some of them keep a state")
+        options = _without_code_for_the_device(options)
     if options.has_adapters and options.compile and not on_cpu:
         log.info("The model's layers are not compiled: steps may have adapters")
     backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
-    num_blocks = _num_blocks(loaded, options, backend, sample_ids, draft)
+    num_blocks, most_states = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
     eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
@@ -96,6 +100,7 @@ def start_runner(
         sample_ids=sample_ids,
         apply_masks=apply_masks,
         graphs=graphs,
+        states=States(loaded.state_shapes, most_states, loaded.device) if most_states else None,
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=None if workers is None else workers.check,
     )
@@ -130,6 +135,7 @@ def start_runner(
         NvtxRanges() if options.nvtx else None,
         adaptable(loaded.model) if options.has_adapters else {},
         None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
+        most_states,
     )
 
 
@@ -153,7 +159,7 @@ def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPoolin
 def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:
     """Make the executor of a worker, which holds a part of a model that is split."""
     backend, (sample_ids, _) = _backend(loaded, options.attention), _sampling(loaded)
-    num_blocks = _num_blocks(loaded, _for_a_part(options), backend, sample_ids)
+    num_blocks, _ = _sizes(loaded, _without_code_for_the_device(options), backend, sample_ids)
     return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
 
 
@@ -165,6 +171,9 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
         raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
     if options.draft_model is not None and not on_cpu:
         raise StartupError(f"--draft-model is for --device cpu; the model is on {loaded.device}.")
+    if options.has_adapters and loaded.state_shapes:
+        flag = "--lora" if options.lora else "--lora-dir"
+        raise StartupError(f"{flag} is not for '{loaded.name}', which has layers that keep a state.")
     if options.tensor_parallel > 1 and not is_split:
         raise StartupError(f"--tensor-parallel is {options.tensor_parallel}, but the model is loaded as a whole.")
 
@@ -176,31 +185,43 @@ def _needing_native(options: EngineOptions) -> str | None:
     return None if options.draft_model is None else "--draft-model"
 
 
-def _for_a_part(options: EngineOptions) -> EngineOptions:
-    """Return the options with everything off that a model that is split does not support."""
+def _without_code_for_the_device(options: EngineOptions) -> EngineOptions:
+    """Return the options with everything off that a model does not support if it is split, or if its layers keep a
+    state."""
     return replace(options, compile=False, cuda_graph=False)
 
 
-def _num_blocks(
+def _sizes(
     loaded: LoadedModel,
     options: EngineOptions,
     backend: Backend,
     sample_ids: SampleIds | None,
     draft: DraftWeights | None = None,
-) -> int:
-    """Return the number of blocks of the KV cache. For a model that is split, all members have room for so many.
+) -> tuple[int, int]:
+    """Return the number of blocks of the KV cache, and of states. For a model that is split, all members have room for
+    so many blocks.
 
     The members of such a model compute the largest step together, so this blocks until all have called it.
     """
     if loaded.device.type == "cuda":
-        num_blocks = _gpu_blocks(loaded, options, backend, sample_ids)
+        num_blocks, most_states = _gpu_sizes(loaded, options, backend, sample_ids)
     else:
-        num_blocks = kv_blocks(loaded, options, loaded.max_model_len, draft=None if draft is None else draft.spec)
-    return num_blocks if options.tensor_parallel == 1 else all_reduce_min(num_blocks, loaded.device)
+        most_states = num_states(loaded, options)
+        num_blocks = kv_blocks(
+            loaded,
+            options,
+            loaded.max_model_len,
+            draft=None if draft is None else draft.spec,
+            state_bytes=most_states * loaded.state_bytes,
+        )
+    return num_blocks if options.tensor_parallel == 1 else all_reduce_min(num_blocks, loaded.device), most_states
 
 
-def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> int:
-    """Measure the memory of the GPU, log its uses, and return the number of blocks that it has room for."""
+def _gpu_sizes(
+    loaded: LoadedModel, options: EngineOptions, backend: Backend, sample_ids: SampleIds | None
+) -> tuple[int, int]:
+    """Measure the memory of the GPU, log its uses, and return the number of blocks and of states that it has room
+    for."""
     from oaiserve.engine.model.device_memory import CudaMemory, measure
     from oaiserve.engine.model.graph_capture import graph_memory_bytes
 
@@ -223,7 +244,10 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, s
         graph_bytes=graph_bytes,
     )
     least_tokens = min(max_step_tokens, loaded.max_model_len)
-    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, use, least_tokens)
+    most_states = num_states(loaded, options, use)
+    state_bytes = most_states * loaded.state_bytes
+    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, use, least_tokens, state_bytes=state_bytes)
+    use = replace(use, states=state_bytes)
     kv_bytes = num_blocks * options.block_size * loaded.kv_bytes_per_token
     log.info(
         "Memory of %s: %s; the KV cache gets %s, and %s are left",
@@ -232,7 +256,7 @@ def _gpu_blocks(loaded: LoadedModel, options: EngineOptions, backend: Backend, s
         gib(kv_bytes),
         gib(use.left - kv_bytes),
     )
-    return num_blocks
+    return num_blocks, most_states
 
 
 def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds | None) -> bool:

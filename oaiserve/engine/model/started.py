@@ -26,3 +26,4 @@ class Started(NamedTuple):
     # Rows and columns of the linear layers that adapters may name, by the names of their modules.
     adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})
     draft: ModelRunner | None = None  # of the draft model
+    num_states: int = 0  # of sequences; 0 if no layer keeps one

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     BertConfig,
     LlamaConfig,
-    MambaConfig,
     PreTrainedConfig,
     RwkvConfig,
     T5Config,
@@ -26,6 +26,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Request, SamplingParams, TokenChunk, TokenPrompt
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.states import StatePool
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.doubles import Inbox
@@ -34,10 +35,12 @@ from tools.random_models import (
     FAMILIES,
     FOREIGN_FAMILIES,
     SMALL,
+    STATE_FAMILIES,
     byte_tokenizer,
     foreign_config,
     generate,
     random_model,
+    state_config,
 )
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
@@ -51,7 +54,8 @@ def run_all(
 
     With overlap, each step is launched before the ids that the step before draws are known.
     """
-    scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens))
+    states = StatePool(8, shortest_kept=4) if loaded.state_shapes else None
+    scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens), states=states)
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
     params = SamplingParams(temperature=0.0)
     sequences = [
@@ -73,9 +77,15 @@ def run_all(
     return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
+def config_of(family: str) -> PreTrainedConfig:
+    if family in FAMILIES:
+        return FAMILIES[family]
+    return foreign_config(family) if family in FOREIGN_FAMILIES else state_config(family)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES, *STATE_FAMILIES])
 def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
-    model = random_model(FAMILIES[family] if family in FAMILIES else foreign_config(family))
+    model = random_model(config_of(family))
     expected = generate(model, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     loaded = prepare(model)
@@ -95,14 +105,15 @@ def make_engine(loaded: LoadedModel, num_blocks: int, **options: Any) -> Engine:
         num_blocks=num_blocks,
         max_model_len=48,
         vocab_size=loaded.vocab_size,
+        num_states=8 if loaded.state_shapes else 0,
         options=EngineOptions(block_size=4, **options),
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba", "falcon_h1"])
 def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> None:
-    """Repeated prompts take blocks from the prefix cache, and several choices of a prompt copy blocks."""
-    model = random_model(FAMILIES[family])
+    """Repeated prompts take blocks from the prefix cache, and several choices of a prompt copy blocks and states."""
+    model = random_model(config_of(family))
     prompts = [*PROMPTS, [*PROMPTS[1], 3, 4], PROMPTS[1][:20]]
     expected = generate(model, prompts, NUM_TOKENS)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, n=2)
@@ -113,9 +124,10 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
         assert engine.snapshot().blocks_cached > 0
 
 
-def test_200_requests_have_the_same_answers_under_constant_preemption() -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_200_requests_have_the_same_answers_under_constant_preemption(family: str) -> None:
     """Half of the requests draw at random with a seed: a draw must not depend on when or how often it is computed."""
-    rng, loaded = random.Random(3), prepare(random_model(FAMILIES["llama"]))
+    rng, loaded = random.Random(3), prepare(random_model(config_of(family)))
     requests = []
     for i in range(200):
         prompt = [*range(rng.randrange(3) * 5), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
@@ -142,8 +154,10 @@ def test_200_requests_have_the_same_answers_under_constant_preemption() -> None:
     [
         (T5Config(architectures=["T5ForConditionalGeneration"]), "encoder-decoder"),
         (BertConfig(architectures=["BertForMaskedLM"]), "its architecture is BertForMaskedLM"),
+        (AutoConfig.for_model("falcon", alibi=True), "its attention has ALiBi"),
+        (AutoConfig.for_model("recurrent_gemma"), "neither a plain KV cache nor a state of a known kind"),
     ],
-    ids=["t5", "bert"],
+    ids=["t5", "bert", "falcon-rw", "recurrent_gemma"],
 )
 def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
@@ -153,10 +167,10 @@ def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, 
 @pytest.mark.parametrize(
     "config",
     [
-        MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=2, state_size=4),
         RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
+        AutoConfig.for_model("minimax", **SMALL, num_local_experts=2),
     ],
-    ids=["mamba", "rwkv"],
+    ids=["rwkv", "minimax"],
 )
 def test_a_model_that_does_not_use_the_attention_interface_is_refused(config: PreTrainedConfig) -> None:
     with pytest.raises(StartupError, match=r"^'the model' cannot be served: "):

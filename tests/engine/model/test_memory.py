@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model import memory
-from oaiserve.engine.model.memory import MemoryUse, kv_blocks
+from oaiserve.engine.model.memory import MemoryUse, kv_blocks, num_states
 from oaiserve.errors import StartupError
 
 GIB = 2**30
 LOADED = SimpleNamespace(device=torch.device("cpu"), kv_bytes_per_token=2**14)  # 256 KiB a block
 ON_GPU = SimpleNamespace(device=torch.device("cuda:0"), kv_bytes_per_token=2**14)
+HYBRID = SimpleNamespace(
+    device=torch.device("cpu"), kv_bytes_per_token=2**14, kv_shapes={1: ()}, state_shapes={0: ()}, state_bytes=2**25
+)
+MAMBA = SimpleNamespace(
+    device=torch.device("cpu"), kv_bytes_per_token=0, kv_shapes={}, state_shapes={0: ()}, state_bytes=2**25
+)
 USE = MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=GIB, others=GIB, utilization=0.9)  # 53 GiB left
 
 
@@ -40,6 +46,40 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_blocks_on_a_cpu(options: EngineOptions, max_model_len: int, blocks: int) -> None:
     assert kv_blocks(LOADED, options, max_model_len) == blocks
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize(
+    ("model", "options", "states"),
+    [
+        (SimpleNamespace(state_shapes={}), EngineOptions(), 0),
+        (HYBRID, EngineOptions(max_running=8), 16),  # as many as may run, and as many to keep
+        (HYBRID, EngineOptions(max_running=8, prefix_cache=False), 8),
+        (HYBRID, EngineOptions(), 2 * GIB // 2**25),  # half of a quarter of what is free
+        (MAMBA, EngineOptions(), 4 * GIB // 2**25),
+    ],
+)
+def test_states_on_a_cpu(model: SimpleNamespace, options: EngineOptions, states: int) -> None:
+    assert num_states(model, options) == states
+
+
+@pytest.mark.usefixtures("free")
+def test_the_cache_gets_what_states_leave() -> None:
+    assert kv_blocks(HYBRID, EngineOptions(), 131_072, state_bytes=GIB) == 3 * GIB // 2**18
+    assert kv_blocks(HYBRID, EngineOptions(), 131_072, USE, state_bytes=20 * GIB) == 33 * GIB // 2**18
+
+
+def test_blocks_without_keys_and_values_are_as_many_as_running_sequences_can_use() -> None:
+    assert kv_blocks(MAMBA, EngineOptions(max_running=3), 2048) == 3 * 2048 // 16
+    assert kv_blocks(MAMBA, EngineOptions(max_running=3, kv_blocks=7), 2048, USE) == 7
+
+
+def test_a_gpu_without_room_for_one_state_is_refused() -> None:
+    use = replace(USE, weights=68 * GIB - 2**25)
+    with pytest.raises(
+        StartupError, match=r"The state of one sequence takes 0\.0 GiB, and 0\.0 GiB are left, of which"
+    ):
+        num_states(HYBRID, EngineOptions(), use)
 
 
 @pytest.mark.usefixtures("free")

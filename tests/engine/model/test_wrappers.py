@@ -19,6 +19,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import States
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
@@ -34,10 +35,13 @@ NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
 
 
 def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
+    num_states = 8 if loaded.state_shapes else 0
+    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
     with Engine(
         tokenizer=Tokenizer(byte_tokenizer()),
-        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE),
+        runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
         num_blocks=NUM_BLOCKS,
+        num_states=num_states,
         max_model_len=48,
         vocab_size=loaded.vocab_size,
         options=EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9),
@@ -48,7 +52,8 @@ def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
 
 # One wrapper of each layout of files, and each text model whose tokens have positions in three dimensions.
 @pytest.mark.parametrize(
-    "name", ["gemma3", "mistral3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm"]
+    "name",
+    ["gemma3", "mistral3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm", "qwen3_5", "lfm2_vl"],
 )
 def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
     wrapper = random_wrapper(name)

@@ -20,9 +20,17 @@ from oaiserve.engine.model.attention.hook import AttentionCall, paged_attention
 
 
 class Handed:
-    """Holds what the forward that runs was called with, for attention modules that do not get it."""
+    """Holds what the forward that runs was called with, for modules that do not get it."""
 
     call: AttentionCall
+
+    def take_from(self, model: PreTrainedModel) -> None:
+        """Hold the call of each forward of the model from now on."""
+
+        def take(_: Module, __: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
+            self.call = arguments["call"]
+
+        model.register_forward_pre_hook(take, with_kwargs=True)
 
 
 def bring_paged_attention(model: PreTrainedModel) -> bool:
@@ -43,11 +51,7 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
             _COMPUTING[name](module, model, handed)
             is_changed = computes_itself = True
     if is_changed:
-
-        def take(_: Module, __: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
-            handed.call = arguments["call"]
-
-        model.register_forward_pre_hook(take, with_kwargs=True)
+        handed.take_from(model)
     return computes_itself
 
 

@@ -13,15 +13,17 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.states import StepStates
 
 ATTENTION = "oaiserve_paged"
 
 
 class AttentionCall(NamedTuple):
-    """The arguments that `paged_attention` needs in addition to a layer's own tensors."""
+    """The arguments that `paged_attention` needs in addition to a layer's own tensors, and the states of a step."""
 
     attention: StepAttention
     caches: dict[int, LayerCache]  # by layer index
+    states: StepStates | None = None  # which layers that keep one take up
 
 
 def paged_attention(

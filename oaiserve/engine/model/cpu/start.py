@@ -102,6 +102,9 @@ def start_native(
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
     def start_attention() -> None:
+        if not loaded.kv_shapes:  # nothing attends
+            runner.replace(_with_threads(eager, num_threads))
+            return
         try:
             native = native_attention(loaded, native_build=native_build, **sizes)
         except (BuildError, MemoryError, NotKnown) as error:
@@ -114,6 +117,16 @@ def start_native(
     thread.start()
     if is_on_disk:
         thread.join()
+
+
+def _with_threads(eager: EagerExecutor, num_threads: int) -> Callable[[], Executor]:
+    """Return the function for `ModelRunner.replace` that keeps the executor, and sets the number of torch's threads."""
+
+    def keep() -> Executor:
+        torch.set_num_threads(num_threads)
+        return eager
+
+    return keep
 
 
 def _hand_over(
@@ -150,6 +163,8 @@ def native_decoder(
     `when_checked` gets the description, and transformers' logits for the batches of the check, once it has passed.
     Raises BuildError, and NotKnown for a model that the native step does not support or computes differently.
     """
+    if loaded.state_shapes:
+        raise NotKnown("it has no operations for layers that keep a state")
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype, quantize, native_build=native_build)
     expected, parameters = transformers_logits(loaded, block_size)

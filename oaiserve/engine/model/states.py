@@ -1,0 +1,122 @@
+"""The states of sequences, in layers that keep one: the memory of all, and what a layer computes with those of a step.
+
+Such a layer does not look back at its sequence, as attention does: all it has of the tokens before is a state of fixed
+size, which each token changes. So it is computed for each prompt of a step alone, and for all decodes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.model.kv_cache import zeroed
+from oaiserve.engine.model.spec import LayerStateShapes, StateShape
+from oaiserve.engine.model.transfer import on_device
+
+
+class LayerStates(NamedTuple):
+    """What one layer keeps of all sequences. The first dimension is the place in the pool of states."""
+
+    conv: Tensor | None  # [num_states, channels, kernel size]
+    recurrent: Tensor | None  # [num_states, ...]
+
+
+class PartOfStep(NamedTuple):
+    """The part of a step that one sequence has: tokens `start` to `start + num_tokens`."""
+
+    state: int
+    start: int
+    num_tokens: int
+
+
+class States:
+    """The states of `num_states` sequences in all layers."""
+
+    def __init__(self, shapes: Mapping[int, LayerStateShapes], num_states: int, device: torch.device) -> None:
+        def tensor(state: StateShape | None) -> Tensor | None:
+            return None if state is None else zeroed((num_states, *state.shape), state.dtype, device)
+
+        self._layers = {layer: LayerStates(tensor(kept.conv), tensor(kept.recurrent)) for layer, kept in shapes.items()}
+        self._tensors = [tensor for layer in self._layers.values() for tensor in layer if tensor is not None]
+        self._device = device
+
+    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy states (from, to), in this order. This needs no memory."""
+        for source, target in copies:
+            for tensor in self._tensors:
+                tensor[target].copy_(tensor[source])
+
+    def of_step(self, parts: list[PartOfStep]) -> StepStates:
+        """Return the states of a step, of which sequences with one token come first. A sequence begins with zeros."""
+        new = [part.state for part in parts if part.start == 0]
+        if new:
+            indices = on_device(new, self._device)
+            for tensor in self._tensors:
+                tensor.index_fill_(0, indices, 0)
+        return StepStates(self._layers, parts, self._device)
+
+
+class StateCache:
+    """The states of the sequences that a layer computes, in the form of the cache that transformers' code asks."""
+
+    def __init__(self, states: LayerStates) -> None:
+        self._conv, self._recurrent = states
+
+    def get_conv_state(self, *_: Any, **__: Any) -> Tensor | None:
+        return self._conv
+
+    def get_recurrent_state(self, *_: Any, **__: Any) -> Tensor | None:
+        return self._recurrent
+
+    def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Keep the last inputs of a convolution, and return all that it needs for the new ones: those before, too."""
+        assert self._conv is not None
+        known = torch.cat([self._conv, conv_states], dim=-1)
+        self._conv.copy_(known[..., -self._conv.shape[-1] :])
+        return known
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        assert self._recurrent is not None
+        return self._recurrent.copy_(recurrent_states)
+
+    def is_recording_past(self, *_: Any) -> bool:
+        return False
+
+
+# Computes sequences with equally many tokens, [sequences, tokens, width], and changes their states.
+Mixer = Callable[[Tensor, StateCache], Tensor]
+
+
+class StepStates:
+    """The states of the sequences of one step."""
+
+    def __init__(self, layers: Mapping[int, LayerStates], parts: list[PartOfStep], device: torch.device) -> None:
+        self._layers = layers
+        self._num_decodes = sum(part.num_tokens == 1 for part in parts)
+        decodes = [part.state for part in parts[: self._num_decodes]]
+        self._prompts = parts[self._num_decodes :]
+        # States that lie side by side, in order, are changed in place. Others are gathered, and written back.
+        first = decodes[0] if decodes else 0
+        end = first + len(decodes)
+        self._decodes: slice | Tensor
+        self._decodes = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, device)
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Return what a layer computes of all tokens of the step, [1, tokens, width], sequence by sequence."""
+        states, out = self._layers[layer], []
+        if num_decodes := self._num_decodes:
+            chosen = LayerStates(*(None if tensor is None else tensor[self._decodes] for tensor in states))
+            out.append(mixer(hidden[0, :num_decodes, None], StateCache(chosen))[:, 0])
+            if isinstance(self._decodes, Tensor):
+                for tensor, changed in zip(states, chosen, strict=True):
+                    if tensor is not None and changed is not None:
+                        tensor.index_copy_(0, self._decodes, changed)
+        first = num_decodes
+        for state, _, num_tokens in self._prompts:
+            own = LayerStates(*(None if tensor is None else tensor[state : state + 1] for tensor in states))
+            out.append(mixer(hidden[:, first : first + num_tokens], StateCache(own))[0])
+            first += num_tokens
+        return torch.cat(out)[None]

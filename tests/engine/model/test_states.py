@@ -1,0 +1,210 @@
+"""Layers that keep a state: a step's sequences, in any order and in any parts, get what transformers' code computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import load_model, prepare
+from oaiserve.engine.model.mixers import MIXERS
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.selective_scan import selective_scan
+from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
+from oaiserve.engine.model.states import PartOfStep, StateCache, States, StepStates
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from oaiserve.errors import StartupError
+from tests.engine.model.runners import eager_runner
+from tools.random_models import STATE_FAMILIES, byte_tokenizer, generate, random_model, state_config
+
+PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
+# One of each kind: the first Mamba's scan, the second's, the delta rule, convolutions, states beside attention.
+KINDS = ["mamba", "jamba", "mamba2", "falcon_h1", "qwen3_next", "lfm2", "zamba2"]
+SHAPES = {0: LayerStateShapes(StateShape((2, 3), torch.float32), StateShape((2, 2), torch.float64))}
+
+
+def held(ids: list[int], state: int) -> Sequence:
+    """Return a sequence that runs, with a state and with blocks of its own."""
+    sequence = Sequence(str(state), 0, ids, SamplingParams(), max_len=len(ids) + 1)
+    sequence.state, sequence.blocks = state, list(range(4 * state, 4 * state + 4))
+    return sequence
+
+
+def computed(runner: ModelRunner, *chunks: tuple[Sequence, int, int]) -> torch.Tensor:
+    """Compute chunks (sequence, start, end) in one step, and return the logits of each chunk's last token."""
+    step = Step([Chunk(sequence, start, end - start) for sequence, start, end in chunks])
+    return runner.launch(step).logits.clone()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return prepare(random_model(state_config(request.param)))
+
+
+@pytest.fixture
+def runner(loaded: LoadedModel) -> ModelRunner:
+    return eager_runner(loaded, num_blocks=32, block_size=4)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_prompt_has_the_same_logits_wherever_it_is_cut(loaded: LoadedModel, runner: ModelRunner) -> None:
+    whole = computed(runner, (held(PROMPT, 0), 0, len(PROMPT)))
+    assert torch.isfinite(whole).all()
+    for cut in range(1, len(PROMPT)):
+        sequence = held(PROMPT, cut % 8)
+        computed(runner, (sequence, 0, cut))
+        assert close(computed(runner, (sequence, cut, len(PROMPT))), whole), f"cut at {cut}"
+
+
+def test_a_sequence_does_not_see_the_others_of_its_steps(runner: ModelRunner) -> None:
+    """Their states lie side by side in one step, apart and in another order in the next."""
+    texts = [PROMPT[:7], PROMPT[2:9], PROMPT[4:11], PROMPT[1:8]]
+    alone = [computed(runner, (held(text, 0), 0, 7))[0] for text in texts]
+    first, second, third, fourth = (held(text, state) for text, state in zip(texts, (1, 2, 5, 4), strict=True))
+    computed(runner, (first, 0, 4), (second, 0, 5))
+    computed(runner, (first, 4, 5), (second, 5, 6), (third, 0, 5))
+    computed(runner, (third, 5, 6), (first, 5, 6), (fourth, 0, 6))
+    together = computed(runner, (fourth, 6, 7), (second, 6, 7), (first, 6, 7), (third, 6, 7))
+    for found, expected in zip(together, (alone[3], alone[1], alone[0], alone[2]), strict=True):
+        assert close(found, expected)
+
+
+def test_a_state_that_was_used_before_begins_anew(runner: ModelRunner) -> None:
+    expected = computed(runner, (held(PROMPT[:1], 1), 0, 1), (held(PROMPT, 0), 0, len(PROMPT)))
+    again = computed(runner, (held(PROMPT[:1], 0), 0, 1), (held(PROMPT, 1), 0, len(PROMPT)))
+    assert close(again, expected)
+
+
+def test_a_copied_state_goes_on_by_itself(runner: ModelRunner) -> None:
+    whole = computed(runner, (held(PROMPT, 0), 0, len(PROMPT)))
+    leader, copy = held(PROMPT[:9], 2), held(PROMPT, 6)
+    computed(runner, (leader, 0, 8))
+    runner.copy_blocks(list(zip(leader.blocks, copy.blocks, strict=True)))
+    step = Step([Chunk(leader, 8, 1), Chunk(copy, 8, len(PROMPT) - 8)], state_copies=[(2, 6)])
+    assert close(runner.launch(step).logits[1:], whole)
+
+
+def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
+    states = States(SHAPES, 4, torch.device("cpu"))
+
+    def count(hidden: torch.Tensor, cache: StateCache) -> torch.Tensor:
+        recurrent = cache.get_recurrent_state()
+        assert recurrent is not None
+        cache.update_recurrent_state(recurrent + hidden.sum(1)[..., None])
+        known = cache.update_conv_state(hidden.transpose(1, 2))
+        assert known.shape[-1] == 3 + hidden.shape[1]
+        return hidden * 2
+
+    hidden = torch.arange(10.0).view(1, 5, 2)
+    for parts in ([(1, 0, 1), (2, 0, 1), (3, 0, 3)], [(3, 3, 1), (1, 1, 1), (2, 1, 3)]):
+        step = states.of_step([PartOfStep(*part) for part in parts])
+        assert torch.equal(step.mix(0, hidden, count), hidden * 2)
+    layer = states._layers[0]
+    assert layer.recurrent is not None
+    assert layer.conv is not None
+    assert layer.recurrent[:, 0, 0].tolist() == [0, 0 + 2, 2 + 18, 18 + 0]
+    assert layer.conv[:, 0].tolist() == [[0, 0, 0], [0, 0, 2], [4, 6, 8], [6, 8, 0]]
+
+
+def test_a_scan_goes_on_from_its_state() -> None:
+    torch.manual_seed(0)
+    x, time_step, b, c = torch.randn(150, 6), torch.rand(150, 6), torch.randn(150, 4), torch.randn(150, 4)
+    a, state = -torch.rand(6, 4), torch.randn(6, 4)
+    expected, before = [], state.double()
+    for row in range(150):
+        kept = torch.exp(time_step[row, :, None].double() * a) * before
+        before = kept + (time_step[row] * x[row]).double()[:, None] * b[row]
+        expected.append(before @ c[row].double())
+    cut = state.clone()
+    whole = selective_scan(x, time_step, a, b, c, state)
+    parts = [selective_scan(x[i:j], time_step[i:j], a, b[i:j], c[i:j], cut) for i, j in ((0, 70), (70, 71), (71, 150))]
+    assert torch.allclose(whole.double(), torch.stack(expected), atol=1e-4)
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
+    assert torch.allclose(cut, state, atol=1e-5)
+
+
+# -- what is refused, and what is served in another way ----------------------------------------------------------------
+
+
+def test_each_type_with_mixers_is_one_of_transformers_and_has_such_a_class() -> None:
+    for family in STATE_FAMILIES:
+        config = state_config(family)
+        names = {type(module).__name__ for module in random_model(config).modules()}
+        assert MIXERS[config.model_type] in names
+
+
+def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_step = States.of_step
+
+    def forget(states: States, parts: list[PartOfStep]) -> StepStates:
+        return of_step(states, [part._replace(start=0) for part in parts])
+
+    monkeypatch.setattr(States, "of_step", forget)
+    with pytest.raises(StartupError, match="computed in parts, its outputs differ by"):
+        prepare(random_model(state_config("mamba2")))
+
+
+def test_the_native_step_is_refused_with_its_reason(loaded: LoadedModel) -> None:
+    with pytest.raises(NotKnown, match="no operations for layers that keep a state"):
+        native_decoder(loaded, num_blocks=4, block_size=16, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small hybrid, whose attention has heads that native attention takes."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    values = STATE_FAMILIES["granitemoehybrid"] | {"vocab_size": 256, "hidden_size": 64, "head_dim": 16}
+    values |= {"max_position_embeddings": 128}
+    random_model(AutoConfig.for_model(**values)).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
+    folder: Path, is_compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = [[*b"A state of a model"], [*range(100, 200)], [*b"A state of a model"], [*range(100, 200), 7, 9]]
+    expected = generate(model, prompts, 9)
+    caplog.set_level("INFO")
+    options: dict[str, Any] = {"max_running": 2, "max_step_tokens": 32, "kv_blocks": 32, "device": "cpu"}
+    with Engine.from_pretrained(folder, EngineOptions(compile=is_compiled, **options)) as engine:
+        params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+        for _ in range(2):
+            assert [completion.token_ids for completion in engine.generate(prompts, params)] == expected
+        snapshot = engine.snapshot()
+    assert snapshot.num_prefix_hits == 3 * 96  # the first of these prompts leaves its state behind
+    assert snapshot.num_drafts == 0
+    assert "There is room for 4, so at most 2 sequences run at once (--max-running is 2)" in caplog.text
+    assert ("no operations for layers that keep a state" in caplog.text) == is_compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quantize": "int8"}, "--quantize int8 needs the native step, which cannot be used: it has no operations for"),
+        ({"lora": ("a=/tmp",)}, "--lora is not for 'GraniteMoeHybridForCausalLM', which has layers that keep a state."),
+    ],
+)
+def test_what_states_do_not_go_with_is_refused(folder: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
+        Engine.from_pretrained(folder, EngineOptions(device="cpu", kv_blocks=16, **options))
+
+
+def test_a_model_without_positions_takes_any_length_that_is_asked_for(tmp_path: Path) -> None:
+    random_model(state_config("mamba")).save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu").max_model_len == 2048
+    assert load_model(tmp_path, device="cpu", max_model_len=100_000).max_model_len == 100_000
