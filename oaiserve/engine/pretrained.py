@@ -115,6 +115,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             kept = _of_gguf(source, tokenizer, options, times, loader, asked)
             if kept is not None:
                 return kept
+            asked = None  # expanded weights are in no file
         if task != "generate":
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
