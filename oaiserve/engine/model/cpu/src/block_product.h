@@ -23,25 +23,28 @@ static_assert(sizeof(QuantizedGroup) == 64);
 
 template <class T>
 void quantize_group(const T* x, QuantizedGroup& out) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
   const f32x16 halves[2] = {load(x), load(x + LANES)};
-  const f32x16 zero = splat(0);
+  const f32x16 zero = splat(0), magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
   const float most = max(max(max(halves[0], zero - halves[0]), max(halves[1], zero - halves[1])));
-  // Numbers that are not finite make the scale NaN, and so all that is computed with it.
-  out.scale = most / 127 + sum((halves[0] + halves[1]) * 0.0f);
   const float per_value = most > 0 ? 127 / most : 0;
+  float totals[2];  // sums of integers, without error
   for (int half = 0; half < 2; half++) {
-    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-    const i32x16 values = __builtin_convertvector((halves[half] * per_value + magic) - magic, i32x16);
-    int32_t total = 0;
-    for (int i = 0; i < LANES; i++) {
-      out.values[half * LANES + i] = int8_t(values[i]);
-      total += values[i];
-    }
-    out.half_sums[half] = total;
-    out.scaled_half_sums[half] = float(total) * out.scale;
+    const f32x16 values = (halves[half] * per_value + magic) - magic;
+    const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(values, i32x16), i8x16);
+    std::memcpy(out.values + half * LANES, &bytes, sizeof(bytes));
+    totals[half] = sum(values);
+  }
+  // Numbers that are not finite make the totals NaN, and so the scale and all that is computed with it.
+  const float whole = totals[0] + totals[1];
+  const bool is_finite = whole == whole;
+  out.scale = most / 127 + whole * 0.0f;
+  for (int half = 0; half < 2; half++) {
+    out.half_sums[half] = is_finite ? int32_t(totals[half]) : 0;
+    out.scaled_half_sums[half] = totals[half] * out.scale;
   }
   out.sum = out.half_sums[0] + out.half_sums[1];
-  out.scaled_sum = float(out.sum) * out.scale;
+  out.scaled_sum = whole * out.scale;
 }
 
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
