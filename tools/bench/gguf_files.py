@@ -62,12 +62,12 @@ def larger_llama(name: str, form: str) -> Path:
             return random_blocks(rng, kind, *values.shape, scale=1e-4)
 
         tokenizer = _tokenizer(config.vocab_size)
-        write_gguf(unfinished, config, parameters, _q4_k_m(config), tokenizer, quantize=quantize)
+        write_gguf(unfinished, config, parameters, q4_k_m(config), tokenizer, quantize=quantize)
         unfinished.replace(path)
     return path
 
 
-def _q4_k_m(config: PreTrainedConfig) -> Callable[[str], Kind]:
+def q4_k_m(config: PreTrainedConfig) -> Callable[[str], Kind]:
     """Return the format that llama.cpp gives each matrix, by its name: some layers have more bits for some of them."""
     layers, head = config.num_hidden_layers, "token_embd" if config.tie_word_embeddings else "output."
 

@@ -92,15 +92,22 @@ def theirs(path: Path) -> dict[str, float]:
         sizes |= {"-c": max(sequences) * (prompt + tokens), "-t": default_threads()}
         program = prepare.ik_llama_cpp() / "llama-batched-bench"
         command = [str(program), "-m", str(path), "-rtr", *(str(part) for pair in sizes.items() for part in pair)]
+        # It writes a log into the folder that it runs in.
         run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=prepare.FOLDER / "logs")
-        for row in filter(None, map(_ROW.match, (run.stdout + run.stderr).splitlines())):
-            of_prompt = int(row[1]) == 512
-            point = (1, 512) if of_prompt else (int(row[3]), 1)
-            name = next(name for name, p in LOADS.items() if (p.num_sequences, p.num_tokens) == point)
-            found[name] = float(row[4] if of_prompt else row[5])
+        found |= rates_in(run.stdout + run.stderr)
     if found.keys() != LOADS.keys():
         sys.exit(f"llama-batched-bench has not measured all loads, but only {', '.join(found) or 'none'}.")
     return found
+
+
+def rates_in(output: str) -> dict[str, float]:
+    """Return the tokens per second by load, in the order of LOADS, from what llama-batched-bench has printed."""
+    rows = [row for line in output.splitlines() if (row := _ROW.match(line))]
+    decodes = {(int(row[3]), 1): float(row[5]) for row in rows if int(row[1]) == START}
+    prompts = {(1, int(row[1])): float(row[4]) for row in rows if int(row[1]) != START}
+    measured = decodes | prompts
+    loads = {name: (point.num_sequences, point.num_tokens) for name, point in LOADS.items()}
+    return {name: measured[load] for name, load in loads.items() if load in measured}
 
 
 def report(results: dict[str, Any]) -> str:

@@ -103,11 +103,11 @@ def openvino_model() -> Path:
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
     build = FOLDER / "llama-build"
-    if not (build / "bin/llama-server").exists():
+    if not all((build / "bin" / name).exists() for name in ("llama-server", "llama-perplexity")):
         archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(archive.parent, filter="data")
-        _compile_llama(archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build)
+        _compile_llama(archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build, "llama-perplexity")
     return build / "bin"
 
 
