@@ -105,11 +105,11 @@ class GgufWeights:
         return self._tensors[name].shape
 
     def places(self, file: str) -> dict[str, PlaceInFile]:
-        """Return where the tensors are in `file`, which is this one, whose numbers torch has a type for."""
+        """Return where the matrices are in `file`, which is this one, whose numbers torch has a type for."""
         return {
             name: (file, tensor.begin, _DTYPES[tensor.kind], list(tensor.shape))
             for name, tensor in self._tensors.items()
-            if tensor.kind in _DTYPES
+            if tensor.kind in _DTYPES and len(tensor.shape) > 1
         }
 
     def blocks(self, name: str) -> Blocks | None:
