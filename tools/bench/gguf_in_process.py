@@ -29,7 +29,7 @@ from tools.bench.table import spread
 from tools.markdown import as_markdown, number, publish
 
 OURS, PEER = "oaiserve", "ik_llama.cpp"
-START, TOKENS = 64, 32  # of each sequence: what it has in the cache, and what is decoded
+START, TOKENS = 16, 32  # of each sequence: what it has in the cache, and what is decoded
 LOADS = {
     "one sequence": Point(1, 1, START + TOKENS // 2),
     "8 sequences": Point(8, 1, START + TOKENS // 2),
