@@ -133,7 +133,5 @@ def chosen(models: list[str], formats: list[str]) -> dict[str, Path]:
     """Return the files of these models in these formats, by title. Larger models are there in one format alone."""
     of_larger = [form for form in formats if form == LARGER_FORMAT]
     return {
-        f"{name} {form}": MODELS[name](form)
-        for name in models
-        for form in (of_larger if name in LARGER else formats)
+        f"{name} {form}": MODELS[name](form) for name in models for form in (of_larger if name in LARGER else formats)
     }

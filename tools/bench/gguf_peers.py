@@ -59,7 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     default = [demo.NAME, gguf_files.LLAMA]
-    add("--models", nargs="+", default=default, choices=list(gguf_files.MODELS), help="default: the demo model and the 1B")
+    add(
+        "--models",
+        nargs="+",
+        default=default,
+        choices=list(gguf_files.MODELS),
+        help="default: the demo model and the 1B",
+    )
     add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--json", type=Path, help="write the results there")

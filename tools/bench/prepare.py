@@ -107,7 +107,9 @@ def llama_cpp() -> Path:
         archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(archive.parent, filter="data")
-        _compile_llama(archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build, "llama-perplexity")
+        _compile_llama(
+            archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build, "llama-perplexity"
+        )
     return build / "bin"
 
 

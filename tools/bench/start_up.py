@@ -1,9 +1,9 @@
 """Where the time of a start goes: python -m tools.bench.start_up
 
 Starts `oaiserve serve demo` several times, and prints the medians of its parts, from the stamps that the server logs,
-and of the time to the first answer over HTTP: a whole chat answer of eight tokens, or a completion where `--model` names
-another one, which may have no chat template. Parts overlap where one runs in a
-thread beside another. With `--recheck`, the starts are such that remember nothing.
+and of the time to the first answer over HTTP: a whole chat answer of eight tokens, or a completion where `--model`
+names another model, which may have no chat template. Parts overlap where one runs in a thread beside another. With
+`--recheck`, the starts are such that remember nothing.
 """
 
 from __future__ import annotations

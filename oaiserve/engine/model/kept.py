@@ -75,9 +75,7 @@ class Kept(NamedTuple):
     num_blocks: int  # of its KV cache
 
 
-def start_kept(
-    source: ModelSource, options: EngineOptions, asked: Subject | None = None
-) -> tuple[ModelSpec, Started]:
+def start_kept(source: ModelSource, options: EngineOptions, asked: Subject | None = None) -> tuple[ModelSpec, Started]:
     """Load a GGUF file and start its native step, and remember the check for `asked`. Raises as `load_kept` does."""
     kept = load_kept(source, options)
     loaded, num_blocks = kept.loaded, kept.num_blocks

@@ -1,4 +1,4 @@
-"""A few layers of a decoder, which stand for all of them in the check where transformers' code cannot compute them all."""
+"""A few layers of a decoder, which stand for all in the check where transformers' code cannot compute them all."""
 
 from __future__ import annotations
 
