@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,9 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     if not (keeps_blocks(options) if is_gguf else _is_native(options)):
         return None
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
-    packages, digest, modules = _PACKAGES, None, [describe, description, operations]
+    packages: tuple[str, ...] = _PACKAGES
+    digest: Callable[[Path], str] | None = None
+    modules = [describe, description, operations]
     code = hashlib.sha256()
     if is_gguf:
         # The record may have copies of these tensors. All others are read from the file, and compared, at each start.
