@@ -28,7 +28,7 @@ from oaiserve.private import NotPrivate
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _ALIGNMENT = 64  # of the bytes that a record holds
 
@@ -139,7 +139,7 @@ def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | 
     _forget_lost_models(path.parent)
     header = {
         "format": _FORMAT,
-        "model": str(asked.model),
+        "folder": str(asked.folder),
         "day": date.today().isoformat(),
         "versions": dict(asked.versions),
         "files": files,
@@ -175,12 +175,12 @@ def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
 
 
 def _forget_lost_models(records: Path) -> None:
-    """Remove the records of models that are gone."""
+    """Remove the records of models whose files are gone."""
     for path in records.glob("*-*"):
         try:
             with path.open("rb") as file:
-                model = json.loads(file.readline())["model"]
-            if not Path(model).exists():
+                header = json.loads(file.readline())
+            if not all((Path(header["folder"]) / name).exists() for name in header["files"]):
                 path.unlink()
         except (OSError, ValueError, KeyError):
             path.unlink(missing_ok=True)
