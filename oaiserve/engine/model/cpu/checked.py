@@ -128,7 +128,8 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
         )
         decoder = from_json(found.data["decoder"], files)
         expected = [files.read_tensor(place) for place in found.data["expected"]]
-        compared = None if found.data["part"] is None else Part(**found.data["part"])
+        stands_for_all = found.data.get("part")  # which older records do not have
+        compared = None if stands_for_all is None else Part(**stands_for_all)
     except (BuildError, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
