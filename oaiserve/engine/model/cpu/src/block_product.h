@@ -207,7 +207,7 @@ struct Ahead {
 
   void prefetch() {
     const uint8_t* line = place < panel_bytes ? panel + place : next + (place - panel_bytes);
-    for (long at = 0; at < step; at += 64) __builtin_prefetch(line + at);
+    for (long at = 0; at < step; at += 64) __builtin_prefetch(line + at, 0, 2);  // into L2: L1 is too small for so much
     place += step;
   }
 };
