@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,6 +26,8 @@ _ALIGNMENT = "general.alignment"
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
 _MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
+_LENGTH = struct.Struct("<Q")
+_READ_BYTES = 2**20  # at once, of texts
 
 
 class GgufTensor(NamedTuple):
@@ -77,16 +81,24 @@ class _Gguf:
         if kind in _SCALARS:
             self.skip(count * struct.calcsize(_SCALARS[kind]))
         elif kind == _STRING:
-            for _ in range(self.at_most(count, 8)):
-                self._skip_text()
+            self._skip_texts(self.at_most(count, 8))
         else:
             raise BadFile(f"it has an array of the unknown type {kind}")
 
-    def _skip_text(self) -> None:
-        length = self.number("Q")
-        if length > _MOST_TEXT_BYTES:
-            raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
-        self.skip(length)
+    def _skip_texts(self, count: int) -> None:
+        """Skip so many texts. A vocabulary has hundreds of thousands, so this reads many at once."""
+        while count:
+            data, at = self._file.read(_READ_BYTES), 0
+            while count and at + 8 <= len(data):
+                (length,) = _LENGTH.unpack_from(data, at)
+                if length > _MOST_TEXT_BYTES:
+                    raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
+                at += 8 + length
+                count -= 1
+            if not at:
+                raise BadFile("it is cut, or lies about its counts")
+            self._advance(at)
+            self._file.seek(at - len(data), 1)
 
     def at_most(self, count: int, bytes_each: int) -> int:
         """Return the count, unless the rest of the file is too short for so many."""
@@ -110,6 +122,18 @@ class _Gguf:
 def check_gguf(path: Path) -> None:
     """Raise BadFile if the counts, sizes, places or numbers in the head of a GGUF file cannot be true."""
     read_tensors(path)
+
+
+def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
+    """Return the SHA-256 of a file's head, and of the data of those tensors that count. Raises as `check_gguf` does."""
+    tensors = sorted(read_tensors(path).values())
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        found.update(file.read(tensors[0].begin if tensors else -1))
+        for tensor in filter(counts, tensors):
+            file.seek(tensor.begin)
+            found.update(file.read(tensor.end - tensor.begin))
+    return found.hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:

@@ -1,7 +1,8 @@
 """Remembers what earlier starts have found out about a model's files, so that a later start need not do it again.
 
 What is remembered is signed by content: it holds for the files it was made of, and for the versions of what made it. A
-file counts as unchanged if its inode, size and times are the same, or else if its SHA-256 is. Stdlib only.
+file counts as unchanged if its inode, size and times are the same, or else if its SHA-256 is, or that of as much of it
+as a subject says. Stdlib only.
 
 A record is one file in the user's cache: a line of JSON, then bytes, then the SHA-256 of all before it. It is read only
 where nobody else could have written it. This module does not know what is remembered.
@@ -14,7 +15,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -45,10 +46,12 @@ class Subject:
     """Something that is found out about the files of a model."""
 
     kind: str
-    folder: Path  # of the model
+    model: Path  # a folder, or a file
     options: Mapping[str, str]  # each combination of which has a record of its own
     versions: Mapping[str, str]  # of what finds it out
     stats: Mapping[str, list[int]]  # of the files that it is found out from, by name, as they were at the start
+    folder: Path  # of these files
+    digest: Callable[[Path], str] | None = None  # of as much of a file as counts; None: its SHA-256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,28 @@ class Remembered:
 
 
 def subject(
-    kind: str, folder: Path, suffixes: tuple[str, ...], *, options: Mapping[str, str], packages: tuple[str, ...]
+    kind: str,
+    model: Path,
+    suffixes: tuple[str, ...],
+    *,
+    options: Mapping[str, str],
+    packages: tuple[str, ...],
+    digest: Callable[[Path], str] | None = None,
 ) -> Subject:
-    """Return the subject that consists of the files with these suffixes in a model's folder, as they are now."""
-    folder = folder.resolve()
-    files = sorted(path for path in folder.iterdir() if path.suffix in suffixes and path.is_file())
+    """Return the subject that consists of the files with these suffixes in a model's folder, as they are now.
+
+    A model that is a file is the subject alone, whatever its suffix.
+    """
+    model = model.resolve()
+    folder, files = (model.parent, [model]) if model.is_file() else (model, sorted(model.iterdir()))
     return Subject(
         kind,
-        folder,
+        model,
         dict(sorted(options.items())),
         {package: _version(package) for package in packages},
-        {path.name: _stat(path) for path in files},
+        {p.name: _stat(p) for p in files if p == model or (p.suffix in suffixes and p.is_file())},
+        folder,
+        digest,
     )
 
 
@@ -97,7 +111,7 @@ def recall(asked: Subject) -> Remembered:
         raise NotRemembered(f"{differing[0]} was {'removed' if differing[0] in known else 'added'}")
     moved = {name: known[name]["sha256"] for name, stat in asked.stats.items() if known[name]["stat"] != stat}
     for name, digest in moved.items():
-        if _sha256(asked.folder / name) != digest:
+        if _digest(asked, name) != digest:
             raise NotRemembered(f"{name} has changed")
     found = Remembered(header["data"], content, header["day"], path)
     if moved:  # so that the next start need not read them again
@@ -114,8 +128,10 @@ def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | 
 
     Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if others could write there.
     """
-    files = {name: {"stat": stat, "sha256": _sha256(asked.folder / name)} for name, stat in asked.stats.items()}
-    if any(_stat(asked.folder / name) != stat for name, stat in asked.stats.items()):
+    if _has_changed(asked):
+        return None
+    files = {name: {"stat": stat, "sha256": _digest(asked, name)} for name, stat in asked.stats.items()}
+    if _has_changed(asked):  # while it was read
         return None
     path = _path(asked)
     private.make_folder(path.parent)
@@ -159,25 +175,34 @@ def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
 
 
 def _forget_lost_models(records: Path) -> None:
-    """Remove the records of models whose folders are gone."""
+    """Remove the records of models whose files are gone."""
     for path in records.glob("*-*"):
         try:
             with path.open("rb") as file:
-                folder = json.loads(file.readline())["folder"]
-            if not Path(folder).is_dir():
+                header = json.loads(file.readline())
+            if not all((Path(header["folder"]) / name).exists() for name in header["files"]):
                 path.unlink()
         except (OSError, ValueError, KeyError):
             path.unlink(missing_ok=True)
 
 
 def _path(asked: Subject) -> Path:
-    name = json.dumps([str(asked.folder), asked.options])
+    name = json.dumps([str(asked.model), asked.options])
     return cache_folder() / "remembered" / f"{asked.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _has_changed(asked: Subject) -> bool:
+    return any(_stat(asked.folder / name) != stat for name, stat in asked.stats.items())
 
 
 def _stat(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _digest(asked: Subject, name: str) -> str:
+    path = asked.folder / name
+    return _sha256(path) if asked.digest is None else asked.digest(path)
 
 
 def _sha256(path: Path) -> str:

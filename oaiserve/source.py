@@ -17,6 +17,11 @@ class ModelSource:
     gguf_file: str | None  # the file's name within the folder
     is_local: bool
 
+    @property
+    def path(self) -> Path:
+        """Return the folder or the file of a local model."""
+        return Path(self.location) / (self.gguf_file or "")
+
 
 def find_model(model: str | Path) -> ModelSource:
     """Return the source of a model, or raise StartupError for a name that cannot be a model. Nothing is loaded."""

@@ -98,6 +98,7 @@ MODEL_ROWS = {
     "cpu.library": "cpu.build",
     "cpu.blocks": "",
     "cpu.description": "cpu.blocks spec",
+    "cpu.part": "cpu.description spec",
     "cpu.describe": "cpu.blocks cpu.description spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
     "cpu.attention": "attention batch cpu.kv_layout cpu.library spec",
@@ -106,9 +107,9 @@ MODEL_ROWS = {
     "cpu.native": "adapters attention batch cpu.description cpu.kv_layout cpu.library cpu.operations "
     "cpu.packed_adapter kv_cache",
     "cpu.check": "adapters batch cpu.description cpu.native rehearsal spec",
-    "cpu.stored": "cpu.description spec wrapped_names",
-    "cpu.checked": "adapters cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native cpu.operations "
-    "cpu.stored spec",
+    "cpu.stored": "cpu.blocks cpu.description spec wrapped_names",
+    "cpu.checked": "adapters cpu.blocks cpu.build cpu.check cpu.describe cpu.description cpu.library cpu.native "
+    "cpu.operations cpu.part cpu.stored spec",
     "cpu.start": "adapted_modules adapters attention attention.reference batch cpu.attention cpu.build cpu.check "
     "cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native eager executor runner spec",
     # a model that is split
@@ -120,9 +121,9 @@ MODEL_ROWS = {
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "gguf_weights": "cpu.blocks",
-    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native cpu.start "
-    "gguf_weights load memory profiler runner spec started",
+    "gguf_weights": "cpu.blocks cpu.stored",
+    "kept": "cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library "
+    "cpu.native cpu.part cpu.start gguf_weights load memory profiler runner spec started",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
@@ -196,7 +197,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     f"{ENGINE}.jinja_template": set(),
     f"{ENGINE}.chat_template": {"oaiserve.errors", f"{ENGINE}.jinja_template", f"{ENGINE}.request"},
-    f"{ENGINE}.stored_tokenizer": {"oaiserve.private", "oaiserve.remembered"},
+    f"{ENGINE}.stored_tokenizer": {"oaiserve.gguf", "oaiserve.private", "oaiserve.remembered"},
     f"{ENGINE}.tokenizer": {
         "oaiserve.errors",
         "oaiserve.model_errors",

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.errors import StartupError
+from oaiserve.gguf import digest, read_tensors
 from oaiserve.model_errors import reported, within
 from oaiserve.model_files import INDEX, refuse_unless_sound
 from oaiserve.source import find_model
@@ -209,12 +210,13 @@ def gguf(
     rows: int = 4,
     kind: int = 0,
     begin: int = 0,
+    token: str = "a",
 ) -> bytes:
-    """Return a GGUF file with one tensor. Each argument replaces a number in it that is right."""
+    """Return a GGUF file with one tensor. Each argument replaces something in it that is right."""
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),
         text("general.name") + struct.pack("<I", 8) + text("small"),
-        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text("a") + text("b"),
+        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text(token) + text("b"),
         text("tokenizer.ggml.scores") + struct.pack("<IIQ2f", 9, 6, 2, 0.0, 1.0),
     ]
     head = b"GGUF" + struct.pack(
@@ -256,6 +258,34 @@ def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
 )
 def test_a_gguf_file_that_lies_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     assert says in gguf_refusal(tmp_path, content)
+
+
+@pytest.mark.parametrize("read_bytes", [9, 16, 30, 2**20])
+def test_texts_are_skipped_however_many_are_read_at_once(
+    read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf(token="a" * 9))
+    expected = read_tensors(path)
+    monkeypatch.setattr("oaiserve.gguf._READ_BYTES", read_bytes)
+    assert read_tensors(path) == expected
+    assert list(expected) == ["t"]
+
+
+def test_the_digest_of_a_file_is_that_of_its_head_and_of_the_tensors_that_count(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+
+    def digests() -> tuple[str, str]:
+        return digest(path, lambda tensor: tensor.name == "t"), digest(path, lambda _: False)
+
+    path.write_bytes(gguf())
+    whole, head = digests()
+    path.write_bytes(gguf()[:-1] + b"x")  # the last byte of the tensor
+    other = digests()
+    assert other[0] != whole
+    assert other[1] == head
+    path.write_bytes(gguf().replace(text("small"), text("SMALL")))
+    assert not {*digests()} & {whole, head}
 
 
 @given(cut=st.integers(0, len(gguf()) - 65))

@@ -47,12 +47,13 @@ def write_gguf(
     kind_of: Callable[[str], Kind],
     tokenizer: dict[str, Any] | None = None,
     rope_factors: NDArray[np.float32] | None = None,
+    quantize: Callable[[NDArray[np.float32], Kind], NDArray[np.uint8]] = gguf.quantize,
 ) -> None:
     """Write a model, whose parameters have transformers' names, as llama.cpp's conversion does.
 
     `kind_of` says in which format a matrix is to be, by its name in the file. `tokenizer` has fields of the tokenizer;
     without them there are only as many tokens as the model has. `rope_factors` divide the frequencies of rotary
-    embeddings.
+    embeddings. `quantize` makes the blocks of a matrix.
     """
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
@@ -80,7 +81,7 @@ def write_gguf(
             writer.add_tensor(name_in_file, values)
             continue
         kind = kind_of(name_in_file)
-        writer.add_tensor(name_in_file, gguf.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(name_in_file, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -88,14 +88,14 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     refuse_unless_sound(source)
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     asked: Subject | None = None
-    if source.is_local and source.gguf_file is None:
+    if source.is_local:
         with times.part("import of torch"):
             from oaiserve.engine.model.cpu.checked import checked_subject
 
-        asked = checked_subject(Path(source.location), options)
+        asked = checked_subject(source.path, options)
         if asked is not None and not options.recheck:
             try:
-                return _of_checked(asked, template, options, times, meanwhile)
+                return _of_checked(asked, source.path, template, options, times, meanwhile)
             except NotRemembered as reason:
                 level = logging.DEBUG if isinstance(reason, NoRecord) else logging.INFO
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
@@ -113,9 +113,10 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
         if task == "generate" and source.gguf_file is not None:
-            kept = _of_gguf(source, tokenizer, options, times, loader)
+            kept = _of_gguf(source, tokenizer, options, times, loader, asked)
             if kept is not None:
                 return kept
+            asked = None  # expanded weights are in no file
         if task != "generate":
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
@@ -151,6 +152,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
 
 def _of_checked(
     asked: Subject,
+    model: Path,
     template: str | None,
     options: EngineOptions,
     times: StartTimes,
@@ -165,14 +167,14 @@ def _of_checked(
     draft: DraftWeights | None = None
     if options.draft_model is not None:
         with times.part("tokenizer"):
-            tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+            tokenizer = Tokenizer.from_pretrained(model, template)
         draft = load_draft(options.draft_model, tokenizer, options, times)
     # Weights are packed in native code, in a thread that ends, while Python makes the tables of the tokenizer.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
         started = loader.submit(times.run, "weights and check", restart_runner, checked, options, draft)
         if draft is None:
             with times.part("tokenizer"):
-                tokenizer = Tokenizer.from_pretrained(asked.folder, template)
+                tokenizer = Tokenizer.from_pretrained(model, template)
         grammars = _grammars(checked.spec, tokenizer)
         meanwhile()
         parts = _of_started(checked.spec, started.result(), tokenizer, grammars, options, draft=draft)
@@ -186,7 +188,12 @@ def _of_checked(
 
 
 def _of_gguf(
-    source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, times: StartTimes, loader: ThreadPoolExecutor
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    times: StartTimes,
+    loader: ThreadPoolExecutor,
+    asked: Subject | None,
 ) -> EngineParts | None:
     """Return the parts of a GGUF file whose weights stay as they are, or None if they have to be expanded."""
     from oaiserve.engine.model.gguf_weights import NotKept
@@ -195,7 +202,7 @@ def _of_gguf(
     if not is_kept(source, options):
         return None
     try:
-        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
+        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options, asked).result()
     except NotKept as reason:
         log.info("The weights of %s are expanded: %s", source.gguf_file, reason)
         return None

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
+from oaiserve import gguf
 from oaiserve.private import NotPrivate
 from oaiserve.remembered import NotRemembered, Subject, recall, remember, start_of_content, subject
 
@@ -40,11 +42,14 @@ class StoredTokenizer:
         return self.length
 
 
-def tokenizer_subject(folder: Path) -> Subject | None:
-    """Return what the tokenizer of a folder depends on; None if it is not that folder's files alone."""
-    if not folder.is_dir() or (folder / "additional_chat_templates").exists():
+def tokenizer_subject(model: Path) -> Subject | None:
+    """Return what the tokenizer of a folder or of a GGUF file depends on; None if it is not these files alone."""
+    if model.suffix == ".gguf" and model.is_file():
+        head = partial(gguf.digest, counts=lambda _: False)
+        return subject("tokenizer", model, (), options={}, packages=(*_PACKAGES, "gguf"), digest=head)
+    if not model.is_dir() or (model / "additional_chat_templates").exists():
         return None
-    return subject("tokenizer", folder, _FILES, options={}, packages=_PACKAGES)
+    return subject("tokenizer", model, _FILES, options={}, packages=_PACKAGES)
 
 
 def recall_tokenizer(asked: Subject) -> StoredTokenizer:

@@ -95,7 +95,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load a tokenizer from a folder, a GGUF file or a hub id; if `offline`, from the hub's cache only.
 
-        What transformers makes of a folder's files is remembered for the next start, which `recheck` ignores. Raises
+        What transformers makes of local files is remembered for the next start, which `recheck` ignores. Raises
         StartupError if there is no tokenizer, or if it cannot be used.
         """
         source, gguf_file = str(path), None

@@ -1,12 +1,15 @@
 """Makes the GGUF files that this server and llama.cpp are compared on.
 
-They are the demo model and a 1B Llama with random weights. llama.cpp's own program quantizes both.
+They are the demo model and Llamas with random weights. llama.cpp's own program quantizes the demo model and a 1B Llama;
+larger ones are written in blocks of random bits, in the formats that this program would choose.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from oaiserve import demo
 from tools.bench import prepare
-from tools.random_gguf import write_gguf
+from tools.random_gguf import random_blocks, write_gguf
 from tools.random_models import REAL_SHAPES
 
 FORMATS = ("Q4_K_M", "Q8_0")
 LLAMA = "llama-3.2-1b"
+LARGER, LARGER_FORMAT = ("llama-3.2-3b", "llama-3.1-8b"), "Q4_K_M"
 _TOKENIZER = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
 
 
@@ -42,6 +46,44 @@ def llama_1b(form: str) -> Path:
     return _quantized(whole, LLAMA, form)
 
 
+def larger_llama(name: str, form: str) -> Path:
+    """Return a model of one of the LARGER shapes in the formats of Q4_K_M."""
+    path, config = prepare.FOLDER / f"models/gguf/{name}.{form}.gguf", REAL_SHAPES[name]
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished, rng = path.with_suffix(".part"), np.random.default_rng(0)
+        # The numbers of matrices do not matter, since their blocks are random.
+        parameters = (
+            (name, np.ones(shape, np.float32) if len(shape) == 1 else np.broadcast_to(np.float32(0), shape))
+            for name, shape in _shapes(config)
+        )
+
+        def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
+            return random_blocks(rng, kind, *values.shape, scale=1e-4)
+
+        tokenizer = _tokenizer(config.vocab_size)
+        write_gguf(unfinished, config, parameters, q4_k_m(config), tokenizer, quantize=quantize)
+        unfinished.replace(path)
+    return path
+
+
+def q4_k_m(config: PreTrainedConfig) -> Callable[[str], Kind]:
+    """Return the format that llama.cpp gives each matrix, by its name: some layers have more bits for some of them."""
+    layers, head = config.num_hidden_layers, "token_embd" if config.tie_word_embeddings else "output."
+
+    def kind_of(name: str) -> Kind:
+        found = re.match(r"blk\.(\d+)\.(attn_v|ffn_down)\.", name)
+        if name.startswith(head):
+            return Kind.Q6_K
+        if found is None:
+            return Kind.Q4_K
+        layer, eighth = int(found[1]), layers // 8
+        has_more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+        return Kind.Q6_K if has_more else Kind.Q4_K
+
+    return kind_of
+
+
 def _quantized(whole: Path, name: str, form: str) -> Path:
     path = whole.with_name(f"{name}.{form}.gguf")
     if not path.exists():
@@ -53,14 +95,18 @@ def _quantized(whole: Path, name: str, form: str) -> Path:
 
 
 def _random_parameters(config: PreTrainedConfig) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    rng = np.random.default_rng(0)
+    for name, shape in _shapes(config):
+        yield name, np.ones(shape, np.float32) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * 0.02
+
+
+def _shapes(config: PreTrainedConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of each parameter."""
     import torch
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    rng = np.random.default_rng(0)
-    for name, parameter in model.named_parameters():
-        shape = tuple(parameter.shape)
-        yield name, np.ones(shape, np.float32) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * 0.02
+    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
@@ -74,3 +120,18 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
     found["tokens"] += [f"<unused {i}>" for i in missing]
     found["token_type"] += [5] * len(missing)
     return found
+
+
+MODELS: dict[str, Callable[[str], Path]] = {
+    demo.NAME: demo_model,
+    LLAMA: llama_1b,
+    **{name: partial(larger_llama, name) for name in LARGER},
+}
+
+
+def chosen(models: list[str], formats: list[str]) -> dict[str, Path]:
+    """Return the files of these models in these formats, by title. Larger models are there in one format alone."""
+    of_larger = [form for form in formats if form == LARGER_FORMAT]
+    return {
+        f"{name} {form}": MODELS[name](form) for name in models for form in (of_larger if name in LARGER else formats)
+    }

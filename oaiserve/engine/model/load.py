@@ -94,9 +94,7 @@ def load_model(
             config = text
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
-    limit = context_length(config) if _has_attention(config) else _MOST_POSITIONS  # states know no positions
-    if max_model_len is not None and max_model_len > limit:
-        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
+    refuse_longer(max_model_len, config)
     if member is not None:
         if config.model_type in MIXERS:
             raise StartupError(f"--tensor-parallel is not for '{model}', which has layers that keep a state.")
@@ -222,6 +220,13 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"it has layers that keep neither a plain KV cache nor a state of a known kind ({kinds})"
     if problem:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
+
+
+def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
+    """Raise StartupError for requests that may be longer than the model is good for."""
+    limit = context_length(config) if _has_attention(config) else _MOST_POSITIONS  # states know no positions
+    if max_model_len is not None and max_model_len > limit:
+        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 
 
 def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:

@@ -1,7 +1,12 @@
-"""A GGUF file whose weights stay in their blocks gives the logits of the same file, expanded by transformers."""
+"""A GGUF file whose weights stay in their blocks gives the logits of the same file, expanded by transformers.
+
+A later start of the file, without transformers, gives the same numbers, or is refused.
+"""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +15,23 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gguf_weights import NotKept
-from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
 from oaiserve.engine.model.load import load_model
 from oaiserve.engine.model.rehearsal import difference, prompt
+from oaiserve.engine.request import SamplingParams, TextPrompt
+from oaiserve.engine.tokenizer import Tokenizer
+from oaiserve.gguf import read_tensors
+from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.random_gguf import write_gguf
@@ -45,6 +58,7 @@ def file_of(
     mix: dict[str, Kind] = MIX,
     rest: Kind = Kind.Q4_0,
     rope_factors: NDArray[np.float32] | None = None,
+    tokenizer: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model with random weights as a GGUF file."""
     path = folder / "model.gguf"
@@ -54,7 +68,7 @@ def file_of(
     def kind_of(name: str) -> Kind:
         return next((kind for part, kind in mix.items() if part in name), rest)
 
-    write_gguf(path, asked, parameters, kind_of, rope_factors=rope_factors)
+    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors)
     return path
 
 
@@ -129,3 +143,138 @@ def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: P
     path.write_bytes(content.replace(b"blk.1.attn_norm.weight", b"blk.3.attn_norm.weight"))
     with pytest.raises(NotKept, match="only the model has a tensor 'model.layers.1.input_layernorm.weight'"):
         kept_logits(path, 20)
+
+
+# -- what a start remembers of a file
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a cache that is empty, apart from the libraries."""
+    libraries = build.build(torch.float32, "blocks").parent
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache" / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+
+
+def subject_of(path: Path) -> Subject:
+    asked = checked_subject(path, OPTIONS)
+    assert asked is not None
+    return asked
+
+
+def start_and_remember(path: Path) -> None:
+    start_kept(find_model(path), OPTIONS, subject_of(path))
+    wait_until_remembered()
+
+
+def wait_until_remembered() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+
+
+def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
+    checked = recall_model(subject_of(path), OPTIONS)
+    native = start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)
+    batch = build_batch(prompt(num_tokens, checked.spec.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    return native.forward(batch).clone()
+
+
+def flip(path: Path, name: str, at: int = 2) -> None:
+    """Change a byte of a tensor, which is not in its first block of floats, and nothing else of the file."""
+    begin = read_tensors(path)[name].begin
+    with path.open("r+b") as file:
+        file.seek(begin + at)
+        (byte,) = file.read(1)
+        file.seek(begin + at)
+        file.write(bytes([byte ^ 0x77]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usefixtures("cache")
+def test_a_file_that_was_checked_starts_again_with_the_same_numbers(family: str, tmp_path: Path) -> None:
+    path = file_of(FAMILIES[family], tmp_path)
+    start_and_remember(path)
+    assert torch.equal(remembered_logits(path, 20), kept_logits(path, 20))
+
+
+@pytest.mark.usefixtures("cache")
+def test_weights_that_are_no_blocks_are_part_of_what_was_checked(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    start_and_remember(path)
+    flip(path, "blk.1.attn_norm.weight")
+    with pytest.raises(NotRemembered, match=r"^model\.gguf has changed$"):
+        recall_model(subject_of(path), OPTIONS)
+
+
+@pytest.mark.usefixtures("cache")
+def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    start_and_remember(path)
+    before = remembered_logits(path, 20)
+    flip(path, "blk.1.ffn_up.weight")  # of the one layer that is not compared
+    after = remembered_logits(path, 20)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, kept_logits(path, 20))
+    for at in range(2, 2 + 18 * 64, 18):
+        flip(path, "blk.0.attn_v.weight", at)
+    with pytest.raises(NotRemembered, match="its outputs differ by .* from those of transformers' code"):
+        remembered_logits(path, 20)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    start_and_remember(path)
+    with pytest.raises(NotRemembered, match="no earlier start"):
+        recall_model(subject_of(path.rename(tmp_path / "other.gguf")), OPTIONS)
+    (tmp_path / "copy").write_bytes((tmp_path / "other.gguf").read_bytes())
+    (tmp_path / "copy").rename(path)  # the same content in a new file
+    recall_model(subject_of(path), OPTIONS)
+
+
+def test_nothing_is_remembered_of_a_file_that_is_expanded(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    assert checked_subject(path, replace(OPTIONS, quantize="int8")) is None
+    assert checked_subject(path, replace(OPTIONS, lora_dir=tmp_path)) is None
+
+
+def file_with_tokenizer(folder: Path) -> Path:
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
+    kinds = [1] * (len(tokens) - 1) + [3]
+    tokenizer = {"model": "gpt2", "tokens": tokens, "token_type": kinds, "merges": ["h e", "l l", "he ll"]}
+    asked = config("llama", **WIDE | {"vocab_size": len(tokens)})
+    return file_of(asked, folder, tokenizer=tokenizer | {"eos_token_id": len(tokens) - 1})
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_tokenizer_of_a_file_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_with_tokenizer(tmp_path)
+    first = Tokenizer.from_pretrained(path)
+    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    second = Tokenizer.from_pretrained(path)
+    assert second.backend.to_str() == first.backend.to_str()
+    assert second.info == first.info
+    assert second.eos_token_id == first.eos_token_id == first.backend.token_to_id("<end>")
+    assert len(first.encode(TextPrompt("hello"))) == 2
+    flip(path, "blk.1.attn_norm.weight")  # which has nothing to do with it
+    Tokenizer.from_pretrained(path)
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_engine_that_starts_again_loads_no_code_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_with_tokenizer(tmp_path)
+
+    def answer() -> list[int]:
+        engine = Engine.from_pretrained(path, OPTIONS)
+        wait_until_remembered()
+        with engine:
+            return engine.generate([[5, 9, 3, 17]], SamplingParams(max_tokens=12, temperature=0.0))[0].token_ids
+
+    expected = answer()
+    monkeypatch.setattr("oaiserve.engine.tokenizer._load", None)
+    monkeypatch.setattr("oaiserve.engine.model.kept.start_kept", None)
+    assert answer() == expected

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from oaiserve import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import probe_adapter
-from oaiserve.engine.model.cpu import build, describe, description, operations
+from oaiserve.engine.model.cpu import blocks, build, describe, description, operations, part
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
+from oaiserve.engine.model.cpu.part import Part
+from oaiserve.engine.model.cpu.stored import PlaceInFile, StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.engine.model.spec import KVShape, LoadedModel, ModelSpec
+from oaiserve.gguf import GgufTensor
 from oaiserve.private import NotPrivate
 from oaiserve.remembered import NotRemembered, Subject, recall, refound, remember, start_of_content, subject
 
@@ -34,6 +39,7 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = ("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "max_model_len")
+_GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives tensors of a GGUF file their names
 
 
 class CheckedModel(NamedTuple):
@@ -42,36 +48,74 @@ class CheckedModel(NamedTuple):
     spec: ModelSpec
     decoder: Decoder
     expected: list[torch.Tensor]  # the logits of transformers' code for the batches of the check
+    part: Part | None  # of the decoder, which these are the logits of; None: of all of it
+    weights: build.Form
     files: StoredFiles
     day: str  # of the check
 
 
-def checked_subject(folder: Path, options: EngineOptions) -> Subject | None:
-    """Return what the check of a model depends on, apart from the native library.
+def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
+    """Return what the check of a model, a folder or a GGUF file, depends on, apart from the native library.
 
     None if the options, or this machine, ask for something else than the native step.
     """
-    on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
-    if not on_cpu or not options.compile or options.tensor_parallel > 1 or options.task not in ("auto", "generate"):
+    is_gguf = model.is_file()
+    if not (keeps_blocks(options) if is_gguf else _is_native(options)):
         return None
     asked = {name: str(getattr(options, name)) for name in (*_OPTIONS, "block_size", "has_adapters")}
-    found = subject("model", folder, _FILES, options=asked, packages=_PACKAGES)
+    packages: tuple[str, ...] = _PACKAGES
+    digest: Callable[[Path], str] | None = None
+    modules = [describe, description, operations]
     code = hashlib.sha256()
-    for module in (describe, description, operations):
+    if is_gguf:
+        # The record may have copies of these tensors. All others are read from the file, and compared, at each start.
+        packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
+        modules += [blocks, part]
+        code.update(_GGUF_READER.read_bytes())
+    for module in modules:
         code.update(Path(str(module.__file__)).read_bytes())
+    found = subject("model", model, _FILES, options=asked, packages=packages, digest=digest)
     return refound(found, description=code.hexdigest()[:16])
+
+
+def keeps_blocks(options: EngineOptions) -> bool:
+    """Return whether the options leave the weights of a GGUF file as they are, if its family is known.
+
+    Adapters name the modules of transformers' code, which is not there without expanded weights.
+    """
+    return (
+        _is_native(options)
+        and options.quantize == "none"
+        and not options.has_adapters
+        and options.draft_model is None
+        and options.dtype in ("auto", "bfloat16", "float32")
+    )
+
+
+def _is_native(options: EngineOptions) -> bool:
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
+    return on_cpu and options.compile and options.tensor_parallel == 1 and options.task in ("auto", "generate")
+
+
+def _is_copied(tensor: GgufTensor) -> bool:
+    return tensor.kind not in blocks.FORMATS or len(tensor.shape) < 2
+
+
+def _weights_of(asked: Subject, options: EngineOptions) -> build.Form:
+    return "blocks" if asked.model.is_file() else options.quantize
 
 
 def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
     """Return the model as an earlier start has checked it. Raises NotRemembered."""
     found = recall(asked)
+    weights = _weights_of(asked, options)
     try:
         dtype = getattr(torch, found.data["dtype"])
-        if found.data["library"] != build.library_path(dtype, options.quantize, native_build=options.native_build).name:
+        if found.data["library"] != build.library_path(dtype, weights, native_build=options.native_build).name:
             raise NotRemembered("the CPU, the compiler or the native code is another")
-        if not build.is_built(dtype, options.quantize, native_build=options.native_build):
+        if not build.is_built(dtype, weights, native_build=options.native_build):
             raise NotRemembered("the native library is not on disk")
-        files = StoredFiles(asked.folder, found.content, start_of_content(found))
+        files = StoredFiles(asked.folder, found.content, start_of_content(found), asked.model.name)
         data = found.data["spec"]
         spec = ModelSpec(
             **data
@@ -84,11 +128,13 @@ def recall_model(asked: Subject, options: EngineOptions) -> CheckedModel:
         )
         decoder = from_json(found.data["decoder"], files)
         expected = [files.read_tensor(place) for place in found.data["expected"]]
+        stands_for_all = found.data.get("part")  # which older records do not have
+        compared = None if stands_for_all is None else Part(**stands_for_all)
     except (BuildError, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{found.path} has another form") from error
-    return CheckedModel(spec, decoder, expected, files, found.day)
+    return CheckedModel(spec, decoder, expected, compared, weights, files, found.day)
 
 
 def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: int, num_threads: int) -> NativeDecoder:
@@ -99,24 +145,28 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
     num_torch_threads = torch.get_num_threads()
     torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
     try:
-        library = Library(checked.spec.dtype, options.quantize, native_build=options.native_build)
-        native = NativeDecoder(
+        library = Library(checked.spec.dtype, checked.weights, native_build=options.native_build)
+        make = partial(
+            NativeDecoder,
             library,
-            checked.decoder,
             num_threads=num_threads,
-            num_blocks=num_blocks,
             block_size=options.block_size,
             has_adapters=options.has_adapters,
         )
-        shapes = checked.decoder.adaptable()
-        refuse_unless_equal(
-            native,
-            checked.spec,
-            checked.expected,
+        compare = partial(
+            refuse_unless_equal,
+            expected=checked.expected,
             block_size=options.block_size,
-            is_quantized=options.quantize != "none",
-            probe=probe_adapter(shapes, checked.spec.dtype) if options.has_adapters else None,
+            is_quantized=checked.weights != "none",
         )
+        if checked.part is not None:
+            compare(make(checked.part.decoder(checked.decoder), num_blocks=1), checked.part.spec(checked.spec))
+            native = make(checked.decoder, num_blocks=num_blocks)
+        else:
+            native = make(checked.decoder, num_blocks=num_blocks)
+            shapes = checked.decoder.adaptable()
+            probe = probe_adapter(shapes, checked.spec.dtype) if options.has_adapters else None
+            compare(native, checked.spec, probe=probe)
     except (BuildError, MemoryError, NotKnown) as error:
         torch.set_num_threads(num_torch_threads)
         raise NotRemembered(str(error)) from error
@@ -125,14 +175,25 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
 
 
 def remember_checked(
-    asked: Subject, loaded: LoadedModel, decoder: Decoder, expected: list[torch.Tensor], options: EngineOptions
+    asked: Subject,
+    loaded: LoadedModel,
+    decoder: Decoder,
+    expected: list[torch.Tensor],
+    options: EngineOptions,
+    compared: Part | None = None,
+    in_files: Mapping[str, PlaceInFile] | None = None,
 ) -> Thread:
-    """Remember a model that has just been checked, in a thread, which is returned: no request waits for it."""
+    """Remember a model that has just been checked, in a thread, which is returned: no request waits for it.
+
+    `compared` is the part of it that was, and `in_files` has the places of its parameters, if they are not in
+    safetensors files.
+    """
 
     def run() -> None:
         try:
-            tensors = StoredTensors(asked.folder, loaded.model.named_parameters(remove_duplicate=False))
-            data = {
+            tensors = StoredTensors(asked.folder, loaded.model.named_parameters(remove_duplicate=False), in_files)
+            weights = _weights_of(asked, options)
+            data: dict[str, Any] = {
                 "spec": {field.name: getattr(loaded, field.name) for field in fields(ModelSpec)}
                 | {
                     "device": "cpu",
@@ -144,9 +205,10 @@ def remember_checked(
                     },
                 },
                 "dtype": str(loaded.dtype).removeprefix("torch."),
-                "library": build.library_path(loaded.dtype, options.quantize, native_build=options.native_build).name,
+                "library": build.library_path(loaded.dtype, weights, native_build=options.native_build).name,
                 "decoder": to_json(decoder, tensors),
                 "expected": [tensors.place(logits) for logits in expected],
+                "part": None if compared is None else asdict(compared),
             }
             path = remember(asked, data, bytes(tensors.content))
         except (BuildError, NotPrivate, OSError, TooLarge) as error:

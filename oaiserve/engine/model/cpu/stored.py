@@ -1,7 +1,7 @@
 """A description of a decoder as JSON and bytes, whose weights stay in the model's files.
 
-Tensors that are in a file as they are computed with are stored as their places in it. All others, such as norms in
-float32 and rotary tables, are stored themselves.
+Tensors that are in a file as they are computed with, and matrices in the blocks of a GGUF file, are stored as their
+places in it. All others, such as norms in float32 and rotary tables, are stored themselves.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
@@ -45,7 +47,10 @@ _CLASSES = {
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _SAFETENSORS_DTYPES.values()}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.int32)}
+
+# File, offset, dtype and shape of a tensor.
+PlaceInFile = tuple[str, int, torch.dtype, list[int]]
 
 
 class TooLarge(Exception):
@@ -64,9 +69,16 @@ class _Weights(NamedTuple):
 class StoredTensors:
     """Collects tensors, and gives each a place: in a file of the model, or among the bytes `content`."""
 
-    def __init__(self, folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parameters: Iterable[tuple[str, Tensor]],
+        in_files: Mapping[str, PlaceInFile] | None = None,
+    ) -> None:
+        """Prepare to place the tensors of a model whose parameters are `in_files`, or in the folder's safetensors."""
         self.content = bytearray()
-        in_files = _tensors_in(folder)
+        if in_files is None:
+            in_files = _tensors_in(folder)
         self._files = {name: torch.from_file(str(folder / name), size=_size(folder / name), dtype=torch.uint8)
                        for name in {place[0] for place in in_files.values()}}  # fmt: skip
         found = []
@@ -90,6 +102,14 @@ class StoredTensors:
             place |= {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
             self._places[key] = place
         return self._places[key]
+
+    def place_blocks(self, blocks: Blocks) -> dict[str, Any]:
+        """Return the place of a matrix in blocks, as `read_blocks` takes it. Raises TooLarge."""
+        first, n = int(blocks.rows[0]), len(blocks)
+        rows: Any = [first, first + n]
+        if not np.array_equal(blocks.rows, np.arange(*rows)):
+            rows = self.place(torch.from_numpy(blocks.rows.astype(np.int32)))
+        return {"offset": blocks.offset, "shape": list(blocks.data.shape), "kind": blocks.kind, "rows": rows}
 
     def _place_in_file(self, tensor: Tensor) -> dict[str, Any] | None:
         index = bisect_right(self._weights, tensor.data_ptr(), key=lambda weights: weights.address) - 1
@@ -127,6 +147,8 @@ def to_json(part: Any, tensors: StoredTensors) -> Any:
         if id(part) in numbers:
             return {"same": numbers[id(part)]}
         numbers[id(part)] = len(numbers)
+        if isinstance(part, Blocks):
+            return {"is": "Blocks"} | tensors.place_blocks(part)
         return {"is": type(part).__name__} | {field.name: convert(getattr(part, field.name)) for field in fields(part)}
 
     return convert(part)
@@ -135,8 +157,9 @@ def to_json(part: Any, tensors: StoredTensors) -> Any:
 class StoredFiles:
     """Reads stored tensors, from the model's files and from the bytes of a record that begin at `start`."""
 
-    def __init__(self, folder: Path, content: bytearray, start: int) -> None:
-        self._folder, self._content, self._start = folder, content, start
+    def __init__(self, folder: Path, content: bytearray, start: int, gguf_file: str = "") -> None:
+        """Read from a folder. Matrices in blocks are in `gguf_file`."""
+        self._folder, self._content, self._start, self._gguf_file = folder, content, start, gguf_file
         self._maps: dict[str, mmap.mmap] = {}
 
     def read_tensor(self, place: Mapping[str, Any]) -> Tensor:
@@ -146,6 +169,13 @@ class StoredFiles:
         return torch.frombuffer(content, dtype=dtype, count=math.prod(shape), offset=start + place["offset"]).view(
             shape
         )
+
+    def read_blocks(self, place: Mapping[str, Any]) -> Blocks:
+        """Return the matrix in blocks at a place. Raises ValueError if it is outside of the file."""
+        mapped, shape, rows = self._map(self._gguf_file), place["shape"], place["rows"]
+        data = np.frombuffer(mapped, np.uint8, math.prod(shape), place["offset"]).reshape(shape)
+        order = np.arange(*rows) if isinstance(rows, list) else self.read_tensor(rows).numpy().astype(np.int64)
+        return Blocks(data, place["kind"], order, mapped, place["offset"])
 
     def give_back(self) -> None:
         """Have the system drop the pages that were read. Those that are needed again are read again."""
@@ -176,6 +206,9 @@ def from_json(stored: Any, files: StoredFiles) -> Any:
             return parts[stored["same"]]
         number = len(parts)
         parts.append(None)
+        if stored["is"] == "Blocks":
+            parts[number] = files.read_blocks(stored)
+            return parts[number]
         values = {name: convert(value) for name, value in stored.items() if name != "is"}
         parts[number] = _CLASSES[stored["is"]](**values)
         return parts[number]
@@ -183,9 +216,9 @@ def from_json(stored: Any, files: StoredFiles) -> Any:
     return convert(stored)
 
 
-def _tensors_in(folder: Path) -> dict[str, tuple[str, int, torch.dtype, list[int]]]:
-    """Return file, offset, dtype and shape of each tensor in the safetensors files of a folder, by its text name."""
-    found = {}
+def _tensors_in(folder: Path) -> dict[str, PlaceInFile]:
+    """Return the place of each tensor in the safetensors files of a folder, by its text name."""
+    found: dict[str, PlaceInFile] = {}
     for path in sorted(folder.glob("*.safetensors")):
         header, start = read_header(path)
         for name, tensor in header.items():

@@ -106,9 +106,9 @@ auto for_format(Format format, Body&& body) {
 
 // A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them.
 struct Group {
-  uint8_t codes[BLOCK_GROUP];
-  uint16_t scale, min;      // of the group, or of the block that it is in
-  int8_t scales[2], mins[2];  // of its runs, where scales are integers
+  uint32_t codes[BLOCK_GROUP / 4];  // four in each
+  uint16_t scale, min;              // of the group, or of the block that it is in
+  int8_t scales[2], mins[2];        // of its runs, where scales are integers
 };
 
 inline uint16_t half_at(const uint8_t* p) {
@@ -117,17 +117,30 @@ inline uint16_t half_at(const uint8_t* p) {
   return half;
 }
 
+// The same number in each of four bytes.
+constexpr uint32_t in_each_byte(uint32_t byte) { return byte * 0x01010101u; }
+
+// Four codes, of which each byte has some bits from a place on.
+inline uint32_t four_at(const uint8_t* p, long place, uint32_t mask) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word >> place & in_each_byte(mask);
+}
+
 // Writes the nibbles of 16 bytes: first all low ones, then all high ones.
-inline void read_nibbles(const uint8_t* p, uint8_t* codes) {
-  for (int i = 0; i < 16; i++) codes[i] = p[i] & 15;
-  for (int i = 0; i < 16; i++) codes[16 + i] = p[i] >> 4;
+inline void read_nibbles(const uint8_t* p, uint32_t* codes) {
+  for (int i = 0; i < 4; i++) codes[i] = four_at(p + 4 * i, 0, 15);
+  for (int i = 0; i < 4; i++) codes[4 + i] = four_at(p + 4 * i, 4, 15);
 }
 
 // Adds a fifth bit, which are 32 bits in the order of k.
-inline void add_bits(const uint8_t* p, uint8_t* codes) {
+inline void add_bits(const uint8_t* p, uint32_t* codes) {
   uint32_t bits;
   std::memcpy(&bits, p, 4);
-  for (int i = 0; i < 32; i++) codes[i] |= uint8_t((bits >> i & 1) << 4);
+  for (int i = 0; i < 8; i++) {
+    const uint32_t four = bits >> 4 * i;
+    codes[i] |= (four & 1) << 4 | (four & 2) << 11 | (four & 4) << 18 | (four & 8) << 25;
+  }
 }
 
 // The six-bit scale and minimum of a group in the twelve bytes of Q4_K and Q5_K.
@@ -142,8 +155,8 @@ inline void read_six_bits(const uint8_t* p, long group, Group& out) {
 }
 
 // The two-bit codes of Q2_K and Q3_K: each 32 bytes have four groups.
-inline void read_pairs(const uint8_t* p, long group, uint8_t* codes) {
-  for (int i = 0; i < 32; i++) codes[i] = p[group / 4 * 32 + i] >> group % 4 * 2 & 3;
+inline void read_pairs(const uint8_t* p, long group, uint32_t* codes) {
+  for (int i = 0; i < 8; i++) codes[i] = four_at(p + group / 4 * 32 + 4 * i, group % 4 * 2, 3);
 }
 
 // Reads a group of a block, by its number in the block.
@@ -167,7 +180,7 @@ void read_group(const uint8_t* block, long group, Group& out) {
     add_bits(block + 4, out.codes);
   } else if constexpr (FORMAT == Format::Q8_0) {
     out.scale = half_at(block);
-    for (int i = 0; i < 32; i++) out.codes[i] = block[2 + i] ^ 128;  // adds 128 to a signed byte
+    for (int i = 0; i < 8; i++) out.codes[i] = four_at(block + 2 + 4 * i, 0, 255) ^ in_each_byte(128);  // adds 128
   } else if constexpr (FORMAT == Format::Q2_K) {
     out.scale = half_at(block + 80);
     out.min = half_at(block + 82);
@@ -179,7 +192,7 @@ void read_group(const uint8_t* block, long group, Group& out) {
   } else if constexpr (FORMAT == Format::Q3_K) {
     out.scale = half_at(block + 108);
     read_pairs(block + 32, group, out.codes);
-    for (int i = 0; i < 32; i++) out.codes[i] |= uint8_t((block[i] >> group & 1) << 2);
+    for (int i = 0; i < 8; i++) out.codes[i] |= four_at(block + 4 * i, group, 1) << 2;
     const uint8_t* scales = block + 96;
     for (int run = 0; run < 2; run++) {
       const long i = 2 * group + run;
@@ -192,15 +205,15 @@ void read_group(const uint8_t* block, long group, Group& out) {
     out.min = half_at(block + 2);
     read_six_bits(block + 4, group, out);
     const uint8_t* codes = block + (HAS_FIFTH ? 48 : 16) + group / 2 * 32;
-    for (int i = 0; i < 32; i++) out.codes[i] = codes[i] >> group % 2 * 4 & 15;
+    for (int i = 0; i < 8; i++) out.codes[i] = four_at(codes + 4 * i, group % 2 * 4, 15);
     if constexpr (HAS_FIFTH)
-      for (int i = 0; i < 32; i++) out.codes[i] |= uint8_t((block[16 + i] >> group & 1) << 4);
+      for (int i = 0; i < 8; i++) out.codes[i] |= four_at(block + 16 + 4 * i, group, 1) << 4;
   } else if constexpr (FORMAT == Format::Q6_K) {
     out.scale = half_at(block + 208);
     const uint8_t* low = block + group / 4 * 64 + group % 2 * 32;
     const uint8_t* high = block + 128 + group / 4 * 32;
-    for (int i = 0; i < 32; i++)
-      out.codes[i] = uint8_t((low[i] >> group % 4 / 2 * 4 & 15) | (high[i] >> group % 4 * 2 & 3) << 4);
+    for (int i = 0; i < 8; i++)
+      out.codes[i] = four_at(low + 4 * i, group % 4 / 2 * 4, 15) | four_at(high + 4 * i, group % 4 * 2, 3) << 4;
     for (int run = 0; run < 2; run++) out.scales[run] = int8_t(block[192 + 2 * group + run]);
   } else if constexpr (FORMAT == Format::IQ4_XS) {
     out.scale = half_at(block);

@@ -23,25 +23,28 @@ static_assert(sizeof(QuantizedGroup) == 64);
 
 template <class T>
 void quantize_group(const T* x, QuantizedGroup& out) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
   const f32x16 halves[2] = {load(x), load(x + LANES)};
-  const f32x16 zero = splat(0);
+  const f32x16 zero = splat(0), magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
   const float most = max(max(max(halves[0], zero - halves[0]), max(halves[1], zero - halves[1])));
-  // Numbers that are not finite make the scale NaN, and so all that is computed with it.
-  out.scale = most / 127 + sum((halves[0] + halves[1]) * 0.0f);
   const float per_value = most > 0 ? 127 / most : 0;
+  float totals[2];  // sums of integers, without error
   for (int half = 0; half < 2; half++) {
-    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-    const i32x16 values = __builtin_convertvector((halves[half] * per_value + magic) - magic, i32x16);
-    int32_t total = 0;
-    for (int i = 0; i < LANES; i++) {
-      out.values[half * LANES + i] = int8_t(values[i]);
-      total += values[i];
-    }
-    out.half_sums[half] = total;
-    out.scaled_half_sums[half] = float(total) * out.scale;
+    const f32x16 values = (halves[half] * per_value + magic) - magic;
+    const i8x16 bytes = __builtin_convertvector(__builtin_convertvector(values, i32x16), i8x16);
+    std::memcpy(out.values + half * LANES, &bytes, sizeof(bytes));
+    totals[half] = sum(values);
+  }
+  // Numbers that are not finite make the totals NaN, and so the scale and all that is computed with it.
+  const float whole = totals[0] + totals[1];
+  const bool is_finite = whole == whole;
+  out.scale = most / 127 + whole * 0.0f;
+  for (int half = 0; half < 2; half++) {
+    out.half_sums[half] = is_finite ? int32_t(totals[half]) : 0;
+    out.scaled_half_sums[half] = totals[half] * out.scale;
   }
   out.sum = out.half_sums[0] + out.half_sums[1];
-  out.scaled_sum = float(out.sum) * out.scale;
+  out.scaled_sum = whole * out.scale;
 }
 
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
@@ -195,12 +198,24 @@ constexpr int BLOCK_TILE_ROWS = 6;
 #else
 constexpr int BLOCK_TILE_ROWS = 2;
 #endif
-constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead memory is read, in bytes
+constexpr long BLOCK_AHEAD = 8 << 10;  // how far ahead one tile reads memory, in bytes
 
-// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. What follows the panel in memory is prefetched.
+// The bytes that a tile prefetches: `step` for each of its groups, from `place` on, of a panel and then of the next one.
+struct Ahead {
+  const uint8_t *panel, *next;
+  long panel_bytes, place, step;
+
+  void prefetch() {
+    const uint8_t* line = place < panel_bytes ? panel + place : next + (place - panel_bytes);
+    for (long at = 0; at < step; at += 64) __builtin_prefetch(line + at, 0, 2);  // into L2: L1 is too small for so much
+    place += step;
+  }
+};
+
+// sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel.
 template <Format FORMAT, int ROWS>
 void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, long k, const float* bias, float* sums,
-                bool prefetches) {
+                Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   constexpr bool IS_SMALL = L.code_bits() < 8 && !L.is_codebook;
@@ -214,10 +229,7 @@ void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, lo
     for (long c = 0; c < k / L.chunk(); c++, chunk += P::CHUNK)
       for (long i = 0; i < P::GROUPS; i++, groups++) {
         const uint8_t* codes = chunk + P::codes(i) + column * 4;
-        if (prefetches) {
-          constexpr long SHARE = P::CHUNK / P::GROUPS;  // so that the groups of a chunk prefetch a chunk
-          for (long at = 0; at < SHARE; at += 64) __builtin_prefetch(chunk + BLOCK_AHEAD + i * SHARE + at);
-        }
+        if (column == 0) ahead.prefetch();
         for (int run = 0; run < L.runs(); run++) {
           Integers dots[ROWS][2];
 #pragma GCC unroll 6
@@ -266,15 +278,19 @@ auto block_tile_for(int rows, std::integer_sequence<int, ROW...>) {
 
 // Multiplies as multiply_panel of gemm.h does, in tiles of nearly the same height.
 inline void multiply_panel(const BlockLinear& w, const QuantizedGroup* x, long x_stride, long rows, long panel,
-                           float* sums, long) {
+                           float* sums, long next) {
   const PanelBias bias(w.bias, w.n, panel);
   const BlockPanel& weights = w.panels[panel];
   const long tiles = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
   for_format(weights.format, [&]<Format FORMAT>() {
+    const long groups = w.k / BLOCK_GROUP, panel_bytes = block_panel_bytes(FORMAT, w.k);
+    // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
+    const long ahead = tiles > 1 ? panel_bytes : std::min(panel_bytes, BLOCK_AHEAD), step = panel_bytes / groups / tiles;
     for (long t = 0, row = 0; t < tiles; t++) {
       const long height = rows / tiles + (t < rows % tiles);
       const auto tile = block_tile_for<FORMAT>(int(height), std::make_integer_sequence<int, BLOCK_TILE_ROWS>());
-      tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL, t == 0);
+      tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL,
+           {weights.data, w.panels[next].data, panel_bytes, ahead + t * groups * step, step});
       row += height;
     }
   });

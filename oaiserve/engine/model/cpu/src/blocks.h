@@ -61,16 +61,32 @@ inline float half_to_float(uint16_t half) {
   return sign ? -value : value;
 }
 
+// Writes the planes of a group that have `bits` bits of each code, from `place` on. `codes` has those of all columns.
+template <int BITS>
+void pack_planes(const uint32_t (&codes)[STEPS][PANEL], int place, uint8_t* planes) {
+  constexpr int QUADS_EACH = 8 / BITS;
+  for (int quad = 0; quad < QUADS; quad += QUADS_EACH, planes += PLANE) {
+    u32x16 plane{};
+    for (int i = 0; i < QUADS_EACH; i++) {
+      u32x16 four;
+      std::memcpy(&four, codes[(quad + i) / 2] + (quad + i) % 2 * LANES, sizeof(four));
+      plane |= (four >> place & in_each_byte(0xff >> (8 - BITS))) << i * BITS;
+    }
+    std::memcpy(planes, &plane, sizeof(plane));
+  }
+}
+
 // Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero.
 template <Format FORMAT>
 void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
+  alignas(64) uint32_t codes[STEPS][PANEL] = {};
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
-    std::memset(panel, 0, P::CHUNK);
-    for (long column = 0; column < PANEL; column++) {
-      if (!rows[column]) continue;
-      for (long i = 0; i < P::GROUPS; i++) {
+    std::memset(panel, 0, P::HEAD);
+    for (long i = 0; i < P::GROUPS; i++) {
+      for (long column = 0; column < PANEL; column++) {
+        if (!rows[column]) continue;
         Group group;
         read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
         std::memcpy(panel + column * 2, &group.scale, 2);
@@ -84,26 +100,10 @@ void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
               panel[P::SMALL_SCALES + at] = uint8_t(group.scales[run]);
             if constexpr (L.has_min && !L.has_nibbles()) panel[P::SMALL_MINS + at] = uint8_t(group.mins[run]);
           }
-        uint8_t* low = panel + P::codes(i) + column % LANES * 4;
-        uint8_t* high = low + P::LOW;
-        const auto add = [](uint8_t* plane, uint32_t bits) {
-          uint32_t word;
-          std::memcpy(&word, plane, 4);
-          word |= bits;
-          std::memcpy(plane, &word, 4);
-        };
-        for (int step = 0; step < STEPS; step++) {
-          constexpr int LOW_QUADS = 8 / L.low_bits, HIGH_QUADS = L.high_bits ? 8 / L.high_bits : 1;
-          const int quad = step * 2 + int(column / LANES);
-          uint32_t codes;
-          std::memcpy(&codes, group.codes + step * 4, 4);
-          constexpr uint32_t LOW_MASK = (0xffu >> (8 - L.low_bits)) * 0x01010101u;
-          add(low + quad / LOW_QUADS * PLANE, (codes & LOW_MASK) << quad % LOW_QUADS * L.low_bits);
-          if constexpr (L.high_bits > 0)
-            add(high + quad / HIGH_QUADS * PLANE,
-                (codes >> L.low_bits & ((1u << L.high_bits) - 1) * 0x01010101u) << quad % HIGH_QUADS * L.high_bits);
-        }
+        for (int step = 0; step < STEPS; step++) codes[step][column] = group.codes[step];
       }
+      pack_planes<L.low_bits>(codes, 0, panel + P::codes(i));
+      if constexpr (L.high_bits > 0) pack_planes<L.high_bits>(codes, L.low_bits, panel + P::codes(i) + P::LOW);
     }
   }
 }

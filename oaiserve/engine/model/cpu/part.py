@@ -1,0 +1,32 @@
+"""A few layers of a decoder, which stand for all in the check where transformers' code cannot compute them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from oaiserve.engine.model.cpu.description import Decoder
+from oaiserve.engine.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some layers of a decoder, between the first rows of its embedding and of its head."""
+
+    layers: list[int]
+    rows: int
+
+    def decoder(self, whole: Decoder) -> Decoder:
+        """Return the part of a description. Its layers are the same objects."""
+        head = whole.head
+        return replace(
+            whole,
+            embedding=whole.embedding[: self.rows],
+            layers=[whole.layers[layer] for layer in self.layers],
+            head=replace(
+                head, weight=head.weight[: self.rows], bias=None if head.bias is None else head.bias[: self.rows]
+            ),
+        )
+
+    def spec(self, whole: ModelSpec) -> ModelSpec:
+        shapes = {place: whole.kv_shapes[layer] for place, layer in enumerate(self.layers)}
+        return replace(whole, vocab_size=self.rows, kv_shapes=shapes)
