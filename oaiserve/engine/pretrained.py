@@ -143,6 +143,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             max_model_len=options.max_model_len,
             offline=offline,
         ).result()
+    loaded = loaded.with_cache(options.kv_cache_dtype)
     draft = None if options.draft_model is None else load_draft(options.draft_model, tokenizer, options, times)
     with times.part("native step"):
         return parts_of_loaded(loaded, tokenizer, options, asked=asked, draft=draft)

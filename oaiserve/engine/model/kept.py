@@ -21,7 +21,7 @@ from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from oaiserve.config import EngineOptions
+from oaiserve.config import EngineOptions, KVCacheDtype
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -122,7 +122,8 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     refuse_unless_whole(weights, _named_parameters(model))
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    known = _check(weights, config, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
+    layers = sorted({*shown_by.values(), len(kinds) - 1})
+    known = _check(weights, config, layers, library, options.kv_cache_dtype, sizes)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
     others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
@@ -155,7 +156,12 @@ class _Known(NamedTuple):
 
 
 def _check(
-    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, Any]
+    weights: GgufWeights,
+    config: PreTrainedConfig,
+    layers: list[int],
+    library: Library,
+    kv_cache_dtype: KVCacheDtype,
+    sizes: dict[str, Any],
 ) -> _Known:
     """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
     small = copy.deepcopy(config)
@@ -180,7 +186,7 @@ def _check(
             tensors[name] = kept.expand()
     _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
 
-    loaded = prepare(model)
+    loaded = prepare(model).with_cache(kv_cache_dtype)
     refuse_unless_it_fits(loaded.kv_shapes.values(), sizes["block_size"])
     expected, parameters = transformers_logits(loaded, sizes["block_size"])
     native = NativeDecoder(library, describe(loaded, parameters, blocks), num_blocks=1, **sizes)

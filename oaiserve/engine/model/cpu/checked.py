@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # The settings that a start could refuse, or that change what the native step computes.
-_OPTIONS = ("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "max_model_len")
+_OPTIONS = (
+    *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
+    "max_model_len",
+)
 
 
 class CheckedModel(NamedTuple):
@@ -138,10 +141,7 @@ def remember_checked(
                     "device": "cpu",
                     "dtype": None,
                     "eos_token_ids": sorted(loaded.eos_token_ids),
-                    "kv_shapes": {
-                        layer: (shape.kv_heads, shape.key_dim, shape.value_dim)
-                        for layer, shape in loaded.kv_shapes.items()
-                    },
+                    "kv_shapes": {layer: astuple(shape) for layer, shape in loaded.kv_shapes.items()},
                 },
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "library": build.library_path(loaded.dtype, options.quantize, native_build=options.native_build).name,
