@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
     path = file_of(FAMILIES[family], tmp_path)
     # A number between two of the eight-bit ones may be rounded to either.
     assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
+
+
+def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    kept = load_kept(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
+    batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    lost = difference(kept.native.forward(batch), kept_logits(path, 20))
+    assert 0 < lost < 0.02
+    assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
 
 
 def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:
