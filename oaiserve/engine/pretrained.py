@@ -266,13 +266,14 @@ def _of_started(
 ) -> EngineParts:
     default_params = spec.default_params if options.generation_config else {}
     log.info(
-        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
+        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB%s), up to %d tokens a request",
         spec.name,
         spec.device,
         str(spec.dtype).removeprefix("torch."),
         started.num_blocks,
         options.block_size,
         started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
+        "" if options.kv_cache_dtype == "auto" else f" in {options.kv_cache_dtype}",
         started.max_model_len,
     )
     draft_model: DraftModel | None = None

@@ -128,7 +128,7 @@ def test_a_cache_in_eight_bits_is_remembered_apart(
     num_blocks = 2**20 // (16 * 3 * 2 * (16 + 16 + 2 * 4))
     lines = [record.message for record in caplog.records if " KV blocks of " in record.message]
     assert len(lines) == 2
-    assert all(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB)" in line for line in lines)
+    assert all(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB in int8)" in line for line in lines)
     with pytest.raises(NotRemembered):
         recall_model(subject_of(folder, options := EngineOptions(**OPTIONS)), options)
 
