@@ -99,7 +99,7 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is 'fp8', but must be one of auto, int8."),
         (
             {"kv_cache_dtype": "int8", "device": "cuda"},
-            "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a cache.",
+            "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",
         ),
         ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
         ({"kv_cache_dtype": "int8", "tensor_parallel": 2}, "--kv-cache-dtype int8 and --tensor-parallel 2 do not go"),

@@ -60,7 +60,7 @@ def start_native(
     That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
     native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
-    `needed_by` names: no other code runs quantized weights, has a KV cache in eight bits, or verifies drafts to the bit.
+    `needed_by` names: no other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(
