@@ -155,7 +155,9 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
                 assert (differs.abs() <= 1.0001 * found.scales).all()
                 assert (differs.abs() > 1e-5 * wanted.abs().max()).float().mean() < 0.01
             expected = reference(given_.query, key.numbers, value.numbers, plain[index], **options(layer))
-            torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=1e-3)
+            # Queries and weights have sixteen bits.
+            torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
+            assert (results[0] - expected).norm() <= 3e-4 * expected.norm()
 
 
 def test_bfloat16_reads_the_same_cache() -> None:
