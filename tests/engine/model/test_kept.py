@@ -97,7 +97,7 @@ def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> No
     kept = load_kept(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
     batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
     lost = difference(kept.native.forward(batch), kept_logits(path, 20))
-    assert 0 < lost < 0.02
+    assert 0 < lost < 0.1
     assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
 
 

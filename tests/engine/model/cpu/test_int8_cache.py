@@ -229,7 +229,7 @@ def logits(family: str, dtype: torch.dtype, cache: str) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bits_lose_little(dtype: torch.dtype) -> None:
     lost = difference(logits("llama", dtype, "int8"), logits("llama", dtype, "auto"))
-    assert 1e-4 < lost < 0.02
+    assert 1e-4 < lost < 0.05
 
 
 def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
