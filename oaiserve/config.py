@@ -18,6 +18,7 @@ TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8"]
+KVCacheDtype = Literal["auto", "int8"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
@@ -322,6 +323,11 @@ class EngineOptions:
     """Share of a GPU's memory that may be in use, by this server and other processes, above 0 and up to 1. The KV cache
     gets what the weights and the largest step leave of it, as measured at the start."""
 
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so
+    that nearly twice as many tokens fit into the same memory and long contexts are read faster. Answers change
+    slightly; docs/performance.md has figures. Needs --compile and a model that it covers."""
+
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
 
@@ -382,7 +388,10 @@ class EngineOptions:
         _check_choice("--policy", self.policy, SchedulingPolicy)
         _check_choice("--drafts", self.drafts, DraftSource)
         _check_choice("--quantize", self.quantize, Quantize)
+        _check_choice("--kv-cache-dtype", self.kv_cache_dtype, KVCacheDtype)
         _check_choice("--attention", self.attention, Attention)
+        if self.kv_cache_dtype != "auto":
+            self._check_kv_cache_dtype()
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
         if self.native_build and not self.compile:
@@ -441,6 +450,16 @@ class EngineOptions:
     def has_adapters(self) -> bool:
         """Return whether adapters may be loaded, now or later."""
         return bool(self.lora) or self.lora_dir is not None
+
+    def _check_kv_cache_dtype(self) -> None:
+        for flag, contradicts in (
+            ("--device cuda", self.device == "cuda"),
+            ("--no-compile", not self.compile),
+            (f"--tensor-parallel {self.tensor_parallel}", self.tensor_parallel > 1),
+        ):
+            if contradicts:
+                both = f"--kv-cache-dtype {self.kv_cache_dtype} and {flag}"
+                raise OptionError(f"{both} do not go together: only the native step of a CPU has such a cache.")
 
     def _check_draft_model(self) -> None:
         for flag, contradicts, why in (

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import get_args
 
 from oaiserve import Engine, SamplingParams, demo
-from oaiserve.config import Dtype, Quantize
+from oaiserve.config import Dtype, KVCacheDtype, Quantize
 
 LEAST_ID = 100  # lower ids are special tokens
 
@@ -21,6 +21,7 @@ def main() -> None:
     add = parser.add_argument
     add("--dtype", default="bfloat16", choices=get_args(Dtype), help="as the server's")
     add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
+    add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
     add("--eager", action="store_true", help="transformers' code, as with --no-compile")
     add("--prompts", type=int, default=18, help="default: 18")
     add("--prompt-tokens", type=int, default=32, help="default: 32")
@@ -31,6 +32,7 @@ def main() -> None:
         demo.resolve(),
         dtype=arguments.dtype,
         quantize=arguments.quantize,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         compile=not arguments.eager,
         prefix_cache=False,
         max_running=arguments.prompts,

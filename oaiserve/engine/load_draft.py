@@ -66,6 +66,7 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
             dtype=options.dtype,
             offline=offline,
         ).result()
+    loaded = loaded.with_cache(options.kv_cache_dtype)
     when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
     make = partial(
         native_decoder,

@@ -145,6 +145,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             max_model_len=options.max_model_len,
             offline=offline,
         ).result()
+    loaded = loaded.with_cache(options.kv_cache_dtype)
     draft = None if options.draft_model is None else load_draft(options.draft_model, tokenizer, options, times)
     with times.part("native step"):
         return parts_of_loaded(loaded, tokenizer, options, asked=asked, draft=draft)
@@ -273,13 +274,14 @@ def _of_started(
 ) -> EngineParts:
     default_params = spec.default_params if options.generation_config else {}
     log.info(
-        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB), up to %d tokens a request",
+        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB%s), up to %d tokens a request",
         spec.name,
         spec.device,
         str(spec.dtype).removeprefix("torch."),
         started.num_blocks,
         options.block_size,
         started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
+        "" if options.kv_cache_dtype == "auto" else f" in {options.kv_cache_dtype}",
         started.max_model_len,
     )
     draft_model: DraftModel | None = None

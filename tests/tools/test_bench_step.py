@@ -15,7 +15,15 @@ from tools.bench.numerics import distance
 from tools.bench.step import BLOCK_SIZE, choose_points, middle
 
 DEMO = floor.DecoderShape(
-    layers=30, hidden=576, queries=576, keys=192, intermediate=1536, vocab=49152, element_bytes=2, weight_bytes=2
+    layers=30,
+    hidden=576,
+    queries=576,
+    keys=192,
+    intermediate=1536,
+    vocab=49152,
+    element_bytes=2,
+    cached_bytes=30 * 2 * 192 * 2,
+    weight_bytes=2,
 )
 MACHINE = Ceilings(bytes_per_second=52e9, flops_per_second=890e9)
 

@@ -22,7 +22,8 @@ class DecoderShape:
     keys: int  # of all KV heads together, as wide as the values
     intermediate: int
     vocab: int
-    element_bytes: int  # of what is computed and cached
+    element_bytes: int  # of what is computed
+    cached_bytes: int  # of a token in the cache, in all layers
     weight_bytes: int  # of matrices
 
 
@@ -51,9 +52,7 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
         "norm": nothing,
         "qkv": linear(tokens, shape.queries + 2 * shape.keys, hidden, layers),
         "rotary": nothing,
-        "attention": Work(
-            2.0 * layers * cached * shape.keys * shape.element_bytes, 4.0 * layers * pairs * shape.queries
-        ),
+        "attention": Work(float(cached * shape.cached_bytes), 4.0 * layers * pairs * shape.queries),
         "output": linear(tokens, hidden, shape.queries, layers),
         "gate and up": linear(tokens, 2 * shape.intermediate, hidden, layers),
         "down": linear(tokens, hidden, shape.intermediate, layers),

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from oaiserve import demo
-from oaiserve.config import EngineOptions, Quantize
+from oaiserve.config import EngineOptions, KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -56,10 +56,15 @@ def transformers_logits(path: Path, dtype: str) -> Logits:
 
 
 def native_logits(
-    folder: Path, dtype: str, *, tokens_per_step: int = CHUNK_TOKENS, quantize: Quantize = "none"
+    folder: Path,
+    dtype: str,
+    *,
+    tokens_per_step: int = CHUNK_TOKENS,
+    quantize: Quantize = "none",
+    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> Logits:
     """Make a variant of the native step. Steps of one token use the kernels of decoding, others those of prompts."""
-    loaded = load_model(folder, dtype=dtype)
+    loaded = load_model(folder, dtype=dtype).with_cache(kv_cache_dtype)
     num_blocks = CHUNK_TOKENS // BLOCK_SIZE
     native = native_decoder(
         loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=default_threads(), quantize=quantize
@@ -96,6 +101,7 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
     "native, bfloat16": lambda folder: native_logits(folder, "bfloat16"),
     "native, bfloat16, a token at a time": lambda folder: native_logits(folder, "bfloat16", tokens_per_step=1),
     "native, int8 weights": lambda folder: native_logits(folder, "bfloat16", quantize="int8"),
+    "native, int8 KV cache": lambda folder: native_logits(folder, "bfloat16", kv_cache_dtype="int8"),
     "native, float32": lambda folder: native_logits(folder, "float32"),
 }
 # Of a GGUF file. The reference has the weights of the file, expanded, in float32.

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 
 from oaiserve import demo
-from oaiserve.config import EngineOptions, Quantize
+from oaiserve.config import EngineOptions, KVCacheDtype, Quantize
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -69,6 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
+    add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
+    add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")
     add("--quick", action="store_true", help="a few points only")
     add("--json", type=Path, help="write the results there")
@@ -84,9 +86,9 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     folder, num_threads = demo.resolve(), default_threads()
-    loaded = load_model(folder)
+    loaded = load_model(folder).with_cache(arguments.kv_cache_dtype)
     limits = ceilings.measure(loaded.dtype, num_threads)
-    points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick)
+    points, left_out = choose_points(_most_blocks(loaded), quick=arguments.quick, asked=arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind) + 256 * 2
     native = native_decoder(
         loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads, quantize=arguments.quantize
@@ -99,6 +101,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": num_threads,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "quantize": arguments.quantize,
+        "kv_cache_dtype": arguments.kv_cache_dtype,
         "ceilings": asdict(limits),
         "left_out": left_out,
         **{kind: [bench.measure(point, limits, shape) for point in chosen] for kind, chosen in points.items()},
@@ -110,14 +113,22 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def choose_points(most_blocks: int, *, quick: bool) -> tuple[dict[str, list[Point]], list[str]]:
-    """Return the points by kind, and names of those that are left out because the KV cache would not fit."""
+def choose_points(
+    most_blocks: int, *, quick: bool, asked: list[str] | None = None
+) -> tuple[dict[str, list[Point]], list[str]]:
+    """Return the points by kind, and names of those that are left out because the KV cache would not fit.
+
+    `asked` are decode steps to take in place of all others.
+    """
     batches, contexts, prompts = (BATCHES[:4], CONTEXTS[:1], PROMPTS[:2]) if quick else (BATCHES, CONTEXTS, PROMPTS)
     points = {
         "decode": [Point(batch, 1, CONTEXT) for batch in batches],
         "context": [Point(batch, 1, context) for batch in BATCHES_BY_CONTEXT for context in contexts],
         "prefill": [Point(1, tokens, tokens) for tokens in prompts],
     }
+    if asked:
+        sizes = [tuple(map(int, name.split("x"))) for name in asked]
+        points = {"decode": [], "context": [Point(batch, 1, context) for batch, context in sizes], "prefill": []}
     left_out = [f"{p.num_sequences} x {p.context}" for p in points["context"] if p.num_blocks > most_blocks]
     return {kind: [p for p in chosen if p.num_blocks <= most_blocks] for kind, chosen in points.items()}, left_out
 
@@ -188,7 +199,11 @@ class StepBench:
         if num_blocks > self._num_filled:
             for cache in self._native.caches:
                 for blocks in cache:
-                    blocks[self._num_filled : num_blocks] = torch.randn(blocks.shape[1:]).to(blocks.dtype)
+                    new = blocks[self._num_filled : num_blocks]
+                    if blocks.dtype == torch.int8:
+                        new.fill_(0x3D)  # four such bytes are a scale of 0.046
+                    else:
+                        new.copy_(torch.randn(blocks.shape[1:]))
             self._num_filled = num_blocks
 
 
@@ -238,6 +253,7 @@ def _shape(loaded: LoadedModel, *, weight_bytes: int) -> floor.DecoderShape:
         intermediate=config.intermediate_size,
         vocab=loaded.vocab_size,
         element_bytes=loaded.dtype.itemsize,
+        cached_bytes=loaded.kv_bytes_per_token,
         weight_bytes=weight_bytes,
     )
 

@@ -11,24 +11,21 @@ from tools.markdown import as_markdown, number
 def report(results: dict[str, Any]) -> str:
     limits = results["ceilings"]
     weights = "" if results["quantize"] == "none" else f" with {results['quantize']} weights"
+    cache = "" if results.get("kv_cache_dtype", "auto") == "auto" else f" and an {results['kv_cache_dtype']} KV cache"
     lines = [
         f"{results['machine']}; {results['created']}.",
-        f"The demo model in {results['dtype']}{weights}, {results['threads']} threads.",
+        f"The demo model in {results['dtype']}{weights}{cache}, {results['threads']} threads.",
         f"Memory was read at {limits['bytes_per_second'] / 1e9:.0f} GB/s, matrices were multiplied at "
         f"{limits['flops_per_second'] / 1e9:.0f} GFLOP/s.",
-        "",
-        f"A decode step by its sequences, of {results['decode'][0]['context']} tokens each. Times in ms:",
-        "",
-        *_decode_table(results["decode"]),
-        "",
-        "By context:",
-        "",
-        *_parts_table(results["context"], {"sequences": "num_sequences", "context": "context"}),
-        "",
-        "A prompt in one step:",
-        "",
-        *_parts_table(results["prefill"], {"tokens": "num_tokens"}),
     ]
+    if decode := results["decode"]:
+        head = f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms:"
+        lines += ["", head, "", *_decode_table(decode)]
+    if context := results["context"]:
+        columns = {"sequences": "num_sequences", "context": "context"}
+        lines += ["", "By context:", "", *_parts_table(context, columns)]
+    if prefill := results["prefill"]:
+        lines += ["", "A prompt in one step:", "", *_parts_table(prefill, {"tokens": "num_tokens"})]
     if results["left_out"]:
         lines += ["", f"Left out, since the KV cache would not fit into memory: {', '.join(results['left_out'])}."]
     return "\n".join(lines)

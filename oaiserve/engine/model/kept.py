@@ -130,7 +130,7 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
     part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
-    known = _ask_transformers(weights, config, part, max_model_len, dtype, options.block_size)
+    known = _ask_transformers(weights, config, part, max_model_len, dtype, options)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
     others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
@@ -171,7 +171,7 @@ def _ask_transformers(
     part: Part,
     max_model_len: int,
     dtype: torch.dtype,
-    block_size: int,
+    options: EngineOptions,
 ) -> _Known:
     """Expand a part of the model, and return what transformers' code makes of it."""
     layers, rows = part.layers, part.rows
@@ -191,9 +191,9 @@ def _ask_transformers(
         tensors[name] = weights.tensor(name_in_file)[used] if whole is None else whole[used].expand()
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
-    loaded = replace(prepare(model), max_model_len=max_model_len)
-    refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
-    expected, parameters = transformers_logits(loaded, block_size)
+    loaded = replace(prepare(model), max_model_len=max_model_len).with_cache(options.kv_cache_dtype)
+    refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)
+    expected, parameters = transformers_logits(loaded, options.block_size)
     return _Known(
         replace(loaded, kv_shapes={layer: loaded.kv_shapes[i] for i, layer in enumerate(layers)}),
         {layer: parameters[i] for i, layer in enumerate(layers)},

@@ -10,6 +10,8 @@ import torch
 
 from oaiserve.engine.model.transfer import on_device
 
+ALIGNMENT = 64  # a line of a CPU's caches, so that native code reads no vector from two of them
+
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
     """Return a tensor of zeros for keys or values.
@@ -20,7 +22,10 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | No
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy asks the system for zeroed pages, which cost nothing until they are used; torch writes every byte, which
     # takes seconds for some GiB.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
 
 
 def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: list[tuple[int, int]]) -> None:

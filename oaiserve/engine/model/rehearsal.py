@@ -22,6 +22,8 @@ from oaiserve.engine.step import Chunk, Step
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
 QUANTIZED_TOLERANCE = 0.3
+# Both ways round keys and values to eight bits, but a number between two integers may be rounded up by one way only.
+INT8_CACHE_TOLERANCE = 0.02
 
 # The ways to draw a token that have kernels of their own, each for the model's logits and for edited ones.
 _WAYS = (

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
+
+from oaiserve.config import KVCacheDtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+KEY_GROUP = 32  # the most numbers of a key in eight bits that share a scale
+_SCALE_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shape of the keys and values that one layer keeps of one token."""
+    """The keys and values that one layer keeps of one token: their shape, and whether they are in eight bits."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    is_int8: bool = False  # else in the model's dtype
 
-    @property
-    def numel(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim)
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Return their size in the cache of a model of this dtype."""
+        numbers = self.kv_heads * (self.key_dim + self.value_dim)
+        if not self.is_int8:
+            return numbers * dtype.itemsize
+        scales = self.kv_heads * (-(-self.key_dim // KEY_GROUP) + 1)  # of each group of a key, and of the value
+        return numbers + scales * _SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,12 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(shape.numel for shape in self.kv_shapes.values()) * self.dtype.itemsize
+        return sum(shape.num_bytes(self.dtype) for shape in self.kv_shapes.values())
+
+    def with_cache(self, dtype: KVCacheDtype) -> Self:
+        """Return the model with a KV cache in this format."""
+        shapes = {layer: replace(shape, is_int8=dtype == "int8") for layer, shape in self.kv_shapes.items()}
+        return replace(self, kv_shapes=shapes)
 
     @property
     def state_bytes(self) -> int:

@@ -167,6 +167,9 @@ def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_s
     on_cpu = loaded.device.type == "cpu"
     if options.quantize != "none" and not on_cpu:
         raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
+    if options.kv_cache_dtype != "auto" and not on_cpu:
+        asked = f"--kv-cache-dtype {options.kv_cache_dtype}"
+        raise StartupError(f"{asked} is for --device cpu; the model is on {loaded.device}.")
     if options.nvtx and on_cpu:
         raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
     if options.draft_model is not None and not on_cpu:
@@ -182,6 +185,8 @@ def _needing_native(options: EngineOptions) -> str | None:
     """Return the setting that needs the native step, if there is one."""
     if options.quantize != "none":
         return f"--quantize {options.quantize}"
+    if options.kv_cache_dtype != "auto":
+        return f"--kv-cache-dtype {options.kv_cache_dtype}"
     return None if options.draft_model is None else "--draft-model"
 
 

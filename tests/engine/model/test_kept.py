@@ -105,6 +105,15 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
     assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
 
 
+def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    kept = load_kept(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
+    batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    lost = difference(kept.native.forward(batch), kept_logits(path, 20))
+    assert 0 < lost < 0.1
+    assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
+
+
 def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
     path = file_of(FAMILIES["llama"], tmp_path, rope_factors=factors)

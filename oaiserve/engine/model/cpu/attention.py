@@ -11,7 +11,7 @@ from torch import Tensor
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.kv_layout import adopt, new_cache
-from oaiserve.engine.model.cpu.library import AttentionOptions, Library, PagedCache, StepInput
+from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, StepInput
 from oaiserve.engine.model.spec import KVShape
 
 
@@ -88,9 +88,9 @@ class NativeAttention:
         num_tokens, heads, key_dim = query.shape
         kv_heads, value_dim = value.shape[1:]
         out = query.new_empty(num_tokens, heads, value_dim)
-        paged = PagedCache(
-            cache.keys.data_ptr(), cache.values.data_ptr(), kv_heads, key_dim, value_dim, self._block_size
-        )
+        pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
+        is_int8 = cache.keys.dtype == torch.int8
+        memory = CacheMemory(*pointers, kv_heads, key_dim, value_dim, self._block_size, is_int8)
         numbers = [None if of_heads is None else of_heads.contiguous() for of_heads in (sinks, slopes)]
         options = AttentionOptions(
             heads,
@@ -99,8 +99,8 @@ class NativeAttention:
             softcap or 0.0,
             *(None if of_heads is None else of_heads.data_ptr() for of_heads in numbers),
         )
-        pointers = (tensor.data_ptr() for tensor in (query, key, value, out))
-        if self._library.attention_layer(self._handle, paged, options, *pointers):
+        tensors = (tensor.data_ptr() for tensor in (query, key, value, out))
+        if self._library.attention_layer(self._handle, memory, options, *tensors):
             raise MemoryError(f"No memory for the attention of {num_tokens} tokens.")
         return out
 

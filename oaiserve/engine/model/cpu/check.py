@@ -10,7 +10,7 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
+from oaiserve.engine.model.rehearsal import INT8_CACHE_TOLERANCE, difference, prompt, tolerance
 from oaiserve.engine.model.spec import ModelSpec
 
 _NUM_TOKENS = 9
@@ -44,6 +44,8 @@ def refuse_unless_equal(
     """Raise NotKnown unless the native step computes `expected`, which are transformers' logits of the batches: first
     without an adapter, and then with the `probe`, if there is one."""
     limit = tolerance(spec.dtype, is_quantized=is_quantized)
+    if any(shape.is_int8 for shape in spec.kv_shapes.values()):
+        limit = max(limit, INT8_CACHE_TOLERANCE)
     checked = batches(spec, block_size)
     if probe is not None:
         checked += batches(spec, block_size, probe)

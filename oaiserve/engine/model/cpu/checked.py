@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -38,7 +38,10 @@ log = logging.getLogger(__name__)
 _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # The settings that a start could refuse, or that change what the native step computes.
-_OPTIONS = ("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "max_model_len")
+_OPTIONS = (
+    *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
+    "max_model_len",
+)
 _GGUF_READER = Path(__file__).parent.parent / "gguf_weights.py"  # which gives tensors of a GGUF file their names
 
 
@@ -199,10 +202,7 @@ def remember_checked(
                     "device": "cpu",
                     "dtype": None,
                     "eos_token_ids": sorted(loaded.eos_token_ids),
-                    "kv_shapes": {
-                        layer: (shape.kv_heads, shape.key_dim, shape.value_dim)
-                        for layer, shape in loaded.kv_shapes.items()
-                    },
+                    "kv_shapes": {layer: astuple(shape) for layer, shape in loaded.kv_shapes.items()},
                 },
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "library": build.library_path(loaded.dtype, weights, native_build=options.native_build).name,

@@ -1,7 +1,8 @@
 """The layout of keys and values that native attention reads in place.
 
-Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16,
-numbers are also in pairs, as the dot-product instruction reads them.
+Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16
+and in eight bits, numbers are also in pairs, as the dot-product instruction reads them. In eight bits, the scales of
+sixteen tokens lie before their numbers, so whatever copies a block copies both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 256
@@ -33,8 +34,16 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
     """Return the cache of one layer, filled with zeros.
 
     Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
-    block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32.
+    block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32. In eight bits, both are bytes
+    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens].
     """
+    if shape.is_int8:
+        panels = (num_blocks, shape.kv_heads, block_size // LANES)
+        key_scales = 4 * -(-shape.key_dim // KEY_GROUP)
+        return LayerCache(
+            zeroed((*panels, LANES * (key_scales + shape.key_dim)), torch.int8),
+            zeroed((*panels, LANES * (4 + shape.value_dim)), torch.int8),
+        )
     pack = 2 if dtype == torch.bfloat16 else 1
     per_block = (num_blocks, shape.kv_heads)
     return LayerCache(
@@ -43,8 +52,20 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
     )
 
 
+def rounded(numbers: torch.Tensor, group: int) -> torch.Tensor:
+    """Return keys or values [..., dim] as a cache in eight bits gives them back, with a scale for each `group`."""
+    parts = []
+    for part in numbers.float().split(group, dim=-1):
+        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        parts.append((part / scale).round() * scale)
+    return torch.cat(parts, dim=-1).to(numbers.dtype)
+
+
 def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
-    """Copy the first blocks of `others` into `caches`, layer by layer, from the plain layout of `LayerCache`."""
+    """Copy the first blocks of `others` into `caches`, layer by layer, from the plain layout of `LayerCache`.
+
+    Not for caches in eight bits, which nothing is computed before.
+    """
     for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
         _, kv_heads, groups, key_packs, _, pack = keys.shape
         grouped = other_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)

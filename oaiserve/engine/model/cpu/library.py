@@ -78,8 +78,8 @@ class StepInput(Structure):
     )
 
 
-class PagedCache(Structure):
-    """The KV cache of one layer; src/attention.h describes the layout of its keys and values."""
+class CacheMemory(Structure):
+    """The KV cache of one layer; src/paged_cache.h describes the layout of its keys and values."""
 
     _fields_ = (
         ("keys", c_void_p),
@@ -88,6 +88,7 @@ class PagedCache(Structure):
         ("key_dim", c_long),
         ("value_dim", c_long),
         ("block_size", c_long),
+        ("is_int8", c_bool),
     )
 
 
@@ -118,7 +119,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long), _INDEX),
     "add_router": ((_DECODER, _POINTER, c_long, c_long), _INDEX),
     "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
-    "add_cache": ((_DECODER, _POINTER, _POINTER, c_long, c_long, c_long, c_long), _INDEX),
+    "add_cache": ((_DECODER, CacheMemory), _INDEX),
     "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
     "norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_bool), _INDEX),
     "add_norm": ((_DECODER, _INDEX, _INDEX, Normalize, c_float), _INDEX),
@@ -145,7 +146,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "attention": ((c_int, _POINTER), _ATTENTION),
     "free_attention": ((_ATTENTION,), None),
     "attention_step": ((_ATTENTION, POINTER(StepInput)), c_int),
-    "attention_layer": ((_ATTENTION, PagedCache, AttentionOptions, *(_POINTER,) * 4), c_int),
+    "attention_layer": ((_ATTENTION, CacheMemory, AttentionOptions, *(_POINTER,) * 4), c_int),
 }
 # Of a library for weights in the blocks of GGUF files.
 _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {

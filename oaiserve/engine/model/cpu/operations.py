@@ -24,7 +24,16 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, MOST_EXPERTS, NO_SITE, Library, Normalize, Rotary, Routing
+from oaiserve.engine.model.cpu.library import (
+    ACTIVATIONS,
+    MOST_EXPERTS,
+    NO_SITE,
+    CacheMemory,
+    Library,
+    Normalize,
+    Rotary,
+    Routing,
+)
 
 PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
 
@@ -246,7 +255,8 @@ class Operations:
         cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
-        return self._library.add_cache(self._handle, *pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size)  # type: ignore[no-any-return]
+        memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
+        return self._library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
 
     def _operation(self, name: str, add: Callable[..., int], *arguments: Any) -> int:
         self.names.append(name)

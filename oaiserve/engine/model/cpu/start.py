@@ -24,13 +24,13 @@ from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.check import batches, refuse_unless_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
-from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
+from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
 from oaiserve.errors import StartupError
 from oaiserve.times import monotonic_ns
 
@@ -60,7 +60,7 @@ def start_native(
     That is done before this function returns if the library is on disk; otherwise a thread compiles the library first.
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
     native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
-    `needed_by` names: no other code runs quantized weights, or verifies drafts to the bit.
+    `needed_by` names: no other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
     make = partial(
@@ -138,7 +138,8 @@ def _hand_over(
     """
 
     def hand_over() -> Executor:
-        native.adopt(list(eager.caches.values()), eager.num_used_blocks)
+        if eager.num_used_blocks:
+            native.adopt(list(eager.caches.values()), eager.num_used_blocks)
         torch.set_num_threads(native.torch_threads)
         return executor
 
@@ -192,10 +193,13 @@ def native_decoder(
 def transformers_logits(
     loaded: LoadedModel, block_size: int, adapter: Adapter | None = None
 ) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
-    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer."""
+    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer.
+
+    Where the native cache has eight bits, keys and values are rounded to these here, too.
+    """
     caches = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=block_size).caches
     parameters: dict[int, AttentionParameters] = {}
-    recording = EagerExecutor(loaded, caches, _recording(caches, parameters))
+    recording = EagerExecutor(loaded, caches, _recording(loaded, caches, parameters))
     return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
 
 
@@ -217,7 +221,9 @@ def native_attention(
     )
 
 
-def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]) -> Backend:
+def _recording(
+    loaded: LoadedModel, caches: dict[int, LayerCache], parameters: dict[int, AttentionParameters]
+) -> Backend:
     """Return the reference backend, which also records in `parameters` what each layer calls it with."""
     layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
 
@@ -238,7 +244,10 @@ def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionPar
         ) -> Tensor:
             if sinks is not None or slopes is not None:
                 raise NotKnown(f"its attention has {'sinks' if slopes is None else 'slopes (ALiBi)'}")
-            parameters[layers[cache.keys.data_ptr()]] = AttentionParameters(scaling, sliding_window, softcap)
+            layer = layers[cache.keys.data_ptr()]
+            parameters[layer] = AttentionParameters(scaling, sliding_window, softcap)
+            if (shape := loaded.kv_shapes[layer]).is_int8:
+                key, value = rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
             return attend(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
 
         return record

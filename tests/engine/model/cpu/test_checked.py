@@ -116,6 +116,23 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
     assert both_answers() == expected
 
 
+def test_a_cache_in_eight_bits_is_remembered_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oaiserve")
+    in_eight_bits = {"kv_cache_dtype": "int8", "kv_blocks": None, "kv_cache_memory": 2**20}
+    expected = answer(folder, **in_eight_bits)
+    monkeypatch.setattr(load, "load_model", None)
+    assert answer(folder, **in_eight_bits) == expected
+    # A token has 3 layers with 2 heads of 16 + 16 numbers, and 2 scales for each head. A block has 16 tokens.
+    num_blocks = 2**20 // (16 * 3 * 2 * (16 + 16 + 2 * 4))
+    lines = [record.message for record in caplog.records if " KV blocks of " in record.message]
+    assert len(lines) == 2
+    assert all(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB in int8)" in line for line in lines)
+    with pytest.raises(NotRemembered):
+        recall_model(subject_of(folder, options := EngineOptions(**OPTIONS)), options)
+
+
 def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -> None:
     answer(folder)
     times, called = StartTimes(), []

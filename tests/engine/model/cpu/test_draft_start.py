@@ -110,6 +110,18 @@ def test_answers_are_the_same_and_a_draft_model_that_is_the_model_is_right(
                 assert num_accepted == num_drafted
 
 
+def test_with_a_cache_in_eight_bits_answers_are_those_without_a_draft_model(
+    saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(saved["model"], kv_cache_dtype="int8") as engine:
+        expected = ask(engine, WAYS["greedy"])[0]
+    with started(saved["model"], saved["model"], kv_cache_dtype="int8") as engine:
+        monkeypatch.setattr(engine._loop._drafts, "_look_up", lambda *_: None)
+        found, num_drafted, num_accepted = ask(engine, WAYS["greedy"])
+        assert found == expected
+        assert num_accepted == num_drafted > 20
+
+
 def test_both_start_again_without_transformers(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

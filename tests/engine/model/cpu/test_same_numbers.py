@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oaiserve.config import Quantize
+from oaiserve.config import KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.build import Form
@@ -74,6 +74,8 @@ CASES = {
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "eight bits with AMX": (CAPPED, torch.bfloat16, "int8", EMULATED_AMX),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
+    "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native", "int8"),
+    "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3", "int8"),
 }
 
 
@@ -92,8 +94,8 @@ class Decoders(NamedTuple):
 
 @pytest.fixture(scope="module", params=CASES)
 def decoders(request: pytest.FixtureRequest) -> Decoders:
-    asked, dtype, quantize, instructions = CASES[request.param]
-    loaded = load(asked, dtype=dtype)
+    asked, dtype, quantize, instructions, *cache = CASES[request.param]
+    loaded = load(asked, dtype=dtype).with_cache(*cache or ["auto"])
     with compiled_for(instructions):
         by_threads = {
             threads: Native(decoder(loaded, threads, quantize, block_size=block_size), block_size)
@@ -250,9 +252,11 @@ class RecordingRunner(ModelRunner):
         return super().launch(step)
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(quantize: Quantize) -> None:
-    loaded = load(GROUPED, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("quantize", "cache"), [("none", "auto"), ("int8", "auto"), ("none", "int8")])
+def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(
+    quantize: Quantize, cache: KVCacheDtype
+) -> None:
+    loaded = load(GROUPED, dtype=torch.bfloat16).with_cache(cache)
     found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),

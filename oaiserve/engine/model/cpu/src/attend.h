@@ -62,10 +62,10 @@ class SpreadKeys : public Operation {
 
 // Applies norms and rotary embedding to `qkv`, whose rows have queries, keys and values side by side. Writes the
 // queries to `queries`, and keys and values into the cache.
-template <class T>
+template <class T, class S>
 class Prepare : public Operation {
  public:
-  Prepare(Buffer<float>& qkv, Buffer<T>& queries, PagedCache<T>& cache, long heads, Rotary rotary, Normalize query_norm,
+  Prepare(Buffer<float>& qkv, Buffer<T>& queries, PagedCache<S>& cache, long heads, Rotary rotary, Normalize query_norm,
           Normalize key_norm)
       : qkv_(qkv), queries_(queries), cache_(cache), heads_(heads), rotary_(rotary), query_norm_(query_norm),
         key_norm_(key_norm) {}
@@ -75,19 +75,17 @@ class Prepare : public Operation {
     for (long row = rows.first; row < rows.last; row++) {
       float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
       float* value = key + cache_.kv_heads * cache_.key_dim;
-      alignas(64) T packed[MAX_HEAD_DIM];
       norm(query, heads_, query_norm_);
       norm(key, cache_.kv_heads, key_norm_);
       for (long head = 0; head < heads_; head++, query += cache_.key_dim) {
         rotary_(query, step.positions[row]);
-        convert(query, queries_.row(row) + head * cache_.key_dim, cache_.key_dim);
+        T* out = queries_.row(row) + head * cache_.key_dim;
+        for (long i = 0; i < cache_.key_dim; i += LANES) store(out + i, load(query + i));
       }
       for (long head = 0; head < cache_.kv_heads; head++, key += cache_.key_dim, value += cache_.value_dim) {
         rotary_(key, step.positions[row]);
-        convert(key, packed, cache_.key_dim);
-        write_key(cache_, step.slots[row], head, packed);
-        convert(value, packed, cache_.value_dim);
-        write_value(cache_, step.slots[row], head, packed);
+        write_key(cache_, step.slots[row], head, key);
+        write_value(cache_, step.slots[row], head, value);
       }
     }
   }
@@ -98,13 +96,10 @@ class Prepare : public Operation {
     if (!normalize.weight) return;
     for (long i = 0; i < heads * cache_.key_dim; i += normalize.width) normalize(x + i, x + i);
   }
-  static void convert(const float* from, T* to, long n) {
-    for (long i = 0; i < n; i += LANES) store(to + i, load(from + i));
-  }
 
   Buffer<float>& qkv_;
   Buffer<T>& queries_;
-  PagedCache<T>& cache_;
+  PagedCache<S>& cache_;
   long heads_;
   Rotary rotary_;
   Normalize query_norm_, key_norm_;
@@ -130,10 +125,10 @@ class SharedPlan {
 };
 
 // out = attention of the queries over the cache
-template <class T>
+template <class T, class S>
 class Attend : public Operation {
  public:
-  Attend(Buffer<T>& queries, Buffer<T>& out, PagedCache<T>& cache, SharedPlan& shared, AttentionOptions options)
+  Attend(Buffer<T>& queries, Buffer<T>& out, PagedCache<S>& cache, SharedPlan& shared, AttentionOptions options)
       : queries_(queries), out_(out), cache_(cache), shared_(shared), options_(options) {}
   long items(const StepInput&, int) const noexcept override { return long(shared_.plan.items.size()); }
   void run(const StepInput&, int, long item) noexcept override {
@@ -142,7 +137,7 @@ class Attend : public Operation {
 
  private:
   Buffer<T>&queries_, &out_;
-  PagedCache<T>& cache_;
+  PagedCache<S>& cache_;
   SharedPlan& shared_;
   AttentionOptions options_;
 };

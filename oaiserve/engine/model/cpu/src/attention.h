@@ -1,9 +1,11 @@
 // Attention that reads the paged KV cache in place.
 //
-// Sixteen keys are stored side by side, so that one `dot` adds to sixteen scores. Values are stored so that one `dot`
-// adds PACK weighted values to sixteen outputs. Both are panels of a packed matrix. So decode and prefill run the same
-// code: it multiplies a few rows (queries times the heads that share a key-value head) with a few panels, and has the
-// sums in registers.
+// Keys and values are panels of a packed matrix (paged_cache.h). So decode and prefill run the same code: it multiplies a
+// few rows (queries times the heads that share a key-value head) with a few panels, and has the sums in registers.
+//
+// Where the cache has eight bits, rows are rounded to sixteen bits, a query as a whole and the weights of a run together.
+// Products of integers are summed without error, and then multiplied by the scales of both. The scale of a value is
+// multiplied with its weight before that is rounded. No row depends on another one.
 //
 // The keys of a sequence are cut into runs, which begin at multiples of RUN_KEYS. The softmax of a row is computed for
 // each run alone, and then the runs are added in their order. Keys that a row does not see add exact zeros. So the
@@ -16,13 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "packs.h"
+#include "paged_cache.h"
 #include "step.h"
 
 namespace oaiserve {
 
-constexpr long PANEL_KEYS = LANES;  // keys that are stored side by side
-constexpr long MAX_HEAD_DIM = 256;
 // The rows and panels that are multiplied at once, so that their sums fill the registers.
 #if defined(__AVX512F__)
 constexpr int REGISTER_ROWS = 6, REGISTER_PANELS = 4;
@@ -36,34 +36,6 @@ constexpr long RUN_PANELS = RUN_KEYS / PANEL_KEYS;
 // The strides of scores and queries are no powers of two, because such rows would compete for the same cache lines.
 constexpr long SCORE_STRIDE = (RUN_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
 constexpr float NEVER = -1e30f;  // the score of a key that a row does not see
-
-// The KV cache of one layer. The caller owns `keys` and `values`. With P = PACK<T>, keys are
-// T[num_blocks][kv_heads][block_size/16][key_dim/P][16][P], and values are
-// T[num_blocks][kv_heads][block_size/P][value_dim][P]. block_size and both dims are multiples of 16, and no dim is over
-// 256. Slots without a token may hold anything, even NaN.
-template <class T>
-struct PagedCache {
-  T* keys;
-  T* values;
-  long kv_heads, key_dim, value_dim, block_size;
-};
-
-// Writes the key of a token into its slot, which is block * block_size + offset. Different threads may write different
-// slots at the same time. write_value writes the value.
-template <class T>
-void write_key(const PagedCache<T>& cache, long slot, long kv_head, const T* key) {
-  constexpr long P = PACK<T>;
-  long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL_KEYS;
-  T* panel = cache.keys + ((block * cache.kv_heads + kv_head) * cache.block_size + offset - lane) * cache.key_dim;
-  for (long d = 0; d < cache.key_dim; d += P) memcpy(panel + d * PANEL_KEYS + lane * P, key + d, sizeof(T) * P);
-}
-template <class T>
-void write_value(const PagedCache<T>& cache, long slot, long kv_head, const T* value) {
-  constexpr long P = PACK<T>;
-  long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % P;
-  T* pack = cache.values + ((block * cache.kv_heads + kv_head) * cache.block_size + offset - lane) * cache.value_dim;
-  for (long d = 0; d < cache.value_dim; d++) pack[d * P + lane] = value[d];
-}
 
 struct AttentionOptions {
   long heads;
@@ -94,8 +66,6 @@ struct AttentionSplit {
 struct AttentionItem {
   int32_t first_unit, end_unit;
 };
-
-constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 // The division of a step's attention into items. It is computed once per step for all layers of the same sizes, and
 // keeps its memory from step to step.
@@ -256,9 +226,20 @@ inline void add_run(Vector sums, float before, float now, float* out) {
   memcpy(out, &added, sizeof(Vector));
 }
 
-// scores[r][16 c ..] = the dot products of queries[r] with the keys of panel c. Prefetches the panels `later`.
-template <class T, int R, int C>
-void score_panels(const T* queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
+// The rows that are multiplied with panels of S: queries or weights, in integers if S is int8_t.
+template <class S>
+struct Rows {
+  using Number = std::conditional_t<std::is_same_v<S, int8_t>, int16_t, S>;
+  const Number* numbers;
+  const float* scales;  // of each row of integers
+
+  static Vector scaled(Vector sum, int) { return sum; }
+  Vector scaled(Integers sum, int row) const { return __builtin_convertvector(sum, Vector) * scales[row]; }
+};
+
+// scores[r][16 c ..] = the dot products of row r with the keys of panel c. Prefetches the panels `later`.
+template <int R, int C, class T>
+void score_panels(Rows<T> queries, const T* const* panels, const T* const* later, long key_dim, float* scores) {
   constexpr int VECTORS = C * PANEL_VECTORS;
   Vector sums[R][VECTORS];
   const T *panel[C], *ahead[C];
@@ -278,7 +259,7 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int c = 0; c < C; c++) __builtin_prefetch(ahead[c] + d * PANEL_KEYS);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      Packs<T> query = Packs<T>::splat(queries + r * QUERY_STRIDE + d);
+      Packs<T> query = Packs<T>::splat(queries.numbers + r * QUERY_STRIDE + d);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) sums[r][v] = dot(sums[r][v], query, keys[v]);
     }
@@ -289,30 +270,84 @@ void score_panels(const T* queries, const T* const* panels, const T* const* late
     for (int v = 0; v < VECTORS; v++) memcpy(scores + r * SCORE_STRIDE + v * WIDTH, &sums[r][v], sizeof(Vector));
 }
 
-// Adds to out[r] the sum of the values of `count` panels, weighted with weights[r], multiplied by the factors of row r.
-// It does so for the 16 C columns from `column` on. Prefetches the panels `later`.
-template <class T, int R, int C>
-void add_columns(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later,
-                 long count, long value_dim, long column, float* out) {
-  constexpr long P = PACK<T>;
+// The same with keys in eight bits. The sums of each group are multiplied by its scales, and then added in their order.
+template <int R, int C>
+void score_panels(Rows<int8_t> queries, const int8_t* const* panels, const int8_t* const* later, long key_dim,
+                  float* scores) {
   constexpr int VECTORS = C * PANEL_VECTORS;
-  Vector sums[R][VECTORS];
+  constexpr long P = PACK<int8_t>, LINE = 2 * P;  // numbers of each key in a line of the cache
+  const int8_t *panel[C], *ahead[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; c++) panel[c] = panels[c], ahead[c] = later[c];
+  const long scale_bytes = key_scale_bytes(key_dim);
+  for (long first = 0; first < key_dim; first += KEY_GROUP) {
+    Integers sums[R][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = Integers{};
+    const long scales = first / KEY_GROUP * PANEL_KEYS;
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) __builtin_prefetch(scales_of(ahead[c], scale_bytes) + scales);
+    const long end = std::min(first + KEY_GROUP, key_dim);
+#pragma GCC unroll 1
+    for (long line = first; line < end; line += LINE) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) __builtin_prefetch(ahead[c] + line * PANEL_KEYS);
+#pragma GCC unroll 2
+      for (long d = line; d < line + LINE; d += P) {
+        Packs<int8_t> keys[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++)
+          keys[v] = Packs<int8_t>::load(panel[v / PANEL_VECTORS] + d * PANEL_KEYS + v % PANEL_VECTORS * WIDTH * P);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+          Packs<int8_t> query = Packs<int8_t>::splat(queries.numbers + r * QUERY_STRIDE + d);
+#pragma GCC unroll 8
+          for (int v = 0; v < VECTORS; v++) sums[r][v] = dot(sums[r][v], query, keys[v]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+      const float* group = scales_of(panel[v / PANEL_VECTORS], scale_bytes) + scales;
+      const Vector scale = load_vector<Vector>(group + v % PANEL_VECTORS * WIDTH);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        float* score = scores + r * SCORE_STRIDE + v * WIDTH;
+        const Vector before = first == 0 ? Vector{} : load_vector<Vector>(score);
+        const Vector added = multiply_add(queries.scaled(sums[r][v], r), scale, before);
+        memcpy(score, &added, sizeof(Vector));
+      }
+    }
+  }
+}
+
+// Adds to out[r] the sum of the values of `count` panels, weighted with row r of the weights, multiplied by the factors
+// of row r. It does so for the 16 C columns from `column` on. Prefetches the panels `later`.
+template <int R, int C, class S>
+void add_columns(Rows<S> weights, const RunFactors& factors, const S* const* panels, const S* const* later, long count,
+                 long value_dim, long column, float* out) {
+  constexpr long P = PACK<S>;
+  constexpr int VECTORS = C * PANEL_VECTORS;
+  constexpr int LINE = 64 / (LANES * P * sizeof(S));  // panels of 16 columns in a line of the cache
+  typename Packs<S>::Sum sums[R][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) sums[r][v] = Vector{};
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = typename Packs<S>::Sum{};
   for (long p = 0; p < count; p++) {
-    const T *panel = panels[p] + column * P, *ahead = later[p] + column * P;
+    const S *panel = panels[p] + column * P, *ahead = later[p] + column * P;
 #pragma GCC unroll 1
     for (long k = 0; k < PANEL_KEYS; k += P) {
-      Packs<T> values[VECTORS];
+      Packs<S> values[VECTORS];
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) values[v] = Packs<T>::load(panel + k * value_dim + v * WIDTH * P);
+      for (int v = 0; v < VECTORS; v++) values[v] = Packs<S>::load(panel + k * value_dim + v * WIDTH * P);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) __builtin_prefetch(ahead + k * value_dim + c * LANES * P);
+      for (int c = 0; c < C; c += LINE) __builtin_prefetch(ahead + k * value_dim + c * LANES * P);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        Packs<T> weight = Packs<T>::splat(weights + r * SCORE_STRIDE + p * PANEL_KEYS + k);
+        Packs<S> weight = Packs<S>::splat(weights.numbers + r * SCORE_STRIDE + p * PANEL_KEYS + k);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = dot(sums[r][v], weight, values[v]);
       }
@@ -322,35 +357,36 @@ void add_columns(const T* weights, const RunFactors& factors, const T* const* pa
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-      add_run(sums[r][v], factors.before[r], factors.now[r], out + r * value_dim + column + v * WIDTH);
+      add_run(weights.scaled(sums[r][v], r), factors.before[r], factors.now[r],
+              out + r * value_dim + column + v * WIDTH);
 }
 
-template <class T, int R>
-void score_rows(const T* queries, const T* const* panels, const T* const* later, long count, long key_dim,
+template <class S, int R>
+void score_rows(Rows<S> queries, const S* const* panels, const S* const* later, long count, long key_dim,
                 float* scores) {
   long p = 0;
   for (; p + REGISTER_PANELS <= count; p += REGISTER_PANELS)
-    score_panels<T, R, REGISTER_PANELS>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
-  for (; p < count; p++) score_panels<T, R, 1>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
+    score_panels<R, REGISTER_PANELS>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
+  for (; p < count; p++) score_panels<R, 1>(queries, panels + p, later + p, key_dim, scores + p * PANEL_KEYS);
 }
 
-template <class T, int R>
-void add_rows(const T* weights, const RunFactors& factors, const T* const* panels, const T* const* later, long count,
+template <class S, int R>
+void add_rows(Rows<S> weights, const RunFactors& factors, const S* const* panels, const S* const* later, long count,
               long value_dim, float* out) {
   long column = 0;
   for (; column + REGISTER_PANELS * LANES <= value_dim; column += REGISTER_PANELS * LANES)
-    add_columns<T, R, REGISTER_PANELS>(weights, factors, panels, later, count, value_dim, column, out);
+    add_columns<R, REGISTER_PANELS>(weights, factors, panels, later, count, value_dim, column, out);
   for (; column < value_dim; column += LANES)
-    add_columns<T, R, 1>(weights, factors, panels, later, count, value_dim, column, out);
+    add_columns<R, 1>(weights, factors, panels, later, count, value_dim, column, out);
 }
 
 // Tables of both products, for 1 to REGISTER_ROWS rows: entry R is for R + 1 rows.
-template <class T, class = std::make_integer_sequence<int, REGISTER_ROWS>>
+template <class S, class = std::make_integer_sequence<int, REGISTER_ROWS>>
 struct Products;
-template <class T, int... R>
-struct Products<T, std::integer_sequence<int, R...>> {
-  static constexpr decltype(&score_rows<T, 1>) SCORE[] = {score_rows<T, R + 1>...};
-  static constexpr decltype(&add_rows<T, 1>) ADD[] = {add_rows<T, R + 1>...};
+template <class S, int... R>
+struct Products<S, std::integer_sequence<int, R...>> {
+  static constexpr decltype(&score_rows<S, 1>) SCORE[] = {score_rows<S, R + 1>...};
+  static constexpr decltype(&add_rows<S, 1>) ADD[] = {add_rows<S, R + 1>...};
 };
 
 // scores = softcap * tanh(scores * scaling / softcap)
@@ -374,10 +410,10 @@ struct Softmax {
   alignas(64) float maxima[divide_up(ROWS, LANES) * LANES + LANES];
 };
 
-// Converts the scores of one row over `panels` panels of a run into weights, and stores their sums by lane. The
-// row sees the keys from .. to - 1 of these. Returns the maximum.
-template <class T>
-float weigh(float* scores, T* weights, long panels, long from, long to, float scale, float* sums) {
+// Converts the scores of one row over `panels` panels of a run into weights, as precise as T, and stores their sums by
+// lane. The row sees the keys from .. to - 1 of these. Returns the maximum. `weights` may be `scores`.
+template <class T, class Weight>
+float weigh(float* scores, Weight* weights, long panels, long from, long to, float scale, float* sums) {
   if (from >= to) {
     for (long p = 0; p < panels; p++) store(weights + p * PANEL_KEYS, f32x16{});
     store(sums, f32x16{});
@@ -400,6 +436,17 @@ float weigh(float* scores, T* weights, long panels, long from, long to, float sc
   }
   store(sums, total);
   return maximum;
+}
+
+// Multiplies the weights of one row over `count` panels by the scales of their values, and rounds them to integers.
+// Returns their scale. Where the weight is 0, the scale may be anything.
+inline float quantize_weights(float* weights, const int8_t* const* panels, long count, int16_t* out) {
+  for (long p = 0; p < count; p++) {
+    const f32x16 weight = load(weights + p * PANEL_KEYS);
+    const f32x16 scaled = weight * load(scales_of(panels[p], VALUE_SCALE_BYTES));
+    store(weights + p * PANEL_KEYS, (f32x16)((u32x16)scaled & (u32x16)(weight != 0.0f)));
+  }
+  return quantize(weights, count * PANEL_KEYS, out);
 }
 
 // Adds a run to the softmax of `rows` rows, at most 16. The arrays of maxima have room for 16.
@@ -434,40 +481,43 @@ void write_row(const float* sums, float factor, long value_dim, T* out) {
 
 // The keys of a run that a unit reads, and where its panels of keys and values begin. Behind these, each array has the
 // panels that are read next, for prefetching.
-template <class T>
+template <class S>
 struct KeyRun {
   const AttentionUnit* unit;
   long first_key, end_key, panels;
-  const T* keys[RUN_PANELS + REGISTER_PANELS];
-  const T* values[RUN_PANELS + REGISTER_PANELS];
+  const S* keys[RUN_PANELS + REGISTER_PANELS];
+  const S* values[RUN_PANELS + REGISTER_PANELS];
 
-  void find(const AttentionUnit* its_unit, long key, const StepInput& step, const PagedCache<T>& cache) {
+  void find(const AttentionUnit* its_unit, long key, const StepInput& step, const PagedCache<S>& cache) {
     unit = its_unit, first_key = key, end_key = std::min((key / RUN_KEYS + 1) * RUN_KEYS, long(unit->end_key));
     panels = divide_up(end_key - key, PANEL_KEYS);
     const int32_t* table = step.block_tables + unit->sequence * step.table_width;
     long block = key / cache.block_size, offset = key % cache.block_size;
     for (long p = 0; p < panels; p++) {
-      long token = (table[block] * cache.kv_heads + unit->kv_head) * cache.block_size + offset;
-      keys[p] = cache.keys + token * cache.key_dim;
-      values[p] = cache.values + token * cache.value_dim;
+      const long panel = cache.panel(table[block], unit->kv_head, offset);
+      keys[p] = cache.key_panel(panel);
+      values[p] = cache.value_panel(panel);
+      // Weights need the scales of all values of the run, before its first value is read.
+      if constexpr (PagedCache<S>::IS_SCALED) __builtin_prefetch(scales_of(values[p], VALUE_SCALE_BYTES));
       offset += PANEL_KEYS;
       if (offset == cache.block_size) block++, offset = 0;
     }
   }
 };
 
-// Computes one item on one thread. With the functions that it calls, it takes about 270 KiB of the thread's stack.
-template <class T>
+// Computes one item on one thread, with queries and results of T and a cache of S. With the functions that it calls, it
+// takes about 270 KiB of the thread's stack.
+template <class T, class S>
 class ItemWalk {
  public:
-  ItemWalk(AttentionPlan& plan, const AttentionOptions& options, const PagedCache<T>& cache, const T* query,
+  ItemWalk(AttentionPlan& plan, const AttentionOptions& options, const PagedCache<S>& cache, const T* query,
            long query_stride, T* out, long out_stride)
       : plan_(plan), options_(options), cache_(cache), query_(query), query_stride_(query_stride), out_(out),
         out_stride_(out_stride) {}
 
   void run(const AttentionItem& item) {
     const AttentionUnit *unit = &plan_.units[item.first_unit], *end = unit + (item.end_unit - item.first_unit);
-    KeyRun<T> runs[2], *run = &runs[0], *next = &runs[1];
+    KeyRun<S> runs[2], *run = &runs[0], *next = &runs[1];
     run->find(unit, unit->first_key, plan_.step, cache_);
     start(*unit);
     while (unit != end) {
@@ -486,6 +536,9 @@ class ItemWalk {
   }
 
  private:
+  using Number = typename Rows<S>::Number;
+  static constexpr bool IS_SCALED = PagedCache<S>::IS_SCALED;
+
   // Returns the head of a row of a unit.
   long head(const AttentionUnit& unit, long row) const {
     return unit.kv_head * plan_.group + (unit.first_row + row) % plan_.group;
@@ -497,7 +550,10 @@ class ItemWalk {
     for (long r = 0; r < unit.rows; r++) {
       long row = unit.first_row + r, query = row / plan_.group;
       const T* from = query_ + (start + query) * query_stride_ + head(unit, r) * cache_.key_dim;
-      memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
+      if constexpr (IS_SCALED)
+        query_scales_[r] = quantize(from, cache_.key_dim, queries_ + r * QUERY_STRIDE);
+      else
+        memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
       targets_[r] = out_ + (start + query) * out_stride_ + head(unit, r) * cache_.value_dim;
       position_[r] = before + query;
     }
@@ -506,16 +562,17 @@ class ItemWalk {
     memset(values_, 0, sizeof(float) * unit.rows * cache_.value_dim);
   }
 
-  void attend(KeyRun<T>& run, const KeyRun<T>& next) {
-    alignas(64) T last_values[PANEL_KEYS * MAX_HEAD_DIM];
+  void attend(KeyRun<S>& run, const KeyRun<S>& next) {
+    [[maybe_unused]] alignas(64) S last_values[PANEL_KEYS * MAX_HEAD_DIM];
     for (long p = 0; p < REGISTER_PANELS; p++) {
       run.keys[run.panels + p] = run.values[std::min(p, run.panels - 1)];
       run.values[run.panels + p] = p < next.panels ? next.keys[p] : run.values[0];
     }
-    if (long rest = (run.end_key - run.first_key) % PANEL_KEYS) {
-      copy_values(run.values[run.panels - 1], rest, cache_.value_dim, last_values);
-      run.values[run.panels - 1] = last_values;
-    }
+    if constexpr (!IS_SCALED)  // a weight of 0 removes any integer from a sum
+      if (long rest = (run.end_key - run.first_key) % PANEL_KEYS) {
+        copy_values(run.values[run.panels - 1], rest, cache_.value_dim, last_values);
+        run.values[run.panels - 1] = last_values;
+      }
     long rows = run.unit->rows, blocks = divide_up(rows, REGISTER_ROWS);
     long block_rows = divide_up(rows, blocks);  // 7 rows are faster as 4 and 3 than as 6 and 1
     for (long block = 0; block * block_rows < rows; block++)
@@ -524,9 +581,10 @@ class ItemWalk {
 
   // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the run that any of these
   // rows sees.
-  void attend_block(const KeyRun<T>& run, long row, long count) {
+  void attend_block(const KeyRun<S>& run, long row, long count) {
     alignas(64) float scores[REGISTER_ROWS * SCORE_STRIDE];
-    alignas(64) T weights[REGISTER_ROWS * SCORE_STRIDE];
+    alignas(64) Number weights[REGISTER_ROWS * SCORE_STRIDE];
+    float weight_scales[REGISTER_ROWS];
     Softmax<REGISTER_ROWS> softmax;
     std::fill(softmax.maxima, std::end(softmax.maxima), NEVER);
     const bool is_split = run.unit->split >= 0;
@@ -537,9 +595,9 @@ class ItemWalk {
       if (is_split) set_results(results, run.unit->rows, row, count, softmax);
       return;
     }
-    const T *const *keys = run.keys + begin, *const *values = run.values + begin;
-    const T* queries = queries_ + row * QUERY_STRIDE;
-    Products<T>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
+    const S *const *keys = run.keys + begin, *const *values = run.values + begin;
+    const Rows<S> queries{queries_ + row * QUERY_STRIDE, query_scales_ + row};
+    Products<S>::SCORE[count - 1](queries, keys, keys + REGISTER_PANELS, end - begin, cache_.key_dim, scores);
 
     const float log2_e = 1.44269504f;
     const float scale = options_.softcap > 0 ? log2_e : log2_e * options_.scaling;
@@ -556,22 +614,32 @@ class ItemWalk {
       }
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(position_[row + r] + 1, last);
-      softmax.maxima[r] = weigh(row_scores, weights + r * SCORE_STRIDE, end - begin, from - first, to - first, scale,
-                                softmax.sums + r * LANES);
+      Number* row_weights = weights + r * SCORE_STRIDE;
+      const auto weigh_into = [&](auto* target) {
+        softmax.maxima[r] =
+            weigh<T>(row_scores, target, end - begin, from - first, to - first, scale, softmax.sums + r * LANES);
+      };
+      if constexpr (IS_SCALED) {
+        weigh_into(row_scores);
+        weight_scales[r] = quantize_weights(row_scores, values, end - begin, row_weights);
+      } else {
+        weigh_into(row_weights);
+      }
     }
-    const auto add = Products<T>::ADD[count - 1];
+    const auto add = Products<S>::ADD[count - 1];
+    const Rows<S> weight_rows{weights, weight_scales};
     if (is_split) {
       set_results(results, run.unit->rows, row, count, softmax);
       float* sums = results + row * cache_.value_dim;
       memset(sums, 0, sizeof(float) * count * cache_.value_dim);
       RunFactors as_they_are{};
       store(as_they_are.now, splat(1.0f));
-      add(weights, as_they_are, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+      add(weight_rows, as_they_are, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
     } else {
       const RunFactors factors =
           add_softmax(softmax.sums, softmax.maxima, count, softmax_.sums + row * LANES, softmax_.maxima + row);
       float* sums = values_ + row * cache_.value_dim;
-      add(weights, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
+      add(weight_rows, factors, values, values + REGISTER_PANELS, end - begin, cache_.value_dim, sums);
     }
   }
 
@@ -623,14 +691,15 @@ class ItemWalk {
 
   AttentionPlan& plan_;
   const AttentionOptions& options_;
-  const PagedCache<T>& cache_;
+  const PagedCache<S>& cache_;
   const T* query_;
   long query_stride_;
   T* out_;
   long out_stride_;
 
   // The rows of the current unit.
-  alignas(64) T queries_[UNIT_ROWS * QUERY_STRIDE];
+  alignas(64) Number queries_[UNIT_ROWS * QUERY_STRIDE];
+  float query_scales_[UNIT_ROWS];  // of queries that are integers
   T* targets_[UNIT_ROWS];
   long position_[UNIT_ROWS];  // of a row's token in its sequence
   Softmax<UNIT_ROWS> softmax_;
@@ -639,10 +708,10 @@ class ItemWalk {
 
 // Computes one item of a plan. query is T[tokens][heads * key_dim], out is T[tokens][heads * value_dim], and their rows
 // are query_stride and out_stride elements apart.
-template <class T>
-void attend_item(AttentionPlan& plan, long item, const AttentionOptions& options, const PagedCache<T>& cache,
+template <class T, class S>
+void attend_item(AttentionPlan& plan, long item, const AttentionOptions& options, const PagedCache<S>& cache,
                  const T* query, long query_stride, T* out, long out_stride) {
-  ItemWalk<T>(plan, options, cache, query, query_stride, out, out_stride).run(plan.items[item]);
+  ItemWalk<T, S>(plan, options, cache, query, query_stride, out, out_stride).run(plan.items[item]);
 }
 
 }  // namespace oaiserve

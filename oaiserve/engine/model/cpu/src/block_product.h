@@ -47,8 +47,6 @@ void quantize_group(const T* x, QuantizedGroup& out) {
   out.scaled_sum = whole * out.scale;
 }
 
-typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
-
 // Four bytes of x in all lanes, as `dot_quads` takes them.
 struct QuadOfX {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)

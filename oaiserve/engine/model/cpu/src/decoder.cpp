@@ -1,9 +1,9 @@
 // The C interface of the library, which library.py declares for Python. A caller either builds a decoder operation by
 // operation and runs steps on it, or computes attention alone, layer by layer.
 //
-// The library is compiled for one element type, bf16 or float. Activations between operations, keys and values have
-// this type, and so have weights unless they are quantized to eight bits, or kept as a GGUF file has them. Sums and the
-// hidden state are float32.
+// The library is compiled for one element type, bf16 or float. Activations between operations have this type. So have
+// keys and values, unless their cache has eight bits, and weights, unless they are quantized to eight bits, or kept as a
+// GGUF file has them. Sums and the hidden state are float32.
 //
 // No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
 // again.
@@ -48,7 +48,7 @@ class Decoder : public Work {
   std::deque<Weights> weights;
   std::deque<Linear<Element>> routers;
   std::deque<Assignment> assignments;
-  std::deque<PagedCache<Element>> caches;
+  std::deque<AnyCache<Element>> caches;
   std::deque<SharedPlan> plans;
   std::deque<Site<Element>> sites;
   AdapterRows<Element> adapter_rows;
@@ -295,10 +295,9 @@ void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* 
 }
 #endif
 
-// The KV cache of a layer, with the layout of PagedCache. The caller owns `keys` and `values`.
-long oaiserve_add_cache(Decoder* decoder, Element* keys, Element* values, long kv_heads, long key_dim, long value_dim,
-                        long block_size) {
-  return add_part(decoder->caches, {keys, values, kv_heads, key_dim, value_dim, block_size});
+// The KV cache of a layer, with the layout of PagedCache. The caller owns its memory.
+long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
+  return add_part(decoder->caches, memory.as<Element>());
 }
 
 // The remaining parts are operations, which run in the order in which they are added. operations.h and attend.h say
@@ -413,19 +412,23 @@ long oaiserve_spread_keys(Decoder* decoder, long own_numbers, long latent, long 
 
 long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
                       Normalize query_norm, Normalize key_norm) {
-  return add_operation<Prepare<Element>>(*decoder, decoder->floats[qkv], decoder->elements[queries],
-                                         decoder->caches[cache], heads, rotary, query_norm, key_norm);
+  return std::visit(
+      [&]<class S>(PagedCache<S>& paged) {
+        return add_operation<Prepare<Element, S>>(*decoder, decoder->floats[qkv], decoder->elements[queries], paged,
+                                                  heads, rotary, query_norm, key_norm);
+      },
+      decoder->caches[cache]);
 }
 
 long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
                      float softcap) {
-  return guarded(-1L, [&] {
-    PagedCache<Element>& paged = decoder->caches[cache];
+  const AttentionOptions options{heads, scaling, window, softcap, nullptr, nullptr};
+  const auto add = [&]<class S>(PagedCache<S>& paged) {
     SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
-    AttentionOptions options{heads, scaling, window, softcap, nullptr, nullptr};
-    return add_operation<Attend<Element>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,
-                                          options);
-  });
+    return add_operation<Attend<Element, S>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,
+                                             options);
+  };
+  return guarded(-1L, [&] { return std::visit(add, decoder->caches[cache]); });
 }
 
 long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float softcap) {
@@ -489,10 +492,10 @@ int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput*
 }
 
 // Computes one layer, as PagedAttention::run does. Returns 0, or -1 if there is no memory; then nothing is written.
-int oaiserve_attention_layer(PagedAttention<Element>* attention, PagedCache<Element> cache, AttentionOptions options,
+int oaiserve_attention_layer(PagedAttention<Element>* attention, CacheMemory memory, AttentionOptions options,
                              const Element* query, const Element* key, const Element* value, Element* out) {
   return guarded(-1, [&] {
-    attention->run(cache, options, query, key, value, out);
+    attention->run(memory.as<Element>(), options, query, key, value, out);
     return 0;
   });
 }

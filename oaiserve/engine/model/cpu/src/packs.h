@@ -5,12 +5,14 @@
 
 namespace oaiserve {
 
-// The number of neighbouring elements that a dot product multiplies at once: two of bfloat16, one of float. These form
-// a pack.
+// The number of neighbouring elements that a dot product multiplies at once: two of bfloat16 and of eight bits, one of
+// float. These form a pack.
 template <class T>
 constexpr int PACK = 1;
 template <>
 constexpr int PACK<bf16> = 2;
+template <>
+constexpr int PACK<int8_t> = 2;
 
 // The number of floats in a register. GCC keeps wider vectors in memory, such as those of simd.h on a CPU without
 // AVX-512. That costs little outside of inner loops.
@@ -24,6 +26,7 @@ constexpr int WIDTH = 4;
 
 typedef float Vector __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t VectorBits __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
 
 // a * b + c, rounded once where the CPU can. Compilers may choose so for `*` and `+`, too, but not everywhere alike.
 inline Vector multiply_add(Vector a, Vector b, Vector c) {
@@ -51,6 +54,7 @@ struct Packs;
 
 template <>
 struct Packs<float> {
+  using Sum = Vector;
   Vector v;
   static Packs load(const float* p) { return {load_vector<Vector>(p)}; }
   static Packs splat(const float* p) { return {*p - Vector{}}; }
@@ -60,6 +64,7 @@ inline Vector dot(Vector sum, Packs<float> a, Packs<float> b) { return sum + a.v
 #if defined(__AVX512BF16__)
 template <>
 struct Packs<bf16> {
+  using Sum = Vector;
   VectorBits v;
   static Packs load(const bf16* p) { return {load_vector<VectorBits>(p)}; }
   static Packs splat(const bf16* p) {
@@ -74,6 +79,7 @@ inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) {
 #else
 template <>
 struct Packs<bf16> {
+  using Sum = Vector;
   Vector first, second;  // elements of each pair
   static Packs load(const bf16* p) {
     const VectorBits pairs = load_vector<VectorBits>(p);
@@ -83,5 +89,33 @@ struct Packs<bf16> {
 };
 inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) { return sum + a.first * b.first + a.second * b.second; }
 #endif
+
+// Integers of eight bits, which those of sixteen bits multiply. Sums of some hundred products are exact.
+template <>
+struct Packs<int8_t> {
+  using Sum = Integers;
+  Integers v;  // pairs of sixteen bits
+  static Packs load(const int8_t* p) {
+    typedef int8_t Bytes __attribute__((vector_size(WIDTH * 2)));
+    typedef int16_t Shorts __attribute__((vector_size(WIDTH * 4)));
+    return {(Integers)__builtin_convertvector(load_vector<Bytes>(p), Shorts)};
+  }
+  static Packs splat(const int16_t* p) {
+    int32_t pair;
+    memcpy(&pair, p, 4);
+    return {pair - Integers{}};
+  }
+};
+inline Integers dot(Integers sum, Packs<int8_t> a, Packs<int8_t> b) {
+#if defined(__AVX512VNNI__)
+  return (Integers)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a.v, (__m512i)b.v);
+#elif defined(__AVX512BW__)
+  return sum + (Integers)_mm512_madd_epi16((__m512i)a.v, (__m512i)b.v);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return sum + (Integers)_mm256_madd_epi16((__m256i)a.v, (__m256i)b.v);
+#else
+  return sum + (a.v << 16 >> 16) * (b.v << 16 >> 16) + (a.v >> 16) * (b.v >> 16);
+#endif
+}
 
 }  // namespace oaiserve

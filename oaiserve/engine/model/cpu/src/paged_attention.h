@@ -27,42 +27,47 @@ class PagedAttention : public Work {
   //
   // query T[tokens][heads][key_dim], key T[tokens][kv_heads][key_dim], value T[tokens][kv_heads][value_dim],
   // out T[tokens][heads][value_dim].
-  void run(const PagedCache<T>& cache, const AttentionOptions& options, const T* query, const T* key, const T* value,
+  void run(const AnyCache<T>& cache, const AttentionOptions& options, const T* query, const T* key, const T* value,
            T* out) {
     cache_ = cache, options_ = options, query_ = query, key_ = key, value_ = value, out_ = out;
-    shared_ = &plan();
+    std::visit([&](const auto& paged) { shared_ = &plan(paged.kv_heads, paged.value_dim); }, cache_);
     pool_.run(*this);
   }
 
   long phases() const noexcept override { return 2; }
   long items(long phase) const noexcept override {
-    return phase == WRITE ? row_items(step_.num_tokens, written_width()) : long(shared_->plan.items.size());
+    if (phase != WRITE) return long(shared_->plan.items.size());
+    return std::visit([&](const auto& cache) { return row_items(step_.num_tokens, written_width(cache)); }, cache_);
   }
   void run(long phase, long item) noexcept override {
-    if (phase == WRITE) return write(RowRange(item, step_.num_tokens, written_width()));
-    attend_item(shared_->plan, item, options_, cache_, query_, options_.heads * cache_.key_dim, out_,
-                options_.heads * cache_.value_dim);
+    std::visit(
+        [&](const auto& cache) {
+          if (phase == WRITE) return write(cache, RowRange(item, step_.num_tokens, written_width(cache)));
+          attend_item(shared_->plan, item, options_, cache, query_, options_.heads * cache.key_dim, out_,
+                      options_.heads * cache.value_dim);
+        },
+        cache_);
   }
   void ended(long) noexcept override {}
 
  private:
   static constexpr long WRITE = 0;
 
-  long written_width() const { return cache_.kv_heads * (cache_.key_dim + cache_.value_dim); }
+  static long written_width(const auto& cache) { return cache.kv_heads * (cache.key_dim + cache.value_dim); }
 
-  void write(RowRange rows) {
+  void write(const auto& cache, RowRange rows) const {
     for (long row = rows.first; row < rows.last; row++)
-      for (long head = 0; head < cache_.kv_heads; head++) {
-        long index = row * cache_.kv_heads + head;
-        write_key(cache_, step_.slots[row], head, key_ + index * cache_.key_dim);
-        write_value(cache_, step_.slots[row], head, value_ + index * cache_.value_dim);
+      for (long head = 0; head < cache.kv_heads; head++) {
+        long index = row * cache.kv_heads + head;
+        write_key(cache, step_.slots[row], head, key_ + index * cache.key_dim);
+        write_value(cache, step_.slots[row], head, value_ + index * cache.value_dim);
       }
   }
 
-  SharedPlan& plan() {
+  SharedPlan& plan(long kv_heads, long value_dim) {
     for (SharedPlan& plan : plans_)
-      if (plan.serves(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window)) return plan;
-    SharedPlan made(options_.heads, cache_.kv_heads, cache_.value_dim, options_.window);
+      if (plan.serves(options_.heads, kv_heads, value_dim, options_.window)) return plan;
+    SharedPlan made(options_.heads, kv_heads, value_dim, options_.window);
     made.make(step_, pool_.threads());  // before it is kept: if this throws, no layer finds a plan that is half made
     return plans_.emplace_back(std::move(made));
   }
@@ -72,7 +77,7 @@ class PagedAttention : public Work {
   std::deque<SharedPlan> plans_;  // for all layers that have run so far
 
   // The layer that runs.
-  PagedCache<T> cache_{};
+  AnyCache<T> cache_;
   AttentionOptions options_{};
   SharedPlan* shared_ = nullptr;
   const T *query_ = nullptr, *key_ = nullptr, *value_ = nullptr;

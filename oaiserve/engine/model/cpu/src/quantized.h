@@ -89,7 +89,6 @@ inline Packs<bf16> packs_of(const int8_t* p, bf16) {
   return {(VectorBits)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low)};
 #else
   typedef uint16_t Pairs __attribute__((vector_size(WIDTH * 2)));
-  typedef int32_t Integers __attribute__((vector_size(WIDTH * 4)));
   const Integers pairs = __builtin_convertvector(load_vector<Pairs>(p), Integers);
   return {__builtin_convertvector(pairs << 24 >> 24, Vector), __builtin_convertvector(pairs << 16 >> 24, Vector)};
 #endif

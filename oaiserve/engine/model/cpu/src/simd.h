@@ -19,6 +19,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
 struct bf16 {
   uint16_t bits;
@@ -59,7 +60,18 @@ inline void store(bf16* p, f32x16 v) {
 #endif
 }
 
+// Rounds to the nearest integers, which the type must have room for.
+template <class Integer, class Bits>
+void store_integers(Integer* p, f32x16 v) {
+  // 1.5 * 2^23: the integer is in the last bits of the sum.
+  const Bits out = __builtin_convertvector((u32x16)(v + 12582912.0f), Bits);
+  memcpy(p, &out, sizeof(out));
+}
+inline void store(int8_t* p, f32x16 v) { store_integers<int8_t, u8x16>(p, v); }
+inline void store(int16_t* p, f32x16 v) { store_integers<int16_t, u16x16>(p, v); }
+
 inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+inline u32x16 max(u32x16 a, u32x16 b) { return a > b ? a : b; }
 inline f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
 
 inline float sum(f32x16 v) {
@@ -76,6 +88,16 @@ inline float max(f32x16 v) {
   return _mm512_reduce_max_ps((__m512)v);
 #else
   float most = v[0];
+  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+inline uint32_t max(u32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epu32((__m512i)v);
+#else
+  uint32_t most = v[0];
   for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
   return most;
 #endif

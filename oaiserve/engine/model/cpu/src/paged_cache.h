@@ -1,0 +1,135 @@
+// The KV cache of a layer: its layout, and how keys and values are written into it, as they are or in eight bits.
+//
+// Of one head, the keys of sixteen tokens form a panel, and so do their values. Sixteen keys are stored side by side, so
+// that one `dot` adds to sixteen scores. Values are stored so that one `dot` adds PACK weighted values to sixteen
+// outputs.
+//
+// In eight bits, a number is an integer times a scale, which numbers of the same token and head share: all of a value,
+// and KEY_GROUP neighbours of a key. Keys have more scales than values, because in some families a few numbers of each
+// key are many times as large as the others, which would be rounded by their scale. What is stored of a token depends on
+// this token's numbers alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <variant>
+
+#include "packs.h"
+
+namespace oaiserve {
+
+constexpr long PANEL_KEYS = LANES;  // tokens of a panel
+constexpr long MAX_HEAD_DIM = 256;
+constexpr long KEY_GROUP = 32;  // the most numbers of a key in eight bits that share a scale
+
+constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
+
+// The size of the scales of one panel of keys in eight bits, and of one panel of values, in bytes.
+inline long key_scale_bytes(long key_dim) { return divide_up(key_dim, KEY_GROUP) * PANEL_KEYS * long(sizeof(float)); }
+constexpr long VALUE_SCALE_BYTES = PANEL_KEYS * sizeof(float);
+
+// The KV cache of one layer, of numbers S: those of the step, or int8_t. The caller owns `keys` and `values`. Both are
+// panels [num_blocks][kv_heads][block_size/16]. With P = PACK<S>, a panel of keys is S[key_dim/P][16][P], and one of
+// values S[16/P][value_dim][P]. In eight bits, scales lie before the numbers of a panel: float[key_dim/KEY_GROUP][16] of
+// keys and float[16] of values. block_size and both dims are multiples of 16, and no dim is over 256. Slots without a
+// token may hold anything, even NaN.
+template <class S>
+struct PagedCache {
+  static constexpr bool IS_SCALED = std::is_same_v<S, int8_t>;
+  S* keys;
+  S* values;
+  long kv_heads, key_dim, value_dim, block_size;
+
+  // The index of the panel with the token at `offset` of a block.
+  long panel(long block, long kv_head, long offset) const {
+    return ((block * kv_heads + kv_head) * block_size + offset) / PANEL_KEYS;
+  }
+  // Where the numbers of a panel begin.
+  S* key_panel(long panel) const {
+    const long scales = IS_SCALED ? key_scale_bytes(key_dim) : 0;
+    return keys + panel * (scales + PANEL_KEYS * key_dim) + scales;
+  }
+  S* value_panel(long panel) const {
+    const long scales = IS_SCALED ? VALUE_SCALE_BYTES : 0;
+    return values + panel * (scales + PANEL_KEYS * value_dim) + scales;
+  }
+};
+
+// The scales before the numbers of a panel.
+inline float* scales_of(int8_t* numbers, long scale_bytes) { return reinterpret_cast<float*>(numbers - scale_bytes); }
+inline const float* scales_of(const int8_t* numbers, long scale_bytes) {
+  return reinterpret_cast<const float*>(numbers - scale_bytes);
+}
+
+// Rounds n numbers to integers, of which the largest is the largest of its type. Returns their scale, which is NaN if a
+// number is NaN or infinite. n is a multiple of 16.
+template <class X, class Integer>
+float quantize(const X* numbers, long n, Integer* out) {
+  constexpr float LARGEST = std::numeric_limits<Integer>::max();
+  u32x16 bits{};  // of the largest number so far, without its sign: they are ordered as numbers are, and NaN is above all
+  for (long i = 0; i < n; i += LANES) bits = max(bits, (u32x16)load(numbers + i) & 0x7fffffffu);
+  const uint32_t largest_bits = max(bits);
+  float largest;
+  memcpy(&largest, &largest_bits, sizeof(largest));
+  const float factor = LARGEST / std::max(largest, 1e-30f);
+  for (long i = 0; i < n; i += LANES) store(out + i, load(numbers + i) * factor);
+  return std::isfinite(largest) ? largest / LARGEST : NAN;
+}
+
+// Writes the key of a token into its slot, which is block * block_size + offset. Different threads may write different
+// slots at the same time. write_value writes the value. X are numbers of the step, or floats.
+template <class S, class X>
+void write_key(const PagedCache<S>& cache, long slot, long kv_head, const X* key) {
+  constexpr long P = PACK<S>;
+  alignas(64) S numbers[MAX_HEAD_DIM];
+  const long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL_KEYS;
+  S* panel = cache.key_panel(cache.panel(block, kv_head, offset));
+  if constexpr (PagedCache<S>::IS_SCALED) {
+    float* scales = scales_of(panel, key_scale_bytes(cache.key_dim)) + lane;
+    for (long d = 0; d < cache.key_dim; d += KEY_GROUP, scales += PANEL_KEYS)
+      *scales = quantize(key + d, std::min(KEY_GROUP, cache.key_dim - d), numbers + d);
+  } else {
+    for (long d = 0; d < cache.key_dim; d += LANES) store(numbers + d, load(key + d));
+  }
+  for (long d = 0; d < cache.key_dim; d += P) memcpy(panel + d * PANEL_KEYS + lane * P, numbers + d, sizeof(S) * P);
+}
+template <class S, class X>
+void write_value(const PagedCache<S>& cache, long slot, long kv_head, const X* value) {
+  constexpr long P = PACK<S>;
+  alignas(64) S numbers[MAX_HEAD_DIM];
+  const long block = slot / cache.block_size, offset = slot % cache.block_size, token = offset % PANEL_KEYS;
+  S* panel = cache.value_panel(cache.panel(block, kv_head, offset));
+  if constexpr (PagedCache<S>::IS_SCALED)
+    scales_of(panel, VALUE_SCALE_BYTES)[token] = quantize(value, cache.value_dim, numbers);
+  else
+    for (long d = 0; d < cache.value_dim; d += LANES) store(numbers + d, load(value + d));
+  S* pack = panel + token / P * P * cache.value_dim;
+  for (long d = 0; d < cache.value_dim; d++) pack[d * P + token % P] = numbers[d];
+}
+
+// The cache of a layer of a step that computes in T. `is_int8` says which of both it is.
+template <class T>
+using AnyCache = std::variant<PagedCache<T>, PagedCache<int8_t>>;
+
+// Such a cache as the caller passes it. CacheMemory in library.py has the same layout.
+struct CacheMemory {
+  void *keys, *values;
+  long kv_heads, key_dim, value_dim, block_size;
+  bool is_int8;
+
+  template <class T>
+  AnyCache<T> as() const {
+    if (is_int8) return typed<int8_t>();
+    return typed<T>();
+  }
+
+ private:
+  template <class S>
+  PagedCache<S> typed() const {
+    return {static_cast<S*>(keys), static_cast<S*>(values), kv_heads, key_dim, value_dim, block_size};
+  }
+};
+
+}  // namespace oaiserve

@@ -1,0 +1,255 @@
+"""A KV cache in eight bits: what is written is what rounding gives, and attention is that of what was written."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.attention import NativeAttention
+from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.rehearsal import difference
+from oaiserve.engine.model.spec import KEY_GROUP, KVShape
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import (
+    BLOCK_SIZE,
+    FAMILIES,
+    MIXTURES,
+    compiled_for,
+    config,
+    load,
+    started_runner,
+)
+from tests.engine.model.cpu.test_attention_backend import NUM_BLOCKS, Layer, shapes, steps_of
+
+pytestmark = pytest.mark.compiler
+CPU = torch.device("cpu")
+# Each has something that no other has: heads that are no multiple of the group, several heads for a key, a softcap.
+LAYERS = [
+    Layer(6, KVShape(2, 64, 64, is_int8=True)),
+    Layer(4, KVShape(4, 80, 96, is_int8=True), sliding_window=21),
+    Layer(8, KVShape(1, 128, 128, is_int8=True), has_sinks=True),
+    Layer(3, KVShape(3, 16, 240, is_int8=True), softcap=2.0, sliding_window=270),
+    Layer(5, KVShape(1, 256, 256, is_int8=True), has_slopes=True),
+    Layer(4, KVShape(2, 48, 32, is_int8=True), softcap=3.0, has_slopes=True),
+]
+
+
+class Read(NamedTuple):
+    """The keys or values [tokens, kv_heads, dim] of some slots, and the scale of each number."""
+
+    numbers: Tensor
+    scales: Tensor
+
+
+def read(cache: LayerCache, shape: KVShape, slots: Tensor) -> tuple[Read, Read]:
+    """Return the keys and values that a cache in eight bits has in these slots."""
+
+    def of_tokens(panels: Tensor) -> Tensor:
+        """Return [tokens, kv_heads, ...] from [blocks, kv_heads, panels, 16, ...]."""
+        return panels.transpose(1, 2).transpose(2, 3).flatten(0, 2)[slots]
+
+    groups = -(-shape.key_dim // KEY_GROUP)
+    scales, numbers = cache.keys.split([4 * LANES * groups, LANES * shape.key_dim], dim=-1)
+    numbers = numbers.unflatten(-1, (-1, LANES, 2)).transpose(-3, -2).flatten(-2)
+    scales = scales.contiguous().view(torch.float32).unflatten(-1, (groups, LANES)).transpose(-2, -1)
+    of_numbers = of_tokens(scales).repeat_interleave(KEY_GROUP, dim=-1)[..., : shape.key_dim]
+    keys = Read(of_tokens(numbers) * of_numbers, of_numbers)
+
+    scales, numbers = cache.values.split([4 * LANES, LANES * shape.value_dim], dim=-1)
+    numbers = numbers.unflatten(-1, (LANES // 2, -1, 2)).transpose(-2, -1).flatten(-3, -2)
+    of_numbers = of_tokens(scales.contiguous().view(torch.float32))[..., None].expand(-1, -1, shape.value_dim)
+    return keys, Read(of_tokens(numbers) * of_numbers, of_numbers)
+
+
+class Inputs(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def inputs(layer: Layer, num_tokens: int, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Return random inputs. Some numbers of each key are 30 times as large as the others, as in some families."""
+    shape = layer.shape
+    key = torch.randn(num_tokens, shape.kv_heads, shape.key_dim, generator=generator)
+    key[..., 3::48] *= 30
+    query = torch.randn(num_tokens, layer.heads, shape.key_dim, generator=generator)
+    query[..., 3::48] /= 30
+    value = torch.randn(num_tokens, shape.kv_heads, shape.value_dim, generator=generator)
+    return Inputs(*(tensor.to(torch.bfloat16).to(dtype) for tensor in (query, key, value)))
+
+
+def options(layer: Layer) -> dict[str, object]:
+    of_heads = torch.linspace(0.02, 2.0, layer.heads)
+    return {
+        "scaling": 0.2,
+        "sliding_window": layer.sliding_window,
+        "softcap": layer.softcap,
+        "sinks": 3 * of_heads if layer.has_sinks else None,
+        "slopes": of_heads if layer.has_slopes else None,
+    }
+
+
+def native_attention(dtype: torch.dtype, num_threads: int = 2) -> NativeAttention:
+    layers = {index: layer.shape for index, layer in enumerate(LAYERS)}
+    sizes = {"num_threads": num_threads, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    native = NativeAttention(Library(dtype), layers, dtype, **sizes)
+    for cache in native.caches.values():
+        for blocks in cache:
+            blocks.fill_(-1)  # whose scales are NaN: what has not been written must not matter
+    return native
+
+
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64-v2"])
+def natives(request: pytest.FixtureRequest) -> list[NativeAttention]:
+    with compiled_for(request.param):
+        return [native_attention(torch.float32, num_threads) for num_threads in (1, 2)]
+
+
+@given(shape=shapes, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=8)
+@example(shape=[(0, 1)], seed=0)
+@example(shape=[(15, 1), (16, 1), (17, 1), (200, 1), (0, 1)], seed=1)
+@example(shape=[(300, 1), (0, 150), (31, 2), (3, 128)], seed=2)
+def test_attention_is_that_of_the_keys_and_values_that_were_written(
+    natives: list[NativeAttention], shape: list[tuple[int, int]], seed: int
+) -> None:
+    plain = {
+        index: LayerCache(*(torch.zeros(NUM_BLOCKS, BLOCK_SIZE, s.kv_heads, dim) for dim in (s.key_dim, s.value_dim)))
+        for index, (_, s, *_) in enumerate(LAYERS)
+    }
+    generator = torch.Generator().manual_seed(seed)
+    for step in steps_of(shape, torch.Generator().manual_seed(seed)):
+        batch = build_batch(step, BLOCK_SIZE, CPU)
+        attends, reference = [native.prepare(batch) for native in natives], ReferenceAttention(batch)
+        for index, layer in enumerate(LAYERS):
+            given_ = inputs(layer, len(batch.slots), generator, torch.float32)
+            results = [
+                attend(*given_, native.caches[index], **options(layer))
+                for attend, native in zip(attends, natives, strict=True)
+            ]
+            assert torch.equal(*results), "with one thread and with two"
+            key, value = read(natives[0].caches[index], layer.shape, batch.slots)
+            for found, wanted in ((key, given_.key), (value, given_.value)):
+                assert ((found.numbers - wanted).abs() <= 0.5001 * found.scales).all()
+            for found, wanted, group in (
+                (key, given_.key, KEY_GROUP),
+                (value, given_.value, layer.shape.value_dim),
+            ):
+                # A number in the middle between two integers may be rounded up by one of both only.
+                differs = found.numbers - rounded(wanted, group)
+                assert (differs.abs() <= 1.0001 * found.scales).all()
+                assert (differs.abs() > 1e-5 * wanted.abs().max()).float().mean() < 0.01
+            expected = reference(given_.query, key.numbers, value.numbers, plain[index], **options(layer))
+            # Queries and weights have sixteen bits.
+            torch.testing.assert_close(results[0], expected, rtol=1e-3, atol=5e-3)
+            assert (results[0] - expected).norm() <= 3e-4 * expected.norm()
+
+
+def test_bfloat16_reads_the_same_cache() -> None:
+    """Only the queries, the weights of keys and the result are less precise."""
+    generator = torch.Generator().manual_seed(5)
+    (step,) = steps_of([(0, 200), (0, 30)], generator)
+    batch = build_batch(step, BLOCK_SIZE, CPU)
+    natives = [native_attention(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    for index, layer in enumerate(LAYERS):
+        given_ = inputs(layer, len(batch.slots), generator, torch.float32)
+        exact, found = (
+            native.prepare(batch)(*given_, native.caches[index], **options(layer)).float() for native in natives
+        )
+        assert (found - exact).norm() < 0.004 * exact.norm()
+        caches = [native.caches[index] for native in natives]
+        for one, other in zip(*(read(cache, layer.shape, batch.slots) for cache in caches), strict=True):
+            assert torch.equal(one.numbers, other.numbers)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["query", "key", "value"])
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(kind: int, broken: float) -> None:
+    native, (step,) = native_attention(torch.float32), steps_of([(0, 40), (0, 20)], torch.Generator().manual_seed(1))
+    batch = build_batch(step, BLOCK_SIZE, CPU)
+    given_ = inputs(LAYERS[0], len(batch.slots), torch.Generator().manual_seed(2), torch.float32)
+    attend = native.prepare(batch)
+    expected = attend(*given_, native.caches[0], **options(LAYERS[0]))
+    given_[kind][25] = broken
+    found = attend(*given_, native.caches[0], **options(LAYERS[0]))
+    saw = torch.zeros(60, dtype=torch.bool)
+    saw[25 : 26 if kind == 0 else 40] = True
+    assert found[saw].isnan().all()
+    assert torch.equal(found[~saw], expected[~saw])
+
+
+def test_numbers_that_are_all_zero_stay_zero() -> None:
+    native, (step,) = native_attention(torch.float32), steps_of([(0, 20)], torch.Generator().manual_seed(1))
+    batch = build_batch(step, BLOCK_SIZE, CPU)
+    zeros = [torch.zeros_like(tensor) for tensor in inputs(LAYERS[0], 20, torch.Generator(), torch.float32)]
+    assert (native.prepare(batch)(*zeros, native.caches[0], **options(LAYERS[0])) == 0).all()
+
+
+@given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 16), st.booleans(), st.sampled_from([16, 48]))
+def test_the_account_of_memory_is_what_a_cache_takes(
+    heads: int, key_dim: int, value_dim: int, is_int8: bool, block_size: int
+) -> None:
+    shape = KVShape(heads, 16 * key_dim, 16 * value_dim, is_int8)
+    for dtype in (torch.bfloat16, torch.float32):
+        cache = new_cache(shape, dtype, num_blocks=3, block_size=block_size)
+        assert sum(blocks.nbytes for blocks in cache) == 3 * block_size * shape.num_bytes(dtype)
+        assert all(blocks.data_ptr() % 64 == 0 for blocks in cache)
+
+
+def logits(family: str, dtype: torch.dtype, cache: str) -> Tensor:
+    """Return the logits of a prompt's last token and of a decode."""
+    loaded = load(config(family, initializer_range=0.1), dtype=dtype).with_cache(cache)
+    native = native_decoder(loaded, num_blocks=8, block_size=BLOCK_SIZE, num_threads=2)
+    ids = [(7 * i + 3) % loaded.vocab_size for i in range(91)]
+    sequence = Sequence("", 0, ids, SamplingParams(), max_len=96)
+    sequence.blocks = list(range(6))
+
+    def batch(start: int, end: int) -> Batch:
+        return build_batch(Step([Chunk(sequence, start, end - start)]), BLOCK_SIZE, CPU)
+
+    with torch.inference_mode():
+        return torch.cat([native.forward(batch(0, 90)).clone(), native.forward(batch(90, 91))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_bits_lose_little(dtype: torch.dtype) -> None:
+    lost = difference(logits("llama", dtype, "int8"), logits("llama", dtype, "auto"))
+    assert 1e-4 < lost < 0.05
+
+
+def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(FAMILIES["qwen3"]).with_cache("int8")
+    sizes = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
+    native_decoder(loaded, **sizes)
+    monkeypatch.setattr("oaiserve.engine.model.cpu.start.rounded", lambda numbers, group: 1.1 * numbers)
+    with pytest.raises(NotKnown, match="its outputs differ by"):
+        native_decoder(loaded, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("family", "block_size", "reason"),
+    [
+        ("phimoe", BLOCK_SIZE, "its PhimoeTopKRouter"),
+        ("llama", 8, "the block size 8 is no multiple of 16"),
+    ],
+)
+def test_it_is_refused_without_the_native_step(family: str, block_size: int, reason: str) -> None:
+    loaded = load((FAMILIES | MIXTURES)[family]).with_cache("int8")
+    flag = "--kv-cache-dtype int8"
+    with pytest.raises(StartupError, match=f"^{flag} needs the native step, which cannot be used: {reason}"):
+        started_runner(loaded, num_blocks=8, block_size=block_size, needed_by=flag)
