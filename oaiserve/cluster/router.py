@@ -1,0 +1,233 @@
+"""The router chooses the replica for each request: one that holds the longest beginning of its prompt and is not busy.
+
+It is pure: it reads no clock, draws no random number and waits for nothing, so routers that know the same choose the
+same. It knows neither HTTP nor what starts and stops replicas.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from oaiserve.cluster.holders import Holders
+from oaiserve.cluster.prefix import BLOCK_BYTES, BYTES_PER_TOKEN, Prompt, key_of_session, marked_depths
+from oaiserve.cluster.rendezvous import order, score, seed_of
+from oaiserve.cluster.report import ReplicaReport
+
+# A replica takes no request that would bring it above so many times the mean load, as long as another one is below.
+BOUND = 1.25
+# A replica with at most this load is not busy, however little the others have.
+IDLE_LOAD = 4.0
+# Load is counted in requests. So many prompt tokens that are still to be computed count as one more.
+TOKENS_PER_REQUEST = 1024
+# A shorter part of a prompt is not worth going where it is: the replicas that hold it would get all that begins alike.
+LEAST_PART = 1 / 4
+SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
+_ROUNDING = 1 + 1e-9  # sums of loads are not exact
+MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
+
+
+class NoReplica(Exception):
+    """There is no replica that a request could be sent to."""
+
+
+class Reason(StrEnum):
+    """The reasons for which a replica is chosen."""
+
+    PREFIX = "prefix"  # it holds the longest known beginning of the prompt
+    SHORTER_PREFIX = "shorter_prefix"  # it holds a shorter one, and those with the longest are at the bound
+    SPILLED = "spilled"  # all that hold a beginning of the prompt are at the bound
+    NEW = "new"  # no replica is known to hold a part of the prompt that is worth it
+
+
+class Decision(NamedTuple):
+    """The replica that was chosen for a request, and why: what a span says of it."""
+
+    replica: str
+    reason: Reason
+    expected_hit_tokens: int  # about, and at least: not all lengths are known
+    num_holders: int  # replicas that hold the longest known beginning and can be chosen
+    load: float  # of the replica, with the request
+    bound: float  # on its load, at that moment
+
+
+class Router:
+    """The router knows the replicas that there are, from their reports what they hold, and what it sent since then.
+
+    `now_ns` is the caller's monotonic clock.
+    """
+
+    def __init__(self, *, most_prefixes: int = MOST_PREFIXES, silent_ns: int = SILENT_NS) -> None:
+        self._silent_ns = silent_ns
+        self._holders: Holders[_Replica] = Holders(most_prefixes)
+        self._members: dict[str, _Replica] = {}
+        # Those that can be chosen, by name, so that every router has them in the same order.
+        self._available: list[_Replica] = []
+        self._seeds = np.zeros(0, np.uint64)
+        self._total_load = 0.0  # of these
+        self._next_silent_ns = 0  # when one of them may have been silent for too long
+
+    @property
+    def num_prefixes(self) -> int:
+        """The number of beginnings of prompts that are remembered."""
+        return len(self._holders)
+
+    def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
+        """Set the replicas that there are. One that is to be drained is left out, as is one without an open port."""
+        members = {name: self._members.get(name) or _Replica(name, now_ns) for name in names}
+        if members.keys() != self._members.keys():
+            self._members = members
+            self._find_available(now_ns)
+
+    def exclude(self, name: str, now_ns: int) -> None:
+        """Choose a replica no more until it reports again, because a request could not be delivered to it."""
+        replica = self._members.get(name)
+        if replica is not None:
+            replica.heard_ns = now_ns - self._silent_ns
+            self._find_available(now_ns)
+
+    def learn(self, report: ReplicaReport, now_ns: int) -> None:
+        """Take over what a replica reports. A report that is overtaken by a later one is ignored."""
+        replica = self._members.get(report.replica)
+        if replica is None:
+            return
+        if report.incarnation != replica.incarnation:
+            if replica.incarnation is not None:  # what is noted of the old one is not true of the new one
+                replica = self._members[replica.name] = _Replica(replica.name, now_ns)
+                self._find_available(now_ns)
+            replica.incarnation = report.incarnation
+        elif report.number <= replica.report_number:
+            return
+        replica.report_number = report.number
+        was_silent = now_ns - replica.heard_ns >= self._silent_ns
+        replica.heard_ns = now_ns
+        if was_silent:
+            self._find_available(now_ns)
+        self._add_load(replica, report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST - replica.load)
+        before, after = set(replica.reported), set(report.keys)
+        for key in after - before:
+            self._holders.add(key, replica)
+        if not report.is_full:  # otherwise it may hold them still
+            for key in before - after:
+                self._holders.discard(key, replica)
+        replica.reported = report.keys
+
+    def choose(self, prompt: Prompt, now_ns: int, session: str | None = None) -> Decision:
+        """Choose the replica for a request, which is counted as sent to it.
+
+        Without a `session`, two replicas come into question, and the less loaded one is chosen. Requests of a session
+        stay together instead: with the first of its order that is not busy. Raises NoReplica.
+        """
+        if now_ns >= self._next_silent_ns:
+            self._find_available(now_ns)
+        if not self._available:
+            raise NoReplica("there is no replica that the request could be sent to")
+        keys = prompt.keys
+        own = None if session is None else key_of_session(session)
+        known = num_holders = num_tried = 0
+        for depth in range(len(keys), 0, -1):
+            holders = self._holders.find(keys[depth - 1])
+            if len(holders) == num_tried:  # those that hold more hold this, too: they are the same
+                continue
+            num_tried = len(holders)
+            hit_tokens = min(depth * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
+            if hit_tokens < LEAST_PART * prompt.num_tokens:
+                break
+            candidates = [replica for replica in holders if replica.is_available]
+            if not candidates:
+                continue
+            if not known:
+                known, num_holders = depth, len(candidates)
+            # Behind a common beginning, talks are told apart by what follows it: each has an order of its own.
+            key = own or (keys[depth] if depth < len(keys) else prompt.whole)
+            weight = _weight(prompt.num_tokens - hit_tokens)
+            chosen = self._first_that_fits(_in_order(candidates, key), weight, session)
+            if chosen is not None:
+                reason = Reason.PREFIX if depth == known else Reason.SHORTER_PREFIX
+                return self._send(chosen, prompt, reason, hit_tokens, num_holders, weight)
+        # What spills from a beginning spills in the order of that beginning, so that it is soon where it spills to.
+        key = own or (keys[known - 1] if known else keys[0] if keys else prompt.whole)
+        weight = _weight(prompt.num_tokens)
+        everywhere = (self._available[position] for position in order(key, self._seeds))
+        chosen = self._first_that_fits(everywhere, weight, session)
+        assert chosen is not None, "the least loaded replica is below the bound"
+        return self._send(chosen, prompt, Reason.SPILLED if known else Reason.NEW, 0, num_holders, weight)
+
+    def _first_that_fits(self, candidates: Iterable[_Replica], weight: float, session: str | None) -> _Replica | None:
+        """Return the first replica that stays below the bound; without a session, the less loaded one of the first two.
+        Return None if there is none."""
+        bound = self._bound(weight)
+        first = None
+        for replica in candidates:
+            if replica.load + weight <= bound:
+                if session is not None:
+                    return replica
+                if first is not None:
+                    return replica if replica.load < first.load else first
+                first = replica
+        return first
+
+    def _bound(self, weight: float) -> float:
+        """Return the bound on the load of a replica that takes a request of that weight.
+
+        The mean with the whole request on top is never below the least load with it, so there is always a replica.
+        """
+        mean = self._total_load / len(self._available)
+        return max(BOUND * (mean + weight / len(self._available)), mean + weight, IDLE_LOAD) * _ROUNDING
+
+    def _send(
+        self, replica: _Replica, prompt: Prompt, reason: Reason, hit_tokens: int, num_holders: int, weight: float
+    ) -> Decision:
+        bound = self._bound(weight)
+        self._add_load(replica, weight)
+        keys = prompt.keys
+        for depth in marked_depths(len(keys)):
+            self._holders.add(keys[depth - 1], replica)
+        return Decision(replica.name, reason, hit_tokens, num_holders, replica.load, bound)
+
+    def _add_load(self, replica: _Replica, load: float) -> None:
+        replica.load += load
+        if replica.is_available:
+            self._total_load += load
+
+    def _find_available(self, now_ns: int) -> None:
+        """Find the replicas that can be chosen: all that were heard of lately, or all if there is none."""
+        for replica in self._available:
+            replica.is_available = False
+        members = [replica for _, replica in sorted(self._members.items())]
+        self._available = [one for one in members if now_ns - one.heard_ns < self._silent_ns] or members
+        for replica in self._available:
+            replica.is_available = True
+        self._seeds = np.array([replica.seed for replica in self._available], np.uint64)
+        self._total_load = sum(replica.load for replica in self._available)
+        heard_ns = [one.heard_ns for one in self._available if now_ns - one.heard_ns < self._silent_ns]
+        self._next_silent_ns = min(heard_ns, default=now_ns) + self._silent_ns
+
+
+class _Replica:
+    """What the router knows of a replica."""
+
+    __slots__ = ("heard_ns", "incarnation", "is_available", "load", "name", "report_number", "reported", "seed")
+
+    def __init__(self, name: str, now_ns: int) -> None:
+        self.name = name
+        self.seed = seed_of(name)
+        self.incarnation: str | None = None
+        self.report_number = -1
+        self.reported: array[int] = array("Q")
+        self.load = 0.0  # as reported, and what was sent since then
+        self.heard_ns = now_ns
+        self.is_available = False
+
+
+def _weight(tokens_to_compute: int) -> float:
+    """Return the load that a request adds."""
+    return 1 + tokens_to_compute / TOKENS_PER_REQUEST
+
+
+def _in_order(replicas: Sequence[_Replica], key: int) -> Sequence[_Replica]:
+    return sorted(replicas, key=lambda replica: -score(key, replica.seed)) if len(replicas) > 1 else replicas

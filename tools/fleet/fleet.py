@@ -1,0 +1,163 @@
+"""A fleet of simulated replicas, traffic and a policy: what happens in which order, faults included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oaiserve.cluster.report import ReplicaReport
+from tools.fleet.coarse import CoarseReplica, Size
+from tools.fleet.figures import Figures, Histogram
+from tools.fleet.policies import Ours, Policy
+from tools.fleet.replica import FullReplica
+from tools.fleet.traffic import Call, Traffic
+from tools.simulate import Costs
+
+TICK_SECONDS = 0.01  # so long after it finished is a request still counted as open
+DRAIN_SECONDS = 3.0  # from the moment a replica takes no more to that at which its successor is up
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated, and what happens in it."""
+
+    seconds: float
+    warm_up: float
+    report_seconds: float = 1.0
+    fails: tuple[float, float, range] | None = None  # from, to, replicas
+    rolls: tuple[float, float] | None = None  # from, to: all replicas are started again, one after the other
+
+
+class Fleet:
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        number: int,
+        make: Callable[..., CoarseReplica | FullReplica],
+        size: Size,
+        costs: Costs,
+    ) -> None:
+        self._policy = policy
+        self._replicas = [make(size, costs, reports=policy.wants_reports) for _ in range(number)]
+        self._num_open = np.zeros(number, np.int64)
+        self._up = [True] * number
+        self._incarnations = [0] * number
+        self._back: list[tuple[float, int]] = []  # when replicas that were started again are up
+        self._num_rolled = 0
+        self.figures = Figures(name)
+        self._choose_seconds = 0.0
+        self._num_chosen = 0
+
+    def run(self, traffic: Traffic, plan: Plan) -> Figures:
+        """Simulate, and return the figures."""
+        began = time.perf_counter()
+        figures, calls = self.figures, []
+        busy: Sequence[float] = ()
+        computed: Sequence[int] = ()
+        period = max(1, round(plan.report_seconds / TICK_SECONDS))
+        for tick in range(round(plan.seconds / TICK_SECONDS)):
+            now = tick * TICK_SECONDS
+            if not busy and now >= plan.warm_up:
+                busy = [replica.busy_seconds for replica in self._replicas]
+                computed = [replica.computed_tokens for replica in self._replicas]
+                for replica in self._replicas:
+                    replica.itl = Histogram()
+            self._let_fail(plan, now)
+            self._restart(plan, now)
+            before = time.perf_counter()
+            for call in traffic.until(now, now + TICK_SECONDS):
+                index = self._policy.choose(call, self._num_open, now)
+                self._replicas[index].push(call)
+                self._num_open[index] += 1
+                if call.arrival >= plan.warm_up:
+                    calls.append(call)
+                self._num_chosen += 1
+            self._choose_seconds += time.perf_counter() - before
+            for index, replica in enumerate(self._replicas):
+                replica.advance(now + TICK_SECONDS)
+                if replica.finished:
+                    self._num_open[index] -= len(replica.finished)
+                    for call in replica.finished:
+                        call.keys.clear()
+                    replica.finished.clear()
+            if isinstance(self._policy, Ours):
+                for index in range(tick % period, len(self._replicas), period):
+                    if self._up[index]:
+                        self._policy.learn(self._report(index, tick), now + TICK_SECONDS)
+        figures.seconds = plan.seconds - plan.warm_up
+        figures.busy_seconds = [r.busy_seconds - was for r, was in zip(self._replicas, busy, strict=True)]
+        figures.computed_tokens = [r.computed_tokens - was for r, was in zip(self._replicas, computed, strict=True)]
+        for replica in self._replicas:
+            figures.itl.counts += replica.itl.counts
+        self._count(calls, plan)
+        figures.reasons = self._policy.reasons
+        figures.choose_us = self._choose_seconds / max(1, self._num_chosen) * 1e6
+        figures.real_seconds = time.perf_counter() - began
+        return figures
+
+    def _count(self, calls: list[Call], plan: Plan) -> None:
+        figures = self.figures
+        for call in calls:
+            if call.ttft < 0:
+                if call.is_lost:
+                    figures.num_lost += 1
+                    continue
+                figures.num_unfinished += 1
+                call.ttft = plan.seconds - call.arrival  # at least
+            else:
+                figures.num_lost += call.is_lost
+                figures.prompt_tokens += call.num_tokens
+                figures.hit_tokens += call.hit_tokens
+                figures.answer_tokens += call.answer
+            figures.arrivals.append(call.arrival)
+            figures.ttfts.append(call.ttft)
+
+    def _report(self, index: int, number: int) -> ReplicaReport:
+        replica = self._replicas[index]
+        keys = replica.held.keys(replica.is_cached)  # type: ignore[arg-type]
+        incarnation = str(self._incarnations[index])
+        return ReplicaReport(str(index), incarnation, number, replica.num_open, replica.waiting_tokens, keys)
+
+    def _let_fail(self, plan: Plan, now: float) -> None:
+        """Let a zone fail, and come back with empty caches. Requests that it has are lost."""
+        if plan.fails is None:
+            return
+        start, end, indices = plan.fails
+        if start <= now < start + TICK_SECONDS:
+            for index in indices:
+                self._empty(index)
+                self._up[index] = False
+            self._policy.set_up(self._up, now)
+        elif end <= now < end + TICK_SECONDS:
+            for index in indices:
+                self._up[index] = True
+            self._policy.set_up(self._up, now)
+
+    def _restart(self, plan: Plan, now: float) -> None:
+        """Drain replicas one after the other, and replace each by one with an empty cache."""
+        changed = False
+        while self._back and self._back[0][0] <= now:
+            _, index = self._back.pop(0)
+            self._empty(index)
+            self._up[index] = changed = True
+        if plan.rolls is not None and plan.rolls[0] <= now < plan.rolls[1]:
+            due = (now - plan.rolls[0]) / (plan.rolls[1] - plan.rolls[0]) * len(self._replicas)
+            while self._num_rolled < due:
+                self._up[self._num_rolled] = False
+                self._back.append((now + DRAIN_SECONDS, self._num_rolled))
+                self._num_rolled += 1
+                changed = True
+        if changed:
+            self._policy.set_up(self._up, now)
+
+    def _empty(self, index: int) -> None:
+        replica = self._replicas[index]
+        assert isinstance(replica, CoarseReplica)
+        for call in replica.drop_all():
+            call.is_lost = True
+        self._num_open[index] = 0
+        self._incarnations[index] += 1
