@@ -1,4 +1,4 @@
-"""Who holds which beginnings of prompts, as far as a router knows: within a bound, whatever the fleet and its traffic."""
+"""Which replicas hold which beginnings of prompts, as far as a router knows, within a bound whatever the traffic."""
 
 from __future__ import annotations
 

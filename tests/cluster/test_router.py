@@ -267,13 +267,11 @@ class RouterMachine(RuleBasedStateMachine):
 
     def check(self, decision: Decision, words: list[str]) -> None:
         fit = {
-            name
-            for name in self.members - self.excluded
-            if self.now_ns - self.heard_ns[name] < SILENT_NS
+            name for name in self.members - self.excluded if self.now_ns - self.heard_ns[name] < SILENT_NS
         } or self.members
         assert decision.replica in fit, "it is dead, silent or gone"
         weight = decision.load - self.loads[decision.replica]
-        assert 1 <= weight + 1e-6
+        assert weight + 1e-6 >= 1
         mean = sum(self.loads[name] for name in fit) / len(fit)
         self.loads[decision.replica] = decision.load
         limit = max(BOUND * (mean + weight / len(fit)), mean + weight, IDLE_LOAD)

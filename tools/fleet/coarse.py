@@ -42,7 +42,7 @@ class CoarseReplica:
         self._num_cached = 0
         self.clock = 0.0
         self.busy_seconds = 0.0
-        self.computed_tokens = 0
+        self.work_seconds = 0.0  # without what a step takes however little it computes
         self.itl = Histogram()
         self.held: HeldPrefixes[tuple[int, int]] = HeldPrefixes()
         self.finished: list[Call] = []
@@ -58,10 +58,13 @@ class CoarseReplica:
     def push(self, call: Call) -> None:
         self._waiting.append(call)
 
+    def open_calls(self) -> list[Call]:
+        calls = [*self._waiting, *(row[0] for row in self._prefilling)]
+        return calls + [call for row in self._ends.values() for call in row]
+
     def drop_all(self) -> list[Call]:
         """Return what is open, and forget it and the cache, as when the process is killed."""
-        lost = [*self._waiting, *(row[0] for row in self._prefilling)]
-        lost += [call for calls in self._ends.values() for call in calls]
+        lost = self.open_calls()
         self._waiting.clear()
         self._prefilling.clear()
         self._ends.clear()
@@ -106,7 +109,7 @@ class CoarseReplica:
             seconds = costs.step + costs.token * tokens + costs.context * context / 1000
             self.clock += seconds
             self.busy_seconds += seconds
-            self.computed_tokens += tokens
+            self.work_seconds += seconds - costs.step
             self._context += decoding
             number = self._num_steps
             self._num_steps += 1
@@ -134,6 +137,7 @@ class CoarseReplica:
                 is_whole = have >= tokens
         for stream, tokens in reversed(call.path):
             self._hold(stream, tokens)
+        hit = max(hit, call.num_brought)
         call.hit_tokens = min(hit, call.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         return call.hit_tokens
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from tools.fleet.traffic import Call
 
 _BUCKETS = 32  # of a histogram for each doubling
 
@@ -38,14 +41,14 @@ class Figures:
     """The figures of one policy, of the requests that arrived after the warm-up."""
 
     policy: str
-    arrivals: list[float] = field(default_factory=list)
-    ttfts: list[float] = field(default_factory=list)  # seconds, in the same order
+    arrivals: array[float] = field(default_factory=lambda: array("d"))
+    ttfts: array[float] = field(default_factory=lambda: array("d"))  # seconds, in the same order
     itl: Histogram = field(default_factory=Histogram)
     prompt_tokens: int = 0
     hit_tokens: int = 0
     answer_tokens: int = 0
-    busy_seconds: Sequence[float] = ()  # of each replica
-    computed_tokens: Sequence[int] = ()
+    busy_seconds: Sequence[float] = ()  # of each replica: in steps
+    work_seconds: Sequence[float] = ()  # the same without what a step takes however little it computes
     reasons: Counter[str] = field(default_factory=Counter)
     num_lost: int = 0  # requests that a replica took with it
     num_unfinished: int = 0  # requests that had no first token at the end
@@ -59,24 +62,30 @@ class Figures:
 
     @property
     def imbalance(self) -> float:
-        """The busiest replica's time in steps, by that of the mean."""
-        return max(self.busy_seconds) / statistics.mean(self.busy_seconds)
-
-    @property
-    def imbalance_of_tokens(self) -> float:
-        return max(self.computed_tokens) / statistics.mean(self.computed_tokens)
+        """The work of the busiest replica, by that of the mean one."""
+        return max(self.work_seconds) / statistics.mean(self.work_seconds)
 
     @property
     def utilization(self) -> float:
         return statistics.mean(self.busy_seconds) / self.seconds
 
     @property
-    def cost(self) -> float:
-        """Replica seconds, of those in which steps ran, for a million tokens of prompts and answers."""
-        return sum(self.busy_seconds) / (self.prompt_tokens + self.answer_tokens) * 1e6
+    def work(self) -> float:
+        """The seconds of work, of all replicas together, for a million tokens of prompts and answers."""
+        return sum(self.work_seconds) / max(1, self.prompt_tokens + self.answer_tokens) * 1e6
 
-    def ttft(self, percent: float) -> float:
-        return float(np.percentile(self.ttfts, percent))
+    def count(self, call: Call) -> None:
+        """Count a request that has finished, or is open at the end."""
+        self.arrivals.append(call.arrival)
+        self.ttfts.append(call.ttft)
+        self.prompt_tokens += call.num_tokens
+        self.hit_tokens += call.hit_tokens
+        self.answer_tokens += call.answer
+
+    def ttft(self, percent: float, between: tuple[float, float] = (0, math.inf)) -> float:
+        """Return a percentile of the times to the first token, of the requests that arrived between two times."""
+        arrivals, ttfts = np.array(self.arrivals), np.array(self.ttfts)
+        return float(np.percentile(ttfts[(arrivals >= between[0]) & (arrivals < between[1])], percent))
 
     def over_time(self, percent: float, seconds: float = 1.0) -> list[tuple[float, float]]:
         """Return a percentile of the times to the first token, by the time of arrival."""

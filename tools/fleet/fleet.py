@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from oaiserve.cluster.report import ReplicaReport
 from tools.fleet.coarse import CoarseReplica, Size
 from tools.fleet.figures import Figures, Histogram
 from tools.fleet.policies import Ours, Policy
 from tools.fleet.replica import FullReplica
-from tools.fleet.traffic import Call, Traffic
+from tools.fleet.traffic import Traffic
 from tools.simulate import Costs
 
 TICK_SECONDS = 0.01  # so long after it finished is a request still counted as open
@@ -55,66 +56,59 @@ class Fleet:
     def run(self, traffic: Traffic, plan: Plan) -> Figures:
         """Simulate, and return the figures."""
         began = time.perf_counter()
-        figures, calls = self.figures, []
-        busy: Sequence[float] = ()
-        computed: Sequence[int] = ()
+        figures, before = self.figures, None
         period = max(1, round(plan.report_seconds / TICK_SECONDS))
         for tick in range(round(plan.seconds / TICK_SECONDS)):
             now = tick * TICK_SECONDS
-            if not busy and now >= plan.warm_up:
-                busy = [replica.busy_seconds for replica in self._replicas]
-                computed = [replica.computed_tokens for replica in self._replicas]
+            if before is None and now >= plan.warm_up:
+                before = self._seconds()
                 for replica in self._replicas:
                     replica.itl = Histogram()
             self._let_fail(plan, now)
             self._restart(plan, now)
-            before = time.perf_counter()
-            for call in traffic.until(now, now + TICK_SECONDS):
-                index = self._policy.choose(call, self._num_open, now)
-                self._replicas[index].push(call)
-                self._num_open[index] += 1
-                if call.arrival >= plan.warm_up:
-                    calls.append(call)
-                self._num_chosen += 1
-            self._choose_seconds += time.perf_counter() - before
+            self._place(traffic, now)
             for index, replica in enumerate(self._replicas):
                 replica.advance(now + TICK_SECONDS)
                 if replica.finished:
                     self._num_open[index] -= len(replica.finished)
                     for call in replica.finished:
-                        call.keys.clear()
+                        if call.arrival >= plan.warm_up:
+                            figures.count(call)
                     replica.finished.clear()
             if isinstance(self._policy, Ours):
                 for index in range(tick % period, len(self._replicas), period):
                     if self._up[index]:
                         self._policy.learn(self._report(index, tick), now + TICK_SECONDS)
+        assert before is not None
         figures.seconds = plan.seconds - plan.warm_up
-        figures.busy_seconds = [r.busy_seconds - was for r, was in zip(self._replicas, busy, strict=True)]
-        figures.computed_tokens = [r.computed_tokens - was for r, was in zip(self._replicas, computed, strict=True)]
+        figures.busy_seconds, figures.work_seconds = (self._seconds() - before).tolist()
         for replica in self._replicas:
             figures.itl.counts += replica.itl.counts
-        self._count(calls, plan)
+            for call in replica.open_calls():
+                if call.arrival >= plan.warm_up:
+                    if call.ttft < 0:
+                        figures.num_unfinished += 1
+                        call.ttft = plan.seconds - call.arrival  # at least
+                    figures.count(call)
         figures.reasons = self._policy.reasons
         figures.choose_us = self._choose_seconds / max(1, self._num_chosen) * 1e6
         figures.real_seconds = time.perf_counter() - began
         return figures
 
-    def _count(self, calls: list[Call], plan: Plan) -> None:
-        figures = self.figures
-        for call in calls:
-            if call.ttft < 0:
-                if call.is_lost:
-                    figures.num_lost += 1
-                    continue
-                figures.num_unfinished += 1
-                call.ttft = plan.seconds - call.arrival  # at least
-            else:
-                figures.num_lost += call.is_lost
-                figures.prompt_tokens += call.num_tokens
-                figures.hit_tokens += call.hit_tokens
-                figures.answer_tokens += call.answer
-            figures.arrivals.append(call.arrival)
-            figures.ttfts.append(call.ttft)
+    def _seconds(self) -> npt.NDArray[np.float64]:
+        """Return the seconds in steps, and of work, of each replica."""
+        replicas = self._replicas
+        return np.array([[one.busy_seconds for one in replicas], [one.work_seconds for one in replicas]])
+
+    def _place(self, traffic: Traffic, now: float) -> None:
+        """Place the requests of a tick. The time that this takes includes that of making them."""
+        before = time.perf_counter()
+        for call in traffic.until(now, now + TICK_SECONDS):
+            index = self._policy.choose(call, self._num_open, now)
+            self._replicas[index].push(call)
+            self._num_open[index] += 1
+            self._num_chosen += 1
+        self._choose_seconds += time.perf_counter() - before
 
     def _report(self, index: int, number: int) -> ReplicaReport:
         replica = self._replicas[index]
@@ -157,7 +151,6 @@ class Fleet:
     def _empty(self, index: int) -> None:
         replica = self._replicas[index]
         assert isinstance(replica, CoarseReplica)
-        for call in replica.drop_all():
-            call.is_lost = True
+        self.figures.num_lost += len(replica.drop_all())
         self._num_open[index] = 0
         self._incarnations[index] += 1

@@ -83,10 +83,10 @@ class HashOfBeginning:
 class CacheAware:
     """What the gateways of vLLM and SGLang do by default, told from their sources.
 
-    If the most loaded replica has over 32 requests more than the least loaded one, and over 1.1 times as many, the least
-    loaded one gets the request. Otherwise the one gets it that was last sent the longest known beginning of the prompt,
-    if that is more than half of the prompt; or else the least loaded one. Beginnings are remembered by blocks of 64
-    tokens, to a fifth, instead of by characters, and at most two million of them.
+    If the most loaded replica has over 32 requests more than the least loaded one, and over 1.1 times as many, the
+    least loaded one gets the request. Otherwise the one gets it that was last sent the longest known beginning of the
+    prompt, if that is more than half of the prompt; or else the least loaded one. Beginnings are remembered by blocks
+    of 64 tokens, to a fifth, instead of by characters, and at most two million of them.
     """
 
     wants_reports = False

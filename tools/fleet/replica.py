@@ -27,7 +27,7 @@ class FullReplica:
         self._open: dict[Sequence, Call] = {}
         self.clock = 0.0
         self.busy_seconds = 0.0
-        self.computed_tokens = 0
+        self.work_seconds = 0.0
         self.itl = Histogram()
         self.held: HeldPrefixes[BlockHash] = HeldPrefixes()
         self.finished: list[Call] = []
@@ -44,6 +44,9 @@ class FullReplica:
     def push(self, call: Call) -> None:
         self._inbox.append(call)
 
+    def open_calls(self) -> list[Call]:
+        return [*self._inbox, *self._open.values()]
+
     def is_cached(self, place: BlockHash) -> bool:
         return self._pool.find(place) is not None
 
@@ -59,7 +62,7 @@ class FullReplica:
             seconds = self._costs.seconds(step)
             self.clock += seconds
             self.busy_seconds += seconds
-            self.computed_tokens += step.num_tokens
+            self.work_seconds += seconds - self._costs.step
             num_decoding = 0
             scheduler.advance(step)
             for chunk in step.chunks:

@@ -1,7 +1,7 @@
 """Traffic for simulated fleets: talks of several kinds, whose next turns come at times that no policy changes.
 
-Texts are numbers: a *stream* is a text that somebody owns, and token i of stream s is s + i. A prompt begins with tokens
-of common streams (a system prompt, a document), and goes on with the talk's own stream, which has the earlier answers.
+Texts are numbers: a *stream* is a text, and token i of stream s is s + i. A prompt begins with the tokens of a common
+stream (a system prompt, a document), and goes on with the talk's own stream, which has the earlier answers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Call:
     answer: int  # tokens
     session: str | None
     keys: list[int] = field(default_factory=list)  # for a router, where one asks for them
+    num_brought: int = 0  # tokens of the prompt whose keys and values come along, from a replica that computed them
     hit_tokens: int = 0
-    ttft: float = -1.0
-    is_lost: bool = False
+    ttft: float = -1.0  # until there is a first token
 
     def find_keys(self, most: int) -> list[int]:
         """Return the keys of the prompt's blocks. The tokens of a stream imply those before it, and so do its keys."""

@@ -1,0 +1,81 @@
+"""A fleet toward internet scale: its traffic, a burst, a zone that fails and a rolling update, under every policy."""
+
+from __future__ import annotations
+
+import argparse
+from multiprocessing import get_context
+from typing import Any
+
+from tools.bench.plot import linear
+from tools.fleet.coarse import CoarseReplica, Size
+from tools.fleet.fleet import Fleet, Plan
+from tools.fleet.setups import GPU, HEAD, POLICIES, as_json, milliseconds, row
+from tools.fleet.traffic import Mix, Traffic
+from tools.markdown import as_markdown
+
+SIZE = Size(cache_tokens=400_000)
+REPORT_SECONDS = 2.0
+NUM_PROCESSES = 2
+# When what happens, as shares of the simulated time; the first third of it warms up.
+BURST, ZONE, UPDATE = (0.45, 0.55), (0.6, 0.7), (0.75, 0.95)
+BURST_SHARE, BURST_TOKENS = 0.3, 3000
+NUM_ZONES = 5
+PLOTTED = ("oaiserve", "cache-aware gateway", "least connections", "hash of the beginning")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=100_000, help="requests a second, in all (default 100,000)")
+    parser.add_argument("--seconds", type=float, default=24, help="simulated time (default 24)")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    jobs = [(policy, arguments.replicas, arguments.rate, arguments.seconds) for policy in arguments.policies]
+    with get_context("spawn").Pool(NUM_PROCESSES, maxtasksperchild=1) as pool:
+        runs = pool.map(simulate, jobs, chunksize=1)
+    rows = [(*HEAD, "lost", "time")]
+    for as_row, results in runs:
+        rows.append((*as_row, f"{results['lost']:,}", f"{results['real_seconds']:.0f} s"))
+    phases = [("policy", *(f"TTFT p99, {phase}" for phase in runs[0][1]["phases"]))]
+    phases += [(results["policy"], *map(milliseconds, results["phases"].values())) for _, results in runs]
+    text = "\n".join([*as_markdown(rows), "", *as_markdown(phases)])
+    settings = {"replicas": arguments.replicas, "rate": arguments.rate, "seconds": arguments.seconds}
+    return {**settings, "policies": [results for _, results in runs]}, text
+
+
+def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Simulate one policy, and return its row of the table and its figures."""
+    policy, number, rate, seconds = job
+    traffic = Traffic(rate, Mix())
+    traffic.add_burst(BURST[0] * seconds, BURST[1] * seconds, BURST_SHARE, BURST_TOKENS)
+    zone = range(number - number // NUM_ZONES, number)
+    plan = Plan(
+        seconds,
+        seconds / 3,
+        REPORT_SECONDS,
+        fails=(ZONE[0] * seconds, ZONE[1] * seconds, zone),
+        rolls=(UPDATE[0] * seconds, UPDATE[1] * seconds),
+    )
+    figures = Fleet(policy, POLICIES[policy](number), number, CoarseReplica, SIZE, GPU).run(traffic, plan)
+    times = {
+        "calm": (1 / 3, BURST[0]),
+        "burst": BURST,
+        "a fifth failed": ZONE,
+        "update": UPDATE,
+    }
+    phases = {name: figures.ttft(99, (start * seconds, end * seconds)) for name, (start, end) in times.items()}
+    over_time = {f"p{percent}": figures.over_time(percent, seconds / 48) for percent in (50, 99)}
+    return row(figures), {**as_json(figures), "phases": phases, "over_time": over_time}
+
+
+def plots(results: dict[str, Any]) -> dict[str, str]:
+    """Return plots of the time to the first token over the simulated time, by the name of their file."""
+    return {f"fleet-ttft-{percent}.svg": _plot(results, percent) for percent in ("p50", "p99")}
+
+
+def _plot(results: dict[str, Any], percent: str) -> str:
+    found = {each["policy"]: each["over_time"][percent] for each in results["policies"]}
+    series = [(name, [(at, 1000 * seconds) for at, seconds in found[name]]) for name in PLOTTED if name in found]
+    title = f"Time to first token, {percent}, of {results['replicas']:,} replicas"
+    return linear(title, "seconds", f"TTFT {percent}, ms", series)
