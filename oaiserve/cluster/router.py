@@ -128,6 +128,7 @@ class Router:
             raise NoReplica("there is no replica that the request could be sent to")
         keys = prompt.keys
         own = None if session is None else key_of_session(session)
+        bound = self._bound(_weight(prompt.num_tokens))
         known = num_holders = num_tried = 0
         for depth in range(len(keys), 0, -1):
             holders = self._holders.find(keys[depth - 1])
@@ -144,50 +145,35 @@ class Router:
                 known, num_holders = depth, len(candidates)
             # Behind a common beginning, talks are told apart by what follows it: each has an order of its own.
             key = own or (keys[depth] if depth < len(keys) else prompt.whole)
-            weight = _weight(prompt.num_tokens - hit_tokens)
-            chosen = self._first_that_fits(_in_order(candidates, key), weight, session)
+            most_load = bound - _weight(prompt.num_tokens - hit_tokens)
+            chosen = _first_below(most_load, _in_order(candidates, key), session)
             if chosen is not None:
                 reason = Reason.PREFIX if depth == known else Reason.SHORTER_PREFIX
-                return self._send(chosen, prompt, reason, hit_tokens, num_holders, weight)
+                return self._send(chosen, prompt, Decision(chosen.name, reason, hit_tokens, num_holders, 0.0, bound))
         # What spills from a beginning spills in the order of that beginning, so that it is soon where it spills to.
         key = own or (keys[known - 1] if known else keys[0] if keys else prompt.whole)
-        weight = _weight(prompt.num_tokens)
         everywhere = (self._available[position] for position in order(key, self._seeds))
-        chosen = self._first_that_fits(everywhere, weight, session)
+        chosen = _first_below(bound - _weight(prompt.num_tokens), everywhere, session)
         assert chosen is not None, "the least loaded replica is below the bound"
-        return self._send(chosen, prompt, Reason.SPILLED if known else Reason.NEW, 0, num_holders, weight)
-
-    def _first_that_fits(self, candidates: Iterable[_Replica], weight: float, session: str | None) -> _Replica | None:
-        """Return the first replica that stays below the bound; without a session, the less loaded one of the first two.
-        Return None if there is none."""
-        bound = self._bound(weight)
-        first = None
-        for replica in candidates:
-            if replica.load + weight <= bound:
-                if session is not None:
-                    return replica
-                if first is not None:
-                    return replica if replica.load < first.load else first
-                first = replica
-        return first
+        reason = Reason.SPILLED if known else Reason.NEW
+        return self._send(chosen, prompt, Decision(chosen.name, reason, 0, num_holders, 0.0, bound))
 
     def _bound(self, weight: float) -> float:
-        """Return the bound on the load of a replica that takes a request of that weight.
+        """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
 
-        The mean with the whole request on top is never below the least load with it, so there is always a replica.
+        The mean with the whole request on top is never below the least load with it, so there is always a replica. And
+        one that holds much of a long prompt may be above the mean by what it would take another one to compute that.
         """
-        mean = self._total_load / len(self._available)
-        return max(BOUND * (mean + weight / len(self._available)), mean + weight, IDLE_LOAD) * _ROUNDING
+        number = len(self._available)
+        mean = self._total_load / number
+        return max(BOUND * (mean + weight / number), mean + weight, IDLE_LOAD) * _ROUNDING
 
-    def _send(
-        self, replica: _Replica, prompt: Prompt, reason: Reason, hit_tokens: int, num_holders: int, weight: float
-    ) -> Decision:
-        bound = self._bound(weight)
-        self._add_load(replica, weight)
-        keys = prompt.keys
-        for depth in marked_depths(len(keys)):
-            self._holders.add(keys[depth - 1], replica)
-        return Decision(replica.name, reason, hit_tokens, num_holders, replica.load, bound)
+    def _send(self, replica: _Replica, prompt: Prompt, decision: Decision) -> Decision:
+        """Count a request as sent. From now on, the replica is taken to hold its prompt."""
+        self._add_load(replica, _weight(prompt.num_tokens - decision.expected_hit_tokens))
+        for depth in marked_depths(len(prompt.keys)):
+            self._holders.add(prompt.keys[depth - 1], replica)
+        return decision._replace(load=replica.load)
 
     def _add_load(self, replica: _Replica, load: float) -> None:
         replica.load += load
@@ -227,6 +213,20 @@ class _Replica:
 def _weight(tokens_to_compute: int) -> float:
     """Return the load that a request adds."""
     return 1 + tokens_to_compute / TOKENS_PER_REQUEST
+
+
+def _first_below(most_load: float, replicas: Iterable[_Replica], session: str | None) -> _Replica | None:
+    """Return the first replica with at most that load; without a session, the less loaded one of the first two. Return
+    None if there is none."""
+    first = None
+    for replica in replicas:
+        if replica.load <= most_load:
+            if session is not None:
+                return replica
+            if first is not None:
+                return replica if replica.load < first.load else first
+            first = replica
+    return first
 
 
 def _in_order(replicas: Sequence[_Replica], key: int) -> Sequence[_Replica]:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from oaiserve.cluster.prefix import BLOCK_BYTES, Prompt, marked_depths, prompt_of_text
 from oaiserve.cluster.report import MOST_KEYS, ReplicaReport
-from oaiserve.cluster.router import BOUND, IDLE_LOAD, SILENT_NS, Decision, NoReplica, Reason, Router
+from oaiserve.cluster.router import BOUND, IDLE_LOAD, SILENT_NS, TOKENS_PER_REQUEST, Decision, NoReplica, Reason, Router
 
 NAMES = tuple(f"replica-{number}" for number in range(8))
 
@@ -274,9 +274,11 @@ class RouterMachine(RuleBasedStateMachine):
         assert weight + 1e-6 >= 1
         mean = sum(self.loads[name] for name in fit) / len(fit)
         self.loads[decision.replica] = decision.load
-        limit = max(BOUND * (mean + weight / len(fit)), mean + weight, IDLE_LOAD)
-        assert decision.load <= limit + 1e-6, "it was busy"
-        assert decision.bound == pytest.approx(limit)
+        as_new = 1 + BLOCK_BYTES // 4 * len(words) / TOKENS_PER_REQUEST
+        bound = max(BOUND * (mean + as_new / len(fit)), mean + as_new, IDLE_LOAD)
+        assert weight <= as_new + 1e-6
+        assert decision.load <= bound + 1e-6, "it was busy"
+        assert decision.bound == pytest.approx(bound)
         assert decision.expected_hit_tokens <= 64 * len(words)
         assert self.router.num_prefixes <= self.MOST_PREFIXES
 
