@@ -27,11 +27,11 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Prompt(NamedTuple):
-    """What a router knows of a prompt: the keys of its full blocks, a key of all of its text, and about its length."""
+    """What a router knows of a prompt."""
 
-    keys: Sequence[int]
-    whole: int
-    num_tokens: int
+    keys: Sequence[int]  # of its full blocks
+    talk: int  # of its text up to the end of the first message of a user, which all turns of a talk have in common
+    num_tokens: int  # about
 
 
 def prompt_of(body: Mapping[str, Any]) -> Prompt:
@@ -39,23 +39,29 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
 
     Two bodies share keys only if model (or adapter) and `cache_salt` are the same, as with the prefix cache.
     """
-    parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)]
+    messages: list[Any] = []
     for name in _TEXT_FIELDS:
         text = body.get(name)
-        parts += map(_encode, text) if isinstance(text, list) else [_encode(text)] if text else []
-    return prompt_of_text(b",".join(parts), _encode([body.get("model"), body.get("cache_salt")]))
+        messages += text if isinstance(text, list) else [text] if text else []
+    parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [*map(_encode, messages)]
+    users = (at for at, one in enumerate(messages, 1) if isinstance(one, Mapping) and one.get("role") == "user")
+    num_first = len(parts) - len(messages) + next(users, len(messages))
+    salt = _encode([body.get("model"), body.get("cache_salt")])
+    return prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
 
 
-def prompt_of_text(text: bytes, salt: bytes = b"") -> Prompt:
-    """Return what a router knows of a prompt with this text. Prompts with different salts have no key in common."""
+def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None) -> Prompt:
+    """Return what a router knows of a prompt with this text, the first `talk_bytes` of which (or all of it) all turns
+    of its talk have in common. Prompts with different salts have no key in common."""
     chain = blake2b(blake2b(salt).digest(), digest_size=8)
     keys = []
     end = min(len(text) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
     for start in range(0, end, BLOCK_BYTES):
         chain.update(text[start : start + BLOCK_BYTES])
         keys.append(_number(chain.copy().digest()))
-    chain.update(b"the rest" + text[end : end + BLOCK_BYTES])
-    return Prompt(keys, _number(chain.digest()), len(text) // BYTES_PER_TOKEN)
+    talk = blake2b(b"talk" + blake2b(salt).digest(), digest_size=8)
+    talk.update(text[:talk_bytes][: BLOCK_BYTES * MOST_BLOCKS])
+    return Prompt(keys, _number(talk.digest()), len(text) // BYTES_PER_TOKEN)
 
 
 def key_of_session(session: str) -> int:

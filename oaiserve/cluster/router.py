@@ -7,7 +7,7 @@ same. It knows neither HTTP nor what starts and stops replicas.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -119,44 +119,51 @@ class Router:
     def choose(self, prompt: Prompt, now_ns: int, session: str | None = None) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
-        Without a `session`, two replicas come into question, and the less loaded one is chosen. Requests of a session
-        stay together instead: with the first of its order that is not busy. Raises NoReplica.
+        Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
+        busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together whatever
+        is known of its prompts. Raises NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)
         if not self._available:
             raise NoReplica("there is no replica that the request could be sent to")
-        keys = prompt.keys
-        own = None if session is None else key_of_session(session)
+        own = prompt.talk if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens))
-        known = num_holders = num_tried = 0
-        for depth in range(len(keys), 0, -1):
-            holders = self._holders.find(keys[depth - 1])
-            if len(holders) == num_tried:  # those that hold more hold this, too: they are the same
-                continue
-            num_tried = len(holders)
-            hit_tokens = min(depth * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
-            if hit_tokens < LEAST_PART * prompt.num_tokens:
-                break
-            candidates = [replica for replica in holders if replica.is_available]
-            if not candidates:
-                continue
-            if not known:
-                known, num_holders = depth, len(candidates)
-            # Behind a common beginning, talks are told apart by what follows it: each has an order of its own.
-            key = own or (keys[depth] if depth < len(keys) else prompt.whole)
+        longest = num_holders = 0
+        for depth, replicas in self._holders_of(prompt):
+            if not longest:
+                longest, num_holders = depth, len(replicas)
+            hit_tokens = _num_tokens(prompt, depth)
             most_load = bound - _weight(prompt.num_tokens - hit_tokens)
-            chosen = _first_below(most_load, _in_order(candidates, key), session)
+            chosen = _first_below(most_load, _in_order(replicas, own), session)
             if chosen is not None:
-                reason = Reason.PREFIX if depth == known else Reason.SHORTER_PREFIX
+                reason = Reason.PREFIX if depth == longest else Reason.SHORTER_PREFIX
                 return self._send(chosen, prompt, Decision(chosen.name, reason, hit_tokens, num_holders, 0.0, bound))
-        # What spills from a beginning spills in the order of that beginning, so that it is soon where it spills to.
-        key = own or (keys[known - 1] if known else keys[0] if keys else prompt.whole)
+        key = own
+        if session is None and longest:  # it is soon where it spills to, if it always spills in the same order
+            key = prompt.keys[longest - 1]
+        elif session is None and prompt.keys and not self._holders.find(prompt.keys[0]):
+            key = prompt.keys[0]  # several routers that see something new agree on where it begins
         everywhere = (self._available[position] for position in order(key, self._seeds))
         chosen = _first_below(bound - _weight(prompt.num_tokens), everywhere, session)
         assert chosen is not None, "the least loaded replica is below the bound"
-        reason = Reason.SPILLED if known else Reason.NEW
+        reason = Reason.SPILLED if longest else Reason.NEW
         return self._send(chosen, prompt, Decision(chosen.name, reason, 0, num_holders, 0.0, bound))
+
+    def _holders_of(self, prompt: Prompt) -> Iterator[tuple[int, list[_Replica]]]:
+        """Return numbers of blocks, and the replicas that hold so many first blocks of a prompt and can be chosen.
+
+        The longest beginning that is known comes first, and none that is too short to be worth it.
+        """
+        num_before = 0
+        for depth in range(len(prompt.keys), 0, -1):
+            if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
+                return
+            holders = self._holders.find(prompt.keys[depth - 1])
+            if len(holders) > num_before:  # otherwise they are the same, since what holds more holds this, too
+                num_before = len(holders)
+                if replicas := [replica for replica in holders if replica.is_available]:
+                    yield depth, replicas
 
     def _bound(self, weight: float) -> float:
         """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
@@ -213,6 +220,10 @@ class _Replica:
 def _weight(tokens_to_compute: int) -> float:
     """Return the load that a request adds."""
     return 1 + tokens_to_compute / TOKENS_PER_REQUEST
+
+
+def _num_tokens(prompt: Prompt, num_blocks: int) -> int:
+    return min(num_blocks * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
 
 
 def _first_below(most_load: float, replicas: Iterable[_Replica], session: str | None) -> _Replica | None:

@@ -41,16 +41,16 @@ def report(
 
 def test_the_next_turn_goes_where_the_talk_is() -> None:
     router = make()
-    first = router.choose(prompt("system", "a"), 0)
-    for turn in range(2, 20):
-        router.choose(prompt("system", f"other {turn}"), 0)
-        words = ["system", *"abcdefghijklmnopqrst"[:turn]]
-        decision = router.choose(prompt(*words), 0)
-        if decision.reason is Reason.PREFIX and decision.expected_hit_tokens >= (turn - 1) * BLOCK_BYTES // 4:
-            assert decision.num_holders >= 1
+    words = ["system", "turn 0"]
+    first = router.choose(prompt(*words), 0)
+    for turn in range(1, 20):
+        router.choose(prompt("system", f"another talk {turn}"), 0)
         for name in NAMES[:4]:  # all are idle again
-            router.learn(report(name, turn, held=prompt("nothing")), 0)
-    assert first.reason is Reason.NEW
+            router.learn(report(name, turn), 0)
+        words.append(f"turn {turn}")
+        decision = router.choose(prompt(*words), 0)
+        assert (decision.replica, decision.reason) == (first.replica, Reason.PREFIX)
+        assert decision.expected_hit_tokens == BLOCK_BYTES // 4 * (len(words) - 1)
 
 
 def test_the_reasons_in_the_order_in_which_a_prefix_becomes_popular() -> None:
@@ -163,20 +163,21 @@ def test_an_excluded_replica_is_chosen_again_when_it_reports() -> None:
     assert "replica-0" in {router.choose(prompt("a"), 2).replica for _ in range(20)}
 
 
-def test_when_a_replica_leaves_only_its_own_requests_move() -> None:
+def test_when_a_replica_leaves_or_joins_only_its_own_talks_move() -> None:
     prompts = [prompt(f"{number}") for number in range(400)]
 
     def places(names: tuple[str, ...]) -> list[str]:
         chosen = []
         for one in prompts:
             router = make(names)  # idle, so that loads decide nothing
-            chosen.append(router.choose(one, 0, session=f"session {one.whole}").replica)
+            chosen.append(router.choose(one, 0, session=f"session {one.talk}").replica)
         return chosen
 
-    before, after = places(NAMES), places(NAMES[1:])
-    assert all(a == b for a, b in zip(before, after, strict=True) if a != NAMES[0])
-    assert 20 < before.count(NAMES[0]) < 90
-    assert {b for a, b in zip(before, after, strict=True) if a == NAMES[0]} == {*NAMES[1:]}
+    with_it, without_it = places(NAMES), places(NAMES[1:])
+    pairs = [*zip(with_it, without_it, strict=True)]
+    assert all(a == b for a, b in pairs if a != NAMES[0])
+    assert 20 < with_it.count(NAMES[0]) < 90
+    assert {b for a, b in pairs if a == NAMES[0]} == {*NAMES[1:]}
 
 
 def test_equal_prompts_spread_over_the_fleet_in_proportion_to_the_bound() -> None:

@@ -1,4 +1,4 @@
-"""Simulated fleets: the model of a replica against the real one, the policies, and what a fleet does when parts fail."""
+"""Simulated fleets: the model of a replica beside the real one, the policies, and what happens when parts fail."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_no_policy_uses_a_zone_that_failed_or_a_replica_that_drains(name: str) -
         return chosen[-1][1]
 
     policy.choose = recorded  # type: ignore[method-assign]
-    figures = simulate(policy, 8, rate=200, seconds=12, fails=(2.0, 3.0, range(6, 8)), rolls=(4.0, 8.0))
+    figures = simulate(policy, 8, rate=200, seconds=12, fails=(2.0, 3.0, range(6, 8)), rolls=(4.0, 8.0, 8))
     during = Counter(index for now, index in chosen if 2 < now < 3)
     assert {*during} <= {*range(6)}
     assert {index for now, index in chosen if now > 3} == {*range(8)}

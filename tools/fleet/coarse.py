@@ -119,6 +119,9 @@ class CoarseReplica:
                 self._finish(call)
             for call in started:
                 call.ttft = self.clock - call.arrival
+                if self._reports:
+                    depths = marked_depths(len(call.keys))
+                    self.held.note(zip([call.keys[depth - 1] for depth in depths], _places(call, depths), strict=True))
                 if call.answer == 1:
                     self._finish(call)
                 else:
@@ -161,9 +164,6 @@ class CoarseReplica:
         stream, tokens = call.path[-1]
         self._hold(stream, tokens + call.answer - 1)
         self.finished.append(call)
-        if self._reports:
-            depths = marked_depths(len(call.keys))
-            self.held.note(zip([call.keys[depth - 1] for depth in depths], _places(call, depths), strict=True))
 
 
 def _places(call: Call, depths: Iterable[int]) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ class Plan:
     warm_up: float
     report_seconds: float = 1.0
     fails: tuple[float, float, range] | None = None  # from, to, replicas
-    rolls: tuple[float, float] | None = None  # from, to: all replicas are started again, one after the other
+    rolls: tuple[float, float, int] | None = None  # from, to: so many replicas are replaced, one after the other
 
 
 class Fleet:
@@ -132,14 +132,15 @@ class Fleet:
             self._policy.set_up(self._up, now)
 
     def _restart(self, plan: Plan, now: float) -> None:
-        """Drain replicas one after the other, and replace each by one with an empty cache."""
+        """Drain replicas one after the other, and replace each one by one with an empty cache."""
         changed = False
         while self._back and self._back[0][0] <= now:
             _, index = self._back.pop(0)
             self._empty(index)
             self._up[index] = changed = True
         if plan.rolls is not None and plan.rolls[0] <= now < plan.rolls[1]:
-            due = (now - plan.rolls[0]) / (plan.rolls[1] - plan.rolls[0]) * len(self._replicas)
+            start, end, number = plan.rolls
+            due = (now - start) / (end - start) * number
             while self._num_rolled < due:
                 self._up[self._num_rolled] = False
                 self._back.append((now + DRAIN_SECONDS, self._num_rolled))

@@ -74,17 +74,17 @@ class FullReplica:
                 if chunk.max_draws and sequence.num_generated == 1:
                     call.ttft = self.clock - call.arrival
                     call.hit_tokens = sequence.num_cached
+                    if self._reports:
+                        self._note(call, sequence)
                 if len(sequence.token_ids) >= sequence.max_len:
-                    self._finish(sequence)
+                    del self._open[sequence]
+                    self.finished.append(call)
             self.itl.add(seconds, num_decoding)
 
-    def _finish(self, sequence: Sequence) -> None:
-        call = self._open.pop(sequence)
-        self.finished.append(call)
-        if self._reports:
-            blocks = TOKENS_PER_KEY // BLOCK_SIZE
-            depths = marked_depths(len(call.keys))
-            self.held.note((call.keys[depth - 1], sequence.hashes[depth * blocks - 1]) for depth in depths)
+    def _note(self, call: Call, sequence: Sequence) -> None:
+        blocks = TOKENS_PER_KEY // BLOCK_SIZE
+        depths = marked_depths(len(call.keys))
+        self.held.note((call.keys[depth - 1], sequence.hashes[depth * blocks - 1]) for depth in depths)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from tools.bench.plot import linear
@@ -20,6 +21,7 @@ NUM_PROCESSES = 2
 BURST, ZONE, UPDATE = (0.45, 0.55), (0.6, 0.7), (0.75, 0.95)
 BURST_SHARE, BURST_TOKENS = 0.3, 3000
 NUM_ZONES = 5
+UPDATED_PART = 4
 PLOTTED = ("oaiserve", "cache-aware gateway", "least connections", "hash of the beginning")
 
 
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=100_000, help="requests a second, in all (default 100,000)")
     parser.add_argument("--seconds", type=float, default=24, help="simulated time (default 24)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--plots", type=Path, help="draw the times over the simulated time into this folder")
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -41,7 +44,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     phases += [(results["policy"], *map(milliseconds, results["phases"].values())) for _, results in runs]
     text = "\n".join([*as_markdown(rows), "", *as_markdown(phases)])
     settings = {"replicas": arguments.replicas, "rate": arguments.rate, "seconds": arguments.seconds}
-    return {**settings, "policies": [results for _, results in runs]}, text
+    results = {**settings, "policies": [results for _, results in runs]}
+    if arguments.plots:
+        for name, drawing in plots(results).items():
+            (arguments.plots / name).write_text(drawing)
+    return results, text
 
 
 def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -55,13 +62,13 @@ def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[
         seconds / 3,
         REPORT_SECONDS,
         fails=(ZONE[0] * seconds, ZONE[1] * seconds, zone),
-        rolls=(UPDATE[0] * seconds, UPDATE[1] * seconds),
+        rolls=(UPDATE[0] * seconds, UPDATE[1] * seconds, number // UPDATED_PART),
     )
     figures = Fleet(policy, POLICIES[policy](number), number, CoarseReplica, SIZE, GPU).run(traffic, plan)
     times = {
         "calm": (1 / 3, BURST[0]),
         "burst": BURST,
-        "a fifth failed": ZONE,
+        "a zone failed": ZONE,
         "update": UPDATE,
     }
     phases = {name: figures.ttft(99, (start * seconds, end * seconds)) for name, (start, end) in times.items()}
