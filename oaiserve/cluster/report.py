@@ -24,8 +24,9 @@ class ReplicaReport:
     replica: str  # the name by which requests are sent to it
     incarnation: str  # of its process: one that was started again holds nothing of what it held
     number: int  # of the report; a later one has a higher number
-    num_open: int  # requests that it has taken and not finished, those that wait included
-    waiting_tokens: int  # tokens of their prompts that are still to be computed
+    # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
+    num_open: float  # requests that it has taken and not finished, those that wait included
+    waiting_tokens: float  # tokens of their prompts that are still to be computed
     keys: array[int]  # type "Q": the beginnings of prompts that it holds, the most useful ones first
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from math import exp, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +21,17 @@ from oaiserve.cluster.report import ReplicaReport
 
 # A replica takes no request that would bring it above so many times the mean load, as long as another one is below.
 BOUND = 1.25
-# A replica with at most this load is not busy, however little the others have.
-IDLE_LOAD = 4.0
+# Nor is it busy within so many standard deviations of the mean: numbers of requests scatter by their root, by chance.
+DEVIATIONS = 2
+IDLE_LOAD = 4  # is added to the mean for this, so that a few requests make no replica of an idle fleet busy
 # Load is counted in requests. So many prompt tokens that are still to be computed count as one more.
 TOKENS_PER_REQUEST = 1024
 # A shorter part of a prompt is not worth going where it is: the replicas that hold it would get all that begins alike.
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
-_ROUNDING = 1 + 1e-9  # sums of loads are not exact
+FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
+_MOST_EXPONENT = 20
+_ROUNDING = 1e-6  # sums of loads are not exact
 MOST_PREFIXES = 1_000_000  # beginnings of prompts that are remembered, at about 200 bytes each
 
 
@@ -68,7 +72,8 @@ class Router:
         # Those that can be chosen, by name, so that every router has them in the same order.
         self._available: list[_Replica] = []
         self._seeds = np.zeros(0, np.uint64)
-        self._total_load = 0.0  # of these
+        self._total_sent = self._total_rest = 0.0  # of these, as in _Replica
+        self._fading_since_ns = 0
         self._next_silent_ns = 0  # when one of them may have been silent for too long
 
     @property
@@ -107,7 +112,11 @@ class Router:
         replica.heard_ns = now_ns
         if was_silent:
             self._find_available(now_ns)
-        self._add_load(replica, report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST - replica.load)
+        load = report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST
+        rest = load - replica.sent / self._fading(now_ns)
+        if replica.is_available:
+            self._total_rest += rest - replica.rest
+        replica.rest = rest
         before, after = set(replica.reported), set(report.keys)
         for key in after - before:
             self._holders.add(key, replica)
@@ -127,28 +136,30 @@ class Router:
             self._find_available(now_ns)
         if not self._available:
             raise NoReplica("there is no replica that the request could be sent to")
+        fading = self._fading(now_ns)
         own = prompt.talk if session is None else key_of_session(session)
-        bound = self._bound(_weight(prompt.num_tokens))
+        bound = self._bound(_weight(prompt.num_tokens), fading)
         longest = num_holders = 0
         for depth, replicas in self._holders_of(prompt):
             if not longest:
                 longest, num_holders = depth, len(replicas)
             hit_tokens = _num_tokens(prompt, depth)
             most_load = bound - _weight(prompt.num_tokens - hit_tokens)
-            chosen = _first_below(most_load, _in_order(replicas, own), session)
+            chosen = _first_below(most_load, _in_order(replicas, own), fading, session)
             if chosen is not None:
                 reason = Reason.PREFIX if depth == longest else Reason.SHORTER_PREFIX
-                return self._send(chosen, prompt, Decision(chosen.name, reason, hit_tokens, num_holders, 0.0, bound))
+                load = self._send(chosen, prompt, hit_tokens, fading)
+                return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound)
         key = own
         if session is None and longest:  # it is soon where it spills to, if it always spills in the same order
             key = prompt.keys[longest - 1]
         elif session is None and prompt.keys and not self._holders.find(prompt.keys[0]):
             key = prompt.keys[0]  # several routers that see something new agree on where it begins
         everywhere = (self._available[position] for position in order(key, self._seeds))
-        chosen = _first_below(bound - _weight(prompt.num_tokens), everywhere, session)
+        chosen = _first_below(bound - _weight(prompt.num_tokens), everywhere, fading, session)
         assert chosen is not None, "the least loaded replica is below the bound"
         reason = Reason.SPILLED if longest else Reason.NEW
-        return self._send(chosen, prompt, Decision(chosen.name, reason, 0, num_holders, 0.0, bound))
+        return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
     def _holders_of(self, prompt: Prompt) -> Iterator[tuple[int, list[_Replica]]]:
         """Return numbers of blocks, and the replicas that hold so many first blocks of a prompt and can be chosen.
@@ -165,27 +176,37 @@ class Router:
                 if replicas := [replica for replica in holders if replica.is_available]:
                     yield depth, replicas
 
-    def _bound(self, weight: float) -> float:
+    def _bound(self, weight: float, fading: float) -> float:
         """Return the bound on the load of a replica that takes a request, which weighs so much where it is new.
 
         The mean with the whole request on top is never below the least load with it, so there is always a replica. And
         one that holds much of a long prompt may be above the mean by what it would take another one to compute that.
         """
         number = len(self._available)
-        mean = self._total_load / number
-        return max(BOUND * (mean + weight / number), mean + weight, IDLE_LOAD) * _ROUNDING
+        mean = (self._total_sent / fading + self._total_rest) / number
+        return (
+            max(BOUND * (mean + weight / number), mean + DEVIATIONS * sqrt(max(mean, 0) + IDLE_LOAD), mean + weight)
+            + _ROUNDING
+        )
 
-    def _send(self, replica: _Replica, prompt: Prompt, decision: Decision) -> Decision:
-        """Count a request as sent. From now on, the replica is taken to hold its prompt."""
-        self._add_load(replica, _weight(prompt.num_tokens - decision.expected_hit_tokens))
+    def _send(self, replica: _Replica, prompt: Prompt, hit_tokens: int, fading: float) -> float:
+        """Count a request as sent, and return the load with it. The replica is taken to hold its prompt from now on."""
+        weight = _weight(prompt.num_tokens - hit_tokens)
+        replica.sent += weight * fading
+        self._total_sent += weight * fading
         for depth in marked_depths(len(prompt.keys)):
             self._holders.add(prompt.keys[depth - 1], replica)
-        return decision._replace(load=replica.load)
+        return replica.load(fading)
 
-    def _add_load(self, replica: _Replica, load: float) -> None:
-        replica.load += load
-        if replica.is_available:
-            self._total_load += load
+    def _fading(self, now_ns: int) -> float:
+        """Return what a request that is sent now counts, so that those that were sent before count less beside it."""
+        exponent = (now_ns - self._fading_since_ns) / FADING_NS
+        if exponent > _MOST_EXPONENT:
+            for replica in self._members.values():
+                replica.sent *= exp(-exponent)
+            self._total_sent *= exp(-exponent)
+            self._fading_since_ns, exponent = now_ns, 0.0
+        return exp(exponent)
 
     def _find_available(self, now_ns: int) -> None:
         """Find the replicas that can be chosen: all that were heard of lately, or all if there is none."""
@@ -196,7 +217,8 @@ class Router:
         for replica in self._available:
             replica.is_available = True
         self._seeds = np.array([replica.seed for replica in self._available], np.uint64)
-        self._total_load = sum(replica.load for replica in self._available)
+        self._total_sent = sum(replica.sent for replica in self._available)
+        self._total_rest = sum(replica.rest for replica in self._available)
         heard_ns = [one.heard_ns for one in self._available if now_ns - one.heard_ns < self._silent_ns]
         self._next_silent_ns = min(heard_ns, default=now_ns) + self._silent_ns
 
@@ -204,7 +226,17 @@ class Router:
 class _Replica:
     """What the router knows of a replica."""
 
-    __slots__ = ("heard_ns", "incarnation", "is_available", "load", "name", "report_number", "reported", "seed")
+    __slots__ = (
+        "heard_ns",
+        "incarnation",
+        "is_available",
+        "name",
+        "report_number",
+        "reported",
+        "rest",
+        "seed",
+        "sent",
+    )
 
     def __init__(self, name: str, now_ns: int) -> None:
         self.name = name
@@ -212,9 +244,15 @@ class _Replica:
         self.incarnation: str | None = None
         self.report_number = -1
         self.reported: array[int] = array("Q")
-        self.load = 0.0  # as reported, and what was sent since then
+        # Its load is sent / fading + rest. What was sent fades, as requests end. The rest is what its last report had
+        # beyond that: what others have sent, and what does not end as fast; less than nothing if it ends faster.
+        self.sent = 0.0
+        self.rest = 0.0
         self.heard_ns = now_ns
         self.is_available = False
+
+    def load(self, fading: float) -> float:
+        return self.sent / fading + self.rest
 
 
 def _weight(tokens_to_compute: int) -> float:
@@ -226,16 +264,16 @@ def _num_tokens(prompt: Prompt, num_blocks: int) -> int:
     return min(num_blocks * BLOCK_BYTES // BYTES_PER_TOKEN, prompt.num_tokens)
 
 
-def _first_below(most_load: float, replicas: Iterable[_Replica], session: str | None) -> _Replica | None:
+def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, session: str | None) -> _Replica | None:
     """Return the first replica with at most that load; without a session, the less loaded one of the first two. Return
     None if there is none."""
     first = None
     for replica in replicas:
-        if replica.load <= most_load:
+        if replica.load(fading) <= most_load:
             if session is not None:
                 return replica
             if first is not None:
-                return replica if replica.load < first.load else first
+                return replica if replica.load(fading) < first.load(fading) else first
             first = replica
     return first
 

@@ -17,8 +17,6 @@ from tools.fleet.replica import FullReplica
 from tools.fleet.setups import GPU, POLICIES
 from tools.fleet.traffic import TOKENS_PER_KEY, Call, Mix, Traffic
 
-SIZE = Size(cache_tokens=200_000)
-
 
 def simulate(policy: Policy, number: int, make: type = CoarseReplica, rate: float = 60, **plan: object) -> Figures:
     size = Size(200_000)
@@ -51,13 +49,11 @@ def test_the_cache_of_the_model_loses_the_ends_of_what_was_not_used_first() -> N
 
 
 def test_requests_do_not_depend_on_the_policy_and_keys_are_equal_where_tokens_are() -> None:
-    calls = [call for tick in range(200) for call in Traffic(100, Mix(), seed=3).until(tick / 100, (tick + 1) / 100)]
     traffics = [Traffic(100, Mix(), seed=3) for _ in range(2)]
     one, other = ([c for tick in range(200) for c in t.until(tick / 100, (tick + 1) / 100)] for t in traffics)
     assert [(c.arrival, c.path, c.answer) for c in one] == [(c.arrival, c.path, c.answer) for c in other]
     assert len(one) == pytest.approx(200, abs=20)
     assert {call.kind for call in one} == {"chat", "agent", "document", "single"}
-    assert calls
     tokens_of: dict[int, tuple[int, ...]] = {}
     for call in one[:60]:
         tokens = [stream + position for stream, number in call.path for position in range(number)]

@@ -45,6 +45,7 @@ class Fleet:
         self._policy = policy
         self._replicas = [make(size, costs, reports=policy.wants_reports) for _ in range(number)]
         self._num_open = np.zeros(number, np.int64)
+        self._open_ticks, self._waiting_ticks = [0] * number, [0] * number  # sums since the last report
         self._up = [True] * number
         self._incarnations = [0] * number
         self._back: list[tuple[float, int]] = []  # when replicas that were started again are up
@@ -69,6 +70,8 @@ class Fleet:
             self._place(traffic, now)
             for index, replica in enumerate(self._replicas):
                 replica.advance(now + TICK_SECONDS)
+                self._open_ticks[index] += self._num_open[index]
+                self._waiting_ticks[index] += replica.waiting_tokens
                 if replica.finished:
                     self._num_open[index] -= len(replica.finished)
                     for call in replica.finished:
@@ -78,7 +81,7 @@ class Fleet:
             if isinstance(self._policy, Ours):
                 for index in range(tick % period, len(self._replicas), period):
                     if self._up[index]:
-                        self._policy.learn(self._report(index, tick), now + TICK_SECONDS)
+                        self._policy.learn(self._report(index, tick, period), now + TICK_SECONDS)
         assert before is not None
         figures.seconds = plan.seconds - plan.warm_up
         figures.busy_seconds, figures.work_seconds = (self._seconds() - before).tolist()
@@ -110,11 +113,12 @@ class Fleet:
             self._num_chosen += 1
         self._choose_seconds += time.perf_counter() - before
 
-    def _report(self, index: int, number: int) -> ReplicaReport:
+    def _report(self, index: int, tick: int, period: int) -> ReplicaReport:
         replica = self._replicas[index]
+        num_open, waiting_tokens = self._open_ticks[index] / period, self._waiting_ticks[index] / period
+        self._open_ticks[index] = self._waiting_ticks[index] = 0
         keys = replica.held.keys(replica.is_cached)  # type: ignore[arg-type]
-        incarnation = str(self._incarnations[index])
-        return ReplicaReport(str(index), incarnation, number, replica.num_open, replica.waiting_tokens, keys)
+        return ReplicaReport(str(index), str(self._incarnations[index]), tick, num_open, waiting_tokens, keys)
 
     def _let_fail(self, plan: Plan, now: float) -> None:
         """Let a zone fail, and come back with empty caches. Requests that it has are lost."""

@@ -15,8 +15,8 @@ from tools.fleet.traffic import Traffic
 from tools.markdown import as_markdown
 from tools.simulate import Costs
 
-RATES = {"talks": 240.0, "agents": 160.0, "documents": 100.0}  # requests a second, in all
-SIZE = Size(cache_tokens=200_000)
+# Of each trace: requests a second, in all, and the tokens that a replica's cache has room for.
+LOADS = {"talks": (600, 200_000), "agents": (300, 200_000), "documents": (40, 400_000)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         results[name] = [as_json(of_one)]
         rows.append((name, *row(of_one), ""))
         for policy, make in POLICIES.items():
-            fleet = Fleet(policy, make(4), 4, FullReplica, SIZE, GPU)
-            figures = fleet.run(Traffic(RATES[name], mix), plan)
+            rate, cache_tokens = LOADS[name]
+            fleet = Fleet(policy, make(4), 4, FullReplica, Size(cache_tokens), GPU)
+            figures = fleet.run(Traffic(rate, mix), plan)
             results[name].append(as_json(figures))
             rows.append((name, *row(figures), f"{100 * figures.hit_rate / of_one.hit_rate:.1f} %"))
     return results, "\n".join(as_markdown(rows))
@@ -41,7 +42,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def one(name: str, plan: Plan) -> Figures:
     """Return the figures of one replica that is four times as large and four times as fast."""
-    size = Size(4 * SIZE.cache_tokens, 4 * SIZE.max_running, 4 * SIZE.max_step_tokens)
+    rate, cache_tokens = LOADS[name]
+    replica = Size(cache_tokens)
+    size = Size(4 * cache_tokens, 4 * replica.max_running, 4 * replica.max_step_tokens)
     costs = Costs(GPU.step / 4, GPU.token / 4, GPU.context / 4)
     fleet = Fleet("one, of four times the size", RoundRobin(1), 1, FullReplica, size, costs)
-    return fleet.run(Traffic(RATES[name], MIXES[name]), plan)
+    return fleet.run(Traffic(rate, MIXES[name]), plan)
