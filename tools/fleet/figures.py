@@ -49,6 +49,7 @@ class Figures:
     answer_tokens: int = 0
     busy_seconds: Sequence[float] = ()  # of each replica: in steps
     work_seconds: Sequence[float] = ()  # the same without what a step takes however little it computes
+    always_there: slice = field(default_factory=lambda: slice(None))  # the replicas that neither fail nor are replaced
     reasons: Counter[str] = field(default_factory=Counter)
     num_lost: int = 0  # requests that a replica took with it
     num_unfinished: int = 0  # requests that had no first token at the end
@@ -63,7 +64,8 @@ class Figures:
     @property
     def imbalance(self) -> float:
         """The work of the busiest replica, by that of the mean one."""
-        return max(self.work_seconds) / statistics.mean(self.work_seconds)
+        work = self.work_seconds[self.always_there]
+        return max(work) / statistics.mean(work)
 
     @property
     def utilization(self) -> float:

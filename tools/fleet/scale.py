@@ -65,6 +65,7 @@ def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[
         rolls=(UPDATE[0] * seconds, UPDATE[1] * seconds, number // UPDATED_PART),
     )
     figures = Fleet(policy, POLICIES[policy](number), number, CoarseReplica, SIZE, GPU).run(traffic, plan)
+    figures.always_there = slice(number // UPDATED_PART, zone.start)
     times = {
         "calm": (1 / 3, BURST[0]),
         "burst": BURST,
