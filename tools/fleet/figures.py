@@ -54,8 +54,8 @@ class Figures:
     num_lost: int = 0  # requests that a replica took with it
     num_unfinished: int = 0  # requests that had no first token at the end
     seconds: float = 0.0
-    choose_us: float = 0.0  # real time of the policy for each request
-    real_seconds: float = 0.0
+    choose_us: float = 0.0  # CPU time to make and place a request
+    cpu_seconds: float = 0.0  # of the simulation
 
     @property
     def hit_rate(self) -> float:

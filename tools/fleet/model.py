@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     plan = Plan(arguments.seconds, arguments.seconds / 3)
     results: dict[str, Any] = {}
-    rows = [("load", "replica", *HEAD[1:], "real time")]
+    rows = [("load", "replica", *HEAD[1:], "CPU time")]
     for cache, cache_tokens in CACHES.items():
         for rate in arguments.rates:
             load = f"{rate:g}/s, {cache}"
@@ -34,5 +34,5 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
                 fleet = Fleet(name, Ours(NUM_REPLICAS), NUM_REPLICAS, make, Size(cache_tokens), GPU)
                 figures = fleet.run(Traffic(NUM_REPLICAS * rate, Mix()), plan)
                 results[load].append(as_json(figures))
-                rows.append((load, *row(figures), f"{figures.real_seconds:.1f} s"))
+                rows.append((load, *row(figures), f"{figures.cpu_seconds:.1f} s"))
     return results, "\n".join(as_markdown(rows))

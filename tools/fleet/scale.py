@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     jobs = [(policy, arguments.replicas, arguments.rate, arguments.seconds) for policy in arguments.policies]
     with get_context("spawn").Pool(NUM_PROCESSES, maxtasksperchild=1) as pool:
         runs = pool.map(simulate, jobs, chunksize=1)
-    rows = [(*HEAD, "lost", "time")]
+    rows = [(*HEAD, "lost", "CPU time")]
     for as_row, results in runs:
-        rows.append((*as_row, f"{results['lost']:,}", f"{results['real_seconds']:.0f} s"))
+        rows.append((*as_row, f"{results['lost']:,}", f"{results['cpu_seconds']:.0f} s"))
     phases = [("policy", *(f"TTFT p99, {phase}" for phase in runs[0][1]["phases"]))]
     phases += [(results["policy"], *map(milliseconds, results["phases"].values())) for _, results in runs]
     text = "\n".join([*as_markdown(rows), "", *as_markdown(phases)])

@@ -68,5 +68,5 @@ def as_json(figures: Figures) -> dict[str, Any]:
         "lost": figures.num_lost,
         "without_first_token": figures.num_unfinished,
         "choose_us": figures.choose_us,
-        "real_seconds": figures.real_seconds,
+        "cpu_seconds": figures.cpu_seconds,
     }
