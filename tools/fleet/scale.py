@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ REPORT_SECONDS = 2.0
 NUM_PROCESSES = 2
 # When what happens, as shares of the simulated time; the first third of it warms up.
 BURST, ZONE, UPDATE = (0.45, 0.55), (0.6, 0.7), (0.75, 0.95)
+PHASES = {"calm": (1 / 3, BURST[0]), "burst": BURST, "a zone failed": ZONE, "update": UPDATE}
 BURST_SHARE, BURST_TOKENS = 0.3, 3000
 NUM_ZONES = 5
 UPDATED_PART = 4
@@ -28,31 +30,42 @@ PLOTTED = ("oaiserve", "cache-aware gateway", "least connections", "hash of the 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=100_000, help="requests a second, in all (default 100,000)")
-    parser.add_argument("--seconds", type=float, default=24, help="simulated time (default 24)")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--seconds", type=float, default=15, help="simulated time (default 15)")
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="results of --json with other policies")
     parser.add_argument("--plots", type=Path, help="draw the times over the simulated time into this folder")
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    settings = {"replicas": arguments.replicas, "rate": arguments.rate, "seconds": arguments.seconds}
+    found: dict[str, Any] = {}
+    for path in arguments.merge:
+        merged = json.loads(path.read_text())
+        if (other := {name: merged[name] for name in settings}) != settings:
+            raise ValueError(f"{path} is of {other}, not of {settings}")
+        found |= merged["policies"]
     jobs = [(policy, arguments.replicas, arguments.rate, arguments.seconds) for policy in arguments.policies]
     with get_context("spawn").Pool(NUM_PROCESSES, maxtasksperchild=1) as pool:
-        runs = pool.map(simulate, jobs, chunksize=1)
-    rows = [(*HEAD, "lost", "CPU time")]
-    for as_row, results in runs:
-        rows.append((*as_row, f"{results['lost']:,}", f"{results['cpu_seconds']:.0f} s"))
-    phases = [("policy", *(f"TTFT p99, {phase}" for phase in runs[0][1]["phases"]))]
-    phases += [(results["policy"], *map(milliseconds, results["phases"].values())) for _, results in runs]
-    text = "\n".join([*as_markdown(rows), "", *as_markdown(phases)])
-    settings = {"replicas": arguments.replicas, "rate": arguments.rate, "seconds": arguments.seconds}
-    results = {**settings, "policies": [results for _, results in runs]}
+        found |= dict(zip(arguments.policies, pool.map(simulate, jobs, chunksize=1), strict=True))
+    results = {**settings, "policies": {policy: found[policy] for policy in POLICIES if policy in found}}
     if arguments.plots:
         for name, drawing in plots(results).items():
             (arguments.plots / name).write_text(drawing)
-    return results, text
+    return results, as_text(results)
 
 
-def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Simulate one policy, and return its row of the table and its figures."""
+def as_text(results: dict[str, Any]) -> str:
+    """Return the tables."""
+    rows = [(*HEAD, "lost", "CPU time")]
+    phases = [("policy", *(f"TTFT p99, {name}" for name in PHASES))]
+    for policy, found in results["policies"].items():
+        rows.append((*found["row"], f"{found['lost']:,}", f"{found['cpu_seconds']:.0f} s"))
+        phases.append((policy, *(milliseconds(found["phases"][name]) for name in PHASES)))
+    return "\n".join([*as_markdown(rows), "", *as_markdown(phases)])
+
+
+def simulate(job: tuple[str, int, float, float]) -> dict[str, Any]:
+    """Simulate one policy."""
     policy, number, rate, seconds = job
     traffic = Traffic(rate, Mix())
     traffic.add_burst(BURST[0] * seconds, BURST[1] * seconds, BURST_SHARE, BURST_TOKENS)
@@ -66,15 +79,12 @@ def simulate(job: tuple[str, int, float, float]) -> tuple[tuple[str, ...], dict[
     )
     figures = Fleet(policy, POLICIES[policy](number), number, CoarseReplica, SIZE, GPU).run(traffic, plan)
     figures.always_there = slice(number // UPDATED_PART, zone.start)
-    times = {
-        "calm": (1 / 3, BURST[0]),
-        "burst": BURST,
-        "a zone failed": ZONE,
-        "update": UPDATE,
+    return {
+        **as_json(figures),
+        "row": row(figures),
+        "phases": {name: figures.ttft(99, (start * seconds, end * seconds)) for name, (start, end) in PHASES.items()},
+        "over_time": {f"p{percent}": figures.over_time(percent, seconds / 48) for percent in (50, 99)},
     }
-    phases = {name: figures.ttft(99, (start * seconds, end * seconds)) for name, (start, end) in times.items()}
-    over_time = {f"p{percent}": figures.over_time(percent, seconds / 48) for percent in (50, 99)}
-    return row(figures), {**as_json(figures), "phases": phases, "over_time": over_time}
 
 
 def plots(results: dict[str, Any]) -> dict[str, str]:
@@ -83,7 +93,11 @@ def plots(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _plot(results: dict[str, Any], percent: str) -> str:
-    found = {each["policy"]: each["over_time"][percent] for each in results["policies"]}
-    series = [(name, [(at, 1000 * seconds) for at, seconds in found[name]]) for name in PLOTTED if name in found]
+    found = results["policies"]
+    series = [
+        (name, [(at, 1000 * seconds) for at, seconds in found[name]["over_time"][percent]])
+        for name in PLOTTED
+        if name in found
+    ]
     title = f"Time to first token, {percent}, of {results['replicas']:,} replicas"
     return linear(title, "seconds", f"TTFT {percent}, ms", series)
