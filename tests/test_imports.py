@@ -336,6 +336,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The parsers know texts, and nothing of requests or HTTP.
     "oaiserve.routes.parse": {"oaiserve.routes.parse"},
+    # What chooses a replica knows neither the server nor the engine.
+    "oaiserve.cluster": {"oaiserve.cluster"},
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},
@@ -376,7 +378,7 @@ ONLY_IN: dict[str, set[str]] = {
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},
-    "msgspec": {"oaiserve.routes", "loadtest.http_target"},
+    "msgspec": {"oaiserve.routes", "oaiserve.cluster.prefix", "loadtest.http_target"},
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},

@@ -1,0 +1,92 @@
+"""Keys for the beginnings of a prompt, made of its text, because a router knows no tokens.
+
+The text is cut into blocks, and the key of a block is a hash of it and of all blocks before it, as with the blocks of
+the KV cache (engine/blocks.py). So equal keys mean equal beginnings, and most probably the same cached blocks. Unlike
+there, a collision can only send a request to a replica that has less of it cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+BLOCK_BYTES = 256
+# Beginnings longer than this are not told apart: what shares so much belongs together, and routing takes bounded time.
+MOST_BLOCKS = 256
+BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
+
+# The fields of a body that a prompt begins with, in the order in which most chat templates render them, and those of
+# which its text follows. A body has one of the latter.
+_FIRST_FIELDS = ("tools", "functions", "instructions")
+_TEXT_FIELDS = ("messages", "input", "prompt")
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Prompt(NamedTuple):
+    """What a router knows of a prompt."""
+
+    keys: Sequence[int]  # of its full blocks
+    talk: int  # of its text up to the end of the first message of a user, which all turns of a talk have in common
+    num_tokens: int  # about
+
+
+def prompt_of(body: Mapping[str, Any]) -> Prompt:
+    """Return what a router knows of the prompt in the body of a request to any generation route.
+
+    Two bodies share keys only if model (or adapter) and `cache_salt` are the same, as with the prefix cache.
+    """
+    messages: list[Any] = []
+    for name in _TEXT_FIELDS:
+        text = body.get(name)
+        messages += text if isinstance(text, list) else [text] if text else []
+    parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [*map(_encode, messages)]
+    users = (at for at, one in enumerate(messages, 1) if isinstance(one, Mapping) and one.get("role") == "user")
+    num_first = len(parts) - len(messages) + next(users, len(messages))
+    salt = _encode([body.get("model"), body.get("cache_salt")])
+    return prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
+
+
+def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None) -> Prompt:
+    """Return what a router knows of a prompt with this text, the first `talk_bytes` of which (or all of it) all turns
+    of its talk have in common. Prompts with different salts have no key in common."""
+    chain = blake2b(blake2b(salt).digest(), digest_size=8)
+    keys = []
+    end = min(len(text) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES
+    for start in range(0, end, BLOCK_BYTES):
+        chain.update(text[start : start + BLOCK_BYTES])
+        keys.append(_number(chain.copy().digest()))
+    talk = blake2b(b"talk" + blake2b(salt).digest(), digest_size=8)
+    talk.update(text[:talk_bytes][: BLOCK_BYTES * MOST_BLOCKS])
+    return Prompt(keys, _number(talk.digest()), len(text) // BYTES_PER_TOKEN)
+
+
+def key_of_session(session: str) -> int:
+    """Return the key of a session, by which its requests are placed."""
+    return _number(blake2b(session.encode(), digest_size=8).digest())
+
+
+def marked_depths(num_blocks: int) -> Iterable[int]:
+    """Return the numbers of blocks for which it is noted who holds a prompt of `num_blocks`: 28 at most, not all.
+
+    These are the numbers with at most three significant bits (1 to 8, 10, 12, 14, 16, 20, ...), so that the longest
+    common beginning of two prompts is known to a fifth; and the prompt's own, on which the next turn of a talk builds.
+    """
+    return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest, "little")
+
+
+def _has_three_bits(number: int) -> bool:
+    return number >> max(0, number.bit_length() - 3) << max(0, number.bit_length() - 3) == number
+
+
+_MARKED_DEPTHS = [
+    tuple(depth for depth in range(1, num_blocks + 1) if depth == num_blocks or _has_three_bits(depth))
+    for num_blocks in range(MOST_BLOCKS + 1)
+]

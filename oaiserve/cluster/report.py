@@ -1,0 +1,74 @@
+"""What a replica publishes about itself, for routers: its load, and which beginnings of prompts it holds.
+
+A report is whole: it replaces the one before, so one that gets lost is made good by the next. It is bounded: however
+large the cache, it has at most MOST_KEYS keys, which are 8 KiB. One a second is enough.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+MOST_KEYS = 1024
+
+Place = TypeVar("Place")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """The report of one replica at one moment."""
+
+    replica: str  # the name by which requests are sent to it
+    incarnation: str  # of its process: one that was started again holds nothing of what it held
+    number: int  # of the report; a later one has a higher number
+    # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
+    num_open: float  # requests that it has taken and not finished, those that wait included
+    waiting_tokens: float  # tokens of their prompts that are still to be computed
+    keys: array[int]  # type "Q": the beginnings of prompts that it holds, the most useful ones first
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it may hold more than the report has room for."""
+        return len(self.keys) >= MOST_KEYS
+
+
+class HeldPrefixes(Generic[Place]):
+    """The beginnings of prompts that a replica has computed, from which it makes the keys of its reports.
+
+    `Place` is where the cache has the last token of a beginning, such as the hash of its block. What was used again, by
+    another prompt or by the next turn of a talk, comes before what was used once. Either part is bounded, and loses the
+    least recently used keys first, as the cache does.
+    """
+
+    def __init__(self, most_keys: int = MOST_KEYS) -> None:
+        self._most_keys = most_keys
+        self._used_again: OrderedDict[int, Place] = OrderedDict()
+        self._used_once: OrderedDict[int, Place] = OrderedDict()
+
+    def note(self, beginnings: Iterable[tuple[int, Place]]) -> None:
+        """Note the beginnings of a prompt, by key, the shortest one first."""
+        again, once = self._used_again, self._used_once
+        for key, place in beginnings:
+            if key in again:
+                again.move_to_end(key)
+                again[key] = place
+            elif once.pop(key, None) is not None:
+                again[key] = place
+            else:
+                once[key] = place
+        for part in (again, once):
+            while len(part) > self._most_keys:
+                part.popitem(last=False)
+
+    def keys(self, is_cached: Callable[[Place], bool]) -> array[int]:
+        """Return the keys for a report, and forget those that are no longer cached."""
+        found = array("Q")
+        for part in (self._used_again, self._used_once):
+            gone = [key for key, place in part.items() if not is_cached(place)]
+            for key in gone:
+                del part[key]
+            found.extend(reversed(part))
+        return found[: self._most_keys]
