@@ -266,10 +266,11 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     with times.part("model"):
         engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
     with times.part("server"):
-        from oaiserve.app import create_app
+        from oaiserve.app import create_app, response_store, server_telemetry
 
         connections = allowed_connections(config.server)
-        app = create_app(config, engine, connections=connections, log_limit=log_limit)
+        responses = response_store(config.server)
+        telemetry = server_telemetry(config, engine, connections, responses, log_limit)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
     # but the load of a model by transformers does.
