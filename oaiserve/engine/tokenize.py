@@ -181,18 +181,24 @@ class TokenizeStage:
         )
 
     def run(
-        self, work: Generator[None, None, Result], *, client: str, num_bytes: int, on_end: OnEnd = _nothing
+        self,
+        work: Generator[None, None, Result],
+        *,
+        client: str,
+        num_bytes: int,
+        on_end: OnEnd = _nothing,
+        future: Future[Result] | None = None,
     ) -> Future[Result]:
         """Run other work of a client between the requests: a turn goes on to its next `yield`.
 
-        It ends early if the future is cancelled. An error that is no APIError becomes an InternalError. `on_end` is
-        called when the stage has done with it.
+        It ends early if the future is cancelled, which may be given. An error that is no APIError becomes an
+        InternalError. `on_end` is called when the stage has done with it.
         """
-        future: Future[Result] = Future()
+        promised: Future[Result] = Future() if future is None else future
 
         def settle(settle: Callable[[Any], None], value: object) -> None:
             on_end()
-            if future.set_running_or_notify_cancel():
+            if promised.set_running_or_notify_cancel():
                 settle(value)
 
         # The future must not hold the task: a circle would keep the body until the next collection of garbage.
@@ -201,15 +207,15 @@ class TokenizeStage:
                 client,
                 num_bytes,
                 work,
-                done=lambda result: settle(future.set_result, result),
-                failed=lambda error: settle(future.set_exception, error),
+                done=lambda result: settle(promised.set_result, result),
+                failed=lambda error: settle(promised.set_exception, error),
                 dropped=on_end,
-                is_unwanted=future.cancelled,
+                is_unwanted=promised.cancelled,
                 name="work on a body",
                 rest=REST,
             )
         )
-        return future
+        return promised
 
     def give_back_later(self) -> None:
         """Give memory back to the system in a moment: large bodies that were no work for the stage have been freed."""
