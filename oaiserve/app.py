@@ -21,7 +21,7 @@ from starlette.routing import Route
 from oaiserve import __version__, demo
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.shared_limit import SharedLimit
-from oaiserve.engine.streams import LoopStreams, RequestEngine
+from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.keys import Keyring
 from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.response_database import ResponseDatabase
@@ -100,15 +100,21 @@ class AppTelemetry(Protocol):
 
 
 def create_app(
-    config: Config, engine: AppEngine, telemetry: AppTelemetry, responses: ResponseStore | None = None
+    config: Config,
+    engine: AppEngine,
+    telemetry: AppTelemetry,
+    responses: ResponseStore | None = None,
+    created: float | None = None,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store that the settings ask for. Raises StartupError for files of keys, and for a
+    Without `responses`, it makes the store that the settings ask for. `created` is when the server was started, in Unix
+    seconds; None is now. Raises StartupError for files of keys, and for a
     file of responses, that cannot be used.
     """
     model_name = config.server.served_model_name or config.model
     stored = response_store(config.server) if responses is None else responses
+    num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
     keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
 
     @asynccontextmanager
@@ -116,7 +122,7 @@ def create_app(
         feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
         app.state.serving = Serving(
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop()),
+            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
             record=telemetry.record,
             recent=telemetry.recent,
             live=telemetry.live,
@@ -125,9 +131,9 @@ def create_app(
             model_name=model_name,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            created=int(time.time()),
+            created=int(time.time() if created is None else created),
             body_limit_bytes=config.server.body_limit,
-            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // max(1, config.server.front_ends)),
+            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
             stores_responses=config.server.response_store_number > 0,
             forms=answer_forms(

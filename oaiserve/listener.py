@@ -1,4 +1,4 @@
-"""`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, with a TLS handshake.
+"""`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, by TLS if need be.
 
 The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one
 without a handshake does, too, and one that is too many never becomes more than an accepted socket.

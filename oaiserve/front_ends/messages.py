@@ -10,7 +10,7 @@ import pickle
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_type_hints
 
 import msgspec
 
@@ -66,6 +66,7 @@ class Model:
     pooling: Pooling | None
     adapters: list[ServedAdapter]
     is_on_cpu: bool
+    started_unix_seconds: float
     live_boundaries_seconds: dict[str, list[float]]
 
 
@@ -393,13 +394,12 @@ def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:
 
 
 _ERRORS = {**_error_kinds(APIError), BadAdapter.__name__: BadAdapter, TalkTooLarge.__name__: TalkTooLarge}
-_TYPECODES = {float: "f", int: "q"}  # of the arrays in events: vectors, and times
 
 
 def _encoded(value: Any) -> Any:
     """Return what stands for a value that msgspec does not know."""
     if isinstance(value, array):
-        return value.tobytes()
+        return value.typecode, value.tobytes()
     if isinstance(value, TokenLogprobs):
         ids, texts, logprobs, ends = value.columns()
         return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes()
@@ -412,8 +412,9 @@ def _encoded(value: Any) -> Any:
 
 def _decoded(kind: Any, value: Any) -> Any:
     """Return the value of this kind for which another one stands."""
-    if get_origin(kind) is array:
-        return array(_TYPECODES[get_args(kind)[0]], value)
+    if kind is array:
+        typecode, items = value
+        return array(typecode, items)
     if kind is TokenLogprobs:
         ids, texts, logprobs, ends = value
         return TokenLogprobs.of_columns(array("i", ids), texts, array("d", logprobs), array("q", ends))

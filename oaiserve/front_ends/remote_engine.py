@@ -170,9 +170,7 @@ class RemoteEngine:
         self._process.send(AbortRequest(request_id))
         self._tokenize.abort(request_id)
 
-    def run_in_turns(
-        self, work: Generator[None, None, Result], *, client: str, num_bytes: int
-    ) -> Future[Result]:
+    def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
         future: Future[Result] = Future()
         number, room = self._process.ask(lambda number: TakeRoom(number, client, num_bytes), type(None))
@@ -227,7 +225,9 @@ class RemoteEngine:
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""
         profile: Future[Profile] = Future()
-        number, made = self._process.ask(lambda number: MakeProfile(number, num_steps, timeout_seconds), tuple[int, int])
+        number, made = self._process.ask(
+            lambda number: MakeProfile(number, num_steps, timeout_seconds), tuple[int, int]
+        )
         self._profiles[profile] = number
 
         def settle(made: Future[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""`Supervisor` runs the engine process of a server with front ends: it accepts connections for them and keeps them alive.
+"""`Supervisor` runs the engine process of a server with front ends: it keeps them running and accepts their connections.
 
 All of it happens on one event loop, that of the main thread. No token passes through it: the engine thread writes each
 step's events to the front ends itself.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,9 +21,11 @@ from typing import Protocol
 
 import uvloop
 
+from oaiserve.config import ServerOptions
 from oaiserve.connections import Connections
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.step_account import EngineSnapshot
+from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.front_end import FrontEnd, Shared, SharedEngine
 from oaiserve.front_ends.handed_over import hand_over
@@ -30,6 +34,7 @@ from oaiserve.front_ends.messages import Adapters, EngineFailed, Model, Shutdown
 from oaiserve.listener import Listener
 from oaiserve.record import StepRecord
 from oaiserve.response_store import ResponseStore
+from oaiserve.server import too_many_connections
 from oaiserve.telemetry import Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
 
@@ -45,6 +50,18 @@ CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
 
 class SupervisedEngine(SharedEngine, Protocol):
     """The engine as the supervisor needs it; `Engine` has these attributes."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def default_params(self) -> dict[str, float | int]: ...
 
     @property
     def failure(self) -> BaseException | None: ...
@@ -73,14 +90,14 @@ class FrontEnds:
     """The front ends that run now. It has the engine's numbers with theirs, for telemetry."""
 
     def __init__(self, engine: SupervisedEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self.model_info = engine.model_info
         self.take_steps = engine.take_steps
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
-        now = self._engine.snapshot()
+        now = self.engine.snapshot()
         num_encoding = sum(running.front_end.num_encoding for running in self.running)
         return now._replace(num_tokenizing=now.num_tokenizing + num_encoding)
 
@@ -95,28 +112,25 @@ class Supervisor:
 
     def __init__(
         self,
+        front_ends: FrontEnds,
         children: Sequence[Child],
         start: Callable[[], Child],
-        model: Model,
-        engine: SupervisedEngine,
-        front_ends: FrontEnds,
+        options: ServerOptions,
         *,
         telemetry: Telemetry,
         responses: ResponseStore,
         connections: Connections,
         log_limit: LogLimit | None = None,
-        refusal: Callable[[], bytes] | None,
-        drain_timeout_seconds: float,
     ) -> None:
-        """Take over the first children. `start` starts another one; it blocks. `refusal` is as of `Listener`."""
+        """Take over the first children. `start` starts another one, and may block."""
+        self._front_ends = front_ends
         self._children = children
         self._start = start
-        self._model = model
-        self._engine = engine
-        self._front_ends = front_ends
+        self._engine = engine = front_ends.engine
         self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.announce)
-        self._refusal = refusal
-        self._drain_timeout_seconds = drain_timeout_seconds
+        self._model = model_of(engine, telemetry)
+        self._refusal = None if options.tls_certificate else too_many_connections
+        self._drain_timeout_seconds = options.drain_timeout_seconds
         self._num_signals = 0
         self._unplaced: deque[tuple[socket.socket, str]] = deque()  # connections that no front end has taken
         self._retry: asyncio.TimerHandle | None = None
@@ -170,7 +184,7 @@ class Supervisor:
 
     async def _watch_engine(self) -> None:
         """Begin the shutdown when the engine has failed."""
-        while (failure := self._engine.failure) is None:
+        while (failure := self._engine.failure) is None:  # noqa: ASYNC110 - no thread tells the loop
             await asyncio.sleep(POLL_SECONDS)
         reason = f"{type(failure).__name__}: {failure}"
         log.error("The engine has stopped (%s), so the server ends", reason)
@@ -257,3 +271,18 @@ class Supervisor:
             client, address = self._unplaced.popleft()
             client.close()
             self._shared.connections.release(address)
+
+
+def model_of(engine: SupervisedEngine, telemetry: Telemetry) -> Model:
+    """Return what front ends have to know of the engine and of telemetry."""
+    return Model(
+        tokenizer=pickle.dumps(engine.tokenizer.stored(), pickle.HIGHEST_PROTOCOL),
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+        default_params=engine.default_params,
+        pooling=engine.pooling,
+        adapters=engine.adapters.served,
+        is_on_cpu=engine.model_info["device"] == "cpu",
+        started_unix_seconds=time.time(),
+        live_boundaries_seconds=telemetry.live.boundaries_seconds,
+    )
