@@ -351,7 +351,7 @@ class FrontEnd:
         raise NotImplementedError(type(ask).__name__)
 
     async def _make_profile(self, ask: MakeProfile) -> tuple[int, int]:
-        """Return the number of steps and the duration, and keep the recording until it is saved or a newer one is made."""
+        """Return the number of steps and the duration. The recording is kept until it is saved, or a newer one is made."""
         asked = self._profiles[ask.number] = self._engine.profile(ask.num_steps, ask.timeout_seconds)
         try:
             made = await asyncio.wrap_future(asked)

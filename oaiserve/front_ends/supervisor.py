@@ -1,4 +1,4 @@
-"""`Supervisor` runs the engine process of a server with front ends: it keeps them running and accepts their connections.
+"""`Supervisor` runs the engine process of a server with front ends, keeps these running, and accepts connections.
 
 All of it happens on one event loop, that of the main thread. No token passes through it: the engine thread writes each
 step's events to the front ends itself.

@@ -1,4 +1,4 @@
-"""Messages between front ends and the engine process come out as they went in, whatever text and numbers are in them."""
+"""Messages between front ends and the engine process come out as they went in, whatever is in them."""
 
 from __future__ import annotations
 
