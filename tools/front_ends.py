@@ -1,8 +1,8 @@
 """Measures what streaming costs the engine's process, with and without front ends: python -m tools.front_ends
 
-The server is real, with a device double that computes nothing, or takes a set time for a step. Printed are µs of CPU for
-each streamed token, of the engine's process and of all others of the server, and tokens per second; and, for a light load
-at a set pace, the times to the first token and between tokens, as a client sees them.
+The server is real, with a device double that computes nothing, or takes a set time for a step. Printed is the CPU time
+of each streamed token, in the engine's process and in all others of the server, and tokens per second; and, for a light
+load at a set pace, the times to the first token and between tokens, as a client sees them.
 """
 
 from __future__ import annotations
@@ -161,10 +161,9 @@ async def read_streams(url: str, number: int, num_tokens: int) -> list[Stream]:
     address, loop = urlsplit(url), asyncio.get_running_loop()
     body = {"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     content = json.dumps(body).encode()
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    )
-    request = head + b"content-length: %d\r\n\r\n%b" % (len(content), content)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
+    request = head + content
     streams = [Stream(request, loop.create_future()) for _ in range(number)]
     for stream in streams:
         await loop.create_connection(lambda stream=stream: stream, address.hostname, address.port)  # type: ignore[misc]
