@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import signal
 import socket
@@ -20,6 +21,8 @@ from oaiserve.front_ends.remote_parts import RemoteConnections, RemoteStore, Rem
 from oaiserve.server import Server
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.trace import TraceContext
+
+LAST_WORDS_SECONDS = 0.05  # for streams to write their errors, before what still runs is cut off
 
 
 def serve(
@@ -42,8 +45,8 @@ def serve(
         server.handle_exit(signal.SIGTERM, None)
 
     def cut_off() -> None:
-        server.should_exit = True  # so that this is as a second signal
-        shut_down()
+        for _ in range(2):  # as by a second signal
+            asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, shut_down)
 
     engine = RemoteEngine(
         process,

@@ -40,6 +40,7 @@ from oaiserve.telemetry.log_limit import LogLimit
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1  # how often it is asked whether the engine has failed
 RETRY_SECONDS = 0.01  # after which connections are offered again that no front end has taken
 END_SECONDS = 10.0  # that a front end has to end, beyond the time for its requests
@@ -139,12 +140,14 @@ class Supervisor:
         """Serve the socket, which listens, until the end."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self.run(sock))
+        for number in SIGNALS:  # a further one must not change the exit code
+            signal.signal(number, signal.SIG_IGN)
 
     async def run(self, sock: socket.socket, *, takes_signals: bool = True) -> None:
         """Do what `serve` does, on a loop that runs. Without `takes_signals`, only `shut_down` ends it."""
         self._loop = asyncio.get_running_loop()
         self._is_ending = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if takes_signals else ():
+        for number in SIGNALS if takes_signals else ():
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
                 self._loop.add_signal_handler(number, self.shut_down)
         self._engine.start()
@@ -194,32 +197,33 @@ class Supervisor:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, number: int, child: Child) -> None:
+    async def _keep(self, number: int, first: Child) -> None:
         """Keep a front end running, until the shutdown."""
+        child: Child | None = first
         pause_seconds = 0.0
-        while True:
+        while child is not None:
             started = self._loop.time()
             num_lost = await self._run(child)
             how = await asyncio.to_thread(child.end, END_SECONDS)
-            if self._is_ending.is_set():
-                if num_lost:
-                    log.error("Front end %d has ended %s. Requests that it had open: %d", number, how, num_lost)
-                return
+            if num_lost or not self._is_ending.is_set():
+                text = "Front end %d has ended %s. Requests that it had open, and which have failed: %d"
+                log.error(text, number, how, num_lost)
             if self._loop.time() - started > CALM_SECONDS:
                 pause_seconds = 0.0
-            log.error(
-                "Front end %d has ended %s. Requests that it had open, and which have failed: %d. It is started again "
-                "in %g s",
-                number,
-                how,
-                num_lost,
-                pause_seconds,
-            )
+            child = await self._start_again(number, pause_seconds)
+            pause_seconds = min(MOST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause_seconds))
+
+    async def _start_again(self, number: int, pause_seconds: float) -> Child | None:
+        """Start a front end again after a pause. Return None if the shutdown begins before."""
+        while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_ending.wait(), pause_seconds)
-                return
-            pause_seconds = min(MOST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause_seconds))
-            child = await asyncio.to_thread(self._start)
+                return None
+            try:
+                return await asyncio.to_thread(self._start)
+            except OSError as error:  # no memory, or no process left
+                log.error("Front end %d cannot be started: %s", number, error)
+                pause_seconds = MOST_PAUSE_SECONDS
 
     async def _run(self, child: Child) -> int:
         """Serve one process of a front end until its end, and return how many requests are lost with it."""

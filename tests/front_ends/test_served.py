@@ -277,7 +277,7 @@ def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCap
         assert "error" in events_of(lost)[-2]  # a thread can still say so; a process that is killed cannot
         wait_until(lambda: any("front end" in message.lower() for message in caplog.messages))
         served.wait_until_up(2)
-        assert "Requests that it had open, and which have failed: 1." in caplog.text
+        assert "Requests that it had open, and which have failed: 1" in caplog.text
         served.telemetry.flush(TIMEOUT_SECONDS)
         outcomes = Counter(account["outcome"] for account in served.telemetry.recent.list())
         assert outcomes == {"finished": 1, "failed": 1}
