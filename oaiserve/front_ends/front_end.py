@@ -301,6 +301,8 @@ class FrontEnd:
     # -- questions ----------------------------------------------------------------------------------------------------
 
     async def _answer(self, ask: Ask) -> None:
+        if self._is_lost:
+            return  # nobody would give back what it takes
         try:
             reply: Message = answer(ask.number, await self._value(ask))
         except (APIError, BadAdapter, TalkTooLarge) as error:
@@ -351,7 +353,7 @@ class FrontEnd:
         raise NotImplementedError(type(ask).__name__)
 
     async def _make_profile(self, ask: MakeProfile) -> tuple[int, int]:
-        """Return the number of steps and the duration. The recording is kept until it is saved, or a newer one is made."""
+        """Return the number of steps and the duration. The recording is kept until it is saved, or the next is made."""
         asked = self._profiles[ask.number] = self._engine.profile(ask.num_steps, ask.timeout_seconds)
         try:
             made = await asyncio.wrap_future(asked)
