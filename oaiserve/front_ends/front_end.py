@@ -135,6 +135,7 @@ class FrontEnd:
         self._answering: set[asyncio.Task[None]] = set()
         self._is_lost = False
         self.is_up = False
+        self.num_silent = 0  # for the supervisor, which adds to it: how often it has found nothing new
         self.ended = asyncio.get_running_loop().create_future()  # the number of requests that were lost
 
     def start(self) -> None:
@@ -166,6 +167,7 @@ class FrontEnd:
 
     def _take(self, body: bytes) -> None:
         message = of_front_end(body)
+        self.num_silent = 0
         match message:
             case Submit():
                 self._submit(message)

@@ -41,7 +41,10 @@ from oaiserve.telemetry.log_limit import LogLimit
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-POLL_SECONDS = 0.1  # how often it is asked whether the engine has failed
+POLL_SECONDS = 0.1  # how often the engine and the front ends are looked at
+# For so many looks, a front end may send nothing, which it does ten times a second. They are counted, because all
+# processes may have stood still meanwhile.
+MOST_SILENT = 300
 RETRY_SECONDS = 0.01  # after which connections are offered again that no front end has taken
 END_SECONDS = 10.0  # that a front end has to end, beyond the time for its requests
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0  # before a front end is started that keeps ending
@@ -122,8 +125,10 @@ class Supervisor:
         responses: ResponseStore,
         connections: Connections,
         log_limit: LogLimit | None = None,
+        most_silent: int = MOST_SILENT,
     ) -> None:
         """Take over the first children. `start` starts another one, and may block."""
+        self._most_silent = most_silent
         self._front_ends = front_ends
         self._children = children
         self._start = start
@@ -154,7 +159,7 @@ class Supervisor:
         keepers = [
             asyncio.create_task(self._keep(number, child)) for number, child in enumerate(self._children, start=1)
         ]
-        watch = asyncio.create_task(self._watch_engine())
+        watch = asyncio.create_task(self._watch())
         listener = Listener(sock, self._shared.connections, self._begin, refusal=self._refusal)
         await self._is_ending.wait()
         self._engine.drain()
@@ -185,10 +190,15 @@ class Supervisor:
                 running.front_end.send(Shutdown())
         self._is_ending.set()
 
-    async def _watch_engine(self) -> None:
-        """Begin the shutdown when the engine has failed."""
-        while (failure := self._engine.failure) is None:  # noqa: ASYNC110 - no thread tells the loop
+    async def _watch(self) -> None:
+        """Kill front ends that hang. Begin the shutdown when the engine has failed."""
+        while (failure := self._engine.failure) is None:
             await asyncio.sleep(POLL_SECONDS)
+            for running in self._front_ends.running:
+                running.front_end.num_silent += running.front_end.is_up
+                if running.front_end.num_silent == self._most_silent:
+                    log.error("A front end has not been heard of for a while, so it is killed")
+                    running.child.process.kill()
         reason = f"{type(failure).__name__}: {failure}"
         log.error("The engine has stopped (%s), so the server ends", reason)
         for running in self._front_ends.running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from oaiserve.connections import Connections
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.front_ends.child import Child
+from oaiserve.front_ends.messages import Up, framed
 from oaiserve.front_ends.process import received
 from oaiserve.front_ends.serve import serve
 from oaiserve.front_ends.supervisor import FrontEnds, Supervisor
@@ -52,6 +53,24 @@ class ThreadChild:
         self.connections.close()
         self.messages.close()
         return f"with exit code {self.code}"
+
+
+class SilentChild:
+    """A front end that has begun to serve, and then hangs."""
+
+    def __init__(self) -> None:
+        self.messages, self._its_messages = socket.socketpair()
+        self.connections, self._its_connections = socket.socketpair()
+        self.process = self
+        self._its_messages.sendall(framed(Up()))
+
+    def kill(self) -> None:
+        self._its_messages.close()
+
+    def end(self, limit_seconds: float) -> str:
+        for sock in (self._its_messages, self._its_connections, self.messages, self.connections):
+            sock.close()
+        return "by SIGKILL"
 
 
 @dataclass
@@ -116,11 +135,12 @@ def serving(
     number: int = 2,
     server: dict[str, Any] | None = None,
     most_connections: int = 100,
+    first: Callable[[], Any] | None = None,
     adapters: AdapterTable | None = None,
     lora_dir: Path | None = None,
     **engine_options: Any,
 ) -> Iterator[Served]:
-    """Serve by so many front ends, until the end of the block."""
+    """Serve by so many front ends, until the end of the block. `first` may start other ones in place of the first."""
     runner = runner or ScriptedRunner()
     engine = make_engine(runner, **engine_options)
     if adapters is not None:
@@ -135,12 +155,13 @@ def serving(
 
     supervisor = Supervisor(
         front_ends,
-        [start() for _ in range(number)],
+        [(first or start)() for _ in range(number)],
         start,
         options,
         telemetry=telemetry,
         responses=responses,
         connections=connections,
+        most_silent=20,
     )
     has_ended = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -26,7 +26,7 @@ from oaiserve.times import PHASES
 from tests.e2e.harness import wait_until
 from tests.e2e.raw_client import read_events, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
-from tests.front_ends.doubles import Served, serving
+from tests.front_ends.doubles import Served, SilentChild, ThreadChild, serving
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 
@@ -286,6 +286,15 @@ def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCap
                 assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}).status_code == 200
         served.check_nothing_is_left()
         wait_until(lambda: served.connections.num_open == 0)
+
+
+def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(number=1, first=SilentChild) as served:
+        wait_until(lambda: any(isinstance(child, ThreadChild) for child in served.children()))
+        served.wait_until_up(1)
+        with served.client() as client:
+            assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}).status_code == 200
+    assert "A front end has not been heard of for a while, so it is killed" in caplog.messages
 
 
 def test_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
