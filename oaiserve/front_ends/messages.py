@@ -422,7 +422,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         name, text, param, code, retry_after_seconds = value
         message, own = text.decode(errors="surrogatepass"), _ERRORS.get(name, InternalError)
         if not issubclass(own, APIError):
-            return own(message)
+            return own(message) if message else own()
         attributes = {"message": message, "param": param, "code": code, "retry_after_seconds": retry_after_seconds}
         return restored(own, (message,), attributes)
     raise NotImplementedError(f"no message has a {kind}")

@@ -140,7 +140,7 @@ class RemoteStore:
 
     async def talk(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         found: list[StoredResponse] = await self._ask(
-            lambda number: GetTalk(number, owner, response_id, most_bytes), list[StoredResponse]
+            lambda number: GetTalk(number, owner, response_id, int(most_bytes)), list[StoredResponse]
         )
         return found
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -88,15 +88,17 @@ class Served:
     has_ended: threading.Event
 
     def client(self) -> httpx.Client:
-        """Return a client with connections of its own: the next front end gets its first one."""
+        """Return a client, which has connections of its own."""
         return httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS)
 
-    def clients(self, number: int) -> list[httpx.Client]:
-        """Return so many clients that have a connection each, at front ends that take turns."""
-        clients = [self.client() for _ in range(number)]
-        for client in clients:
-            assert client.get("/version").status_code == 200
-        return clients
+    @contextmanager
+    def clients(self, number: int) -> Iterator[list[httpx.Client]]:
+        """Give so many clients that have a connection each, at front ends that take turns."""
+        with ExitStack() as stack:
+            clients = [stack.enter_context(self.client()) for _ in range(number)]
+            for client in clients:
+                assert client.get("/version").status_code == 200
+            yield clients
 
     def children(self) -> list[ThreadChild]:
         return [cast(ThreadChild, running.child) for running in self.front_ends.running]
