@@ -111,7 +111,6 @@ class Served:
         found: list[dict[str, Any]] = []
 
         def is_there() -> bool:
-            self.telemetry.flush(TIMEOUT_SECONDS)
             found[:] = self.telemetry.recent.list(id_prefix=request_id)
             return bool(found)
 
