@@ -325,8 +325,14 @@ class FrontEnd:
             case RenderMetrics():
                 return await asyncio.to_thread(telemetry.render, ask.accept)
             case ListRecent():
-                asked = {"slowest": ask.slowest, "outcome": ask.outcome, "id_prefix": ask.id_prefix, "limit": ask.limit}
-                return await asyncio.to_thread(partial(telemetry.recent.list, **asked))
+                entries = partial(
+                    telemetry.recent.list,
+                    slowest=ask.slowest,
+                    outcome=ask.outcome,
+                    id_prefix=ask.id_prefix,
+                    limit=ask.limit,
+                )
+                return await asyncio.to_thread(entries)
             case GetRecent():
                 return await asyncio.to_thread(telemetry.recent.get, ask.request_id)
             case LiveAfter():

@@ -40,7 +40,7 @@ from oaiserve.trace import TraceContext
 T = TypeVar("T")
 
 
-class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+class Message(msgspec.Struct, array_like=True, tag=True):
     """A message is an array: the name of its class, and its fields."""
 
 
@@ -420,7 +420,8 @@ def _decoded(kind: Any, value: Any) -> Any:
         return TokenLogprobs.of_columns(array("i", ids), texts, array("d", logprobs), array("q", ends))
     if isinstance(kind, type) and issubclass(kind, Exception):
         name, text, param, code, retry_after_seconds = value
-        message, own = text.decode(errors="surrogatepass"), _ERRORS.get(name, InternalError)
+        message = text.decode(errors="surrogatepass")
+        own: type[Exception] = _ERRORS.get(name, InternalError)
         if not issubclass(own, APIError):
             return own(message) if message else own()
         attributes = {"message": message, "param": param, "code": code, "retry_after_seconds": retry_after_seconds}
