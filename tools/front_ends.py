@@ -40,16 +40,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--tokens", type=int, default=100_000, help="tokens of each run, of all streams together")
+    parser.add_argument("--step-ms", type=float, default=0, help="time of a step (default 0: as fast as the host can)")
     parser.add_argument("--front-ends", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--light", type=int, default=300, help="tokens of each of the four streams at 10 ms a step")
+    parser.add_argument("--light", type=int, default=300, help="tokens of each of four streams, at 10 ms a step")
     arguments = parser.parse_args()
     exit_on_sigterm()
     rows = [["streams", "front ends", "engine's process, µs/token", "other processes, µs/token", "tokens/s"]]
     for number in arguments.streams:
-        alone = engine_alone(number, max(1, arguments.tokens // number))
+        alone = engine_alone(number, max(1, arguments.tokens // number), arguments.step_ms)
         rows.append([str(number), "the engine alone", f"{alone.own_us:.1f}", "", f"{alone.tokens_per_second:,.0f}"])
     for number_of_front_ends in arguments.front_ends:
-        with serving(number_of_front_ends, step_ms=0) as server:
+        with serving(number_of_front_ends, arguments.step_ms) as server:
             run(server, 64, 50)  # warms up
             for number in arguments.streams:
                 cost = run(server, number, max(1, arguments.tokens // number))
@@ -64,13 +65,14 @@ def main() -> None:
                 )
     print("\n".join(as_markdown(rows)), flush=True)
     rows = [["front ends", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "ITL p99 ms"]]
-    for number_of_front_ends in arguments.front_ends:
+    for number_of_front_ends in arguments.front_ends if arguments.light else ():
         with serving(number_of_front_ends, step_ms=10) as server:
             run(server, 4, 20)
             first, gaps = light(server, arguments.light)
             shown = [statistics.median(first), quantile(first, 0.99), statistics.median(gaps), quantile(gaps, 0.99)]
             rows.append([str(number_of_front_ends), *(f"{seconds * 1e3:.2f}" for seconds in shown)])
-    print("\n" + "\n".join(as_markdown(rows)), flush=True)
+    if arguments.light:
+        print("\n" + "\n".join(as_markdown(rows)), flush=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Cost:
     tokens_per_second: float
 
 
-def engine_alone(num_streams: int, num_tokens: int) -> Cost:
+def engine_alone(num_streams: int, num_tokens: int, step_ms: float) -> Cost:
     """Run an engine in this process whose events nobody looks at, but for their end."""
     ends: SimpleQueue[int] = SimpleQueue()
 
@@ -88,7 +90,7 @@ def engine_alone(num_streams: int, num_tokens: int) -> Cost:
         if num_ended := sum(isinstance(event, TERMINAL) for event in events):
             ends.put(num_ended)
 
-    with make_engine(0) as engine:
+    with make_engine(step_ms) as engine:
         began_ns, cpu_ns = monotonic_ns(), process_time_ns()
         for number in range(num_streams):
             params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0)
