@@ -194,7 +194,8 @@ class FrontEnd:
             case AccessRefused():
                 self._telemetry.count_refused_access(message.reason)
             case LoopLag():
-                self._telemetry.observe_event_loop_lag(message.seconds)
+                for seconds in message.seconds:
+                    self._telemetry.observe_event_loop_lag(seconds)
             case LogCounts():
                 if self._shared.log_limit is not None:
                     self._shared.log_limit.add({(level, result): number for level, result, number in message.more})

@@ -217,9 +217,9 @@ class AccessRefused(Message):
 
 
 class LoopLag(Message):
-    """How late the event loop has woken up a sleeping task."""
+    """How late the event loop has woken up a sleeping task, several times."""
 
-    seconds: float
+    seconds: list[float]
 
 
 class LogCounts(Message):

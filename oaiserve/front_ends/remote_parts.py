@@ -36,6 +36,7 @@ from oaiserve.response_store import StoreCounts, StoredResponse
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.trace import TraceContext
 
+LAGS_IN_MESSAGE = 5  # of those that the app observes ten times a second
 Entry = dict[str, Any]
 
 
@@ -53,6 +54,7 @@ class RemoteTelemetry:
         self._process = process
         self.is_sampled = is_sampled
         self._log_limit = log_limit
+        self._lags: list[float] = []  # that are not sent yet
         self._told: Counter[tuple[str, ...]] = Counter()  # of the log's counts, what the engine process knows
         self.recent = RemoteRecent(process)
         self.live = RemoteLive(process, boundaries_seconds)
@@ -64,9 +66,13 @@ class RemoteTelemetry:
         self._process.send(AccessRefused(reason))
 
     def observe_event_loop_lag(self, seconds: float) -> None:
-        """Send the lag. This is called several times a second, so what was logged meanwhile is sent with it."""
-        self._process.send(LoopLag(seconds))
-        self._send_log_counts()
+        """Send the lag twice a second, and what was logged meanwhile with it. So the engine process knows that this one
+        has not stopped."""
+        self._lags.append(seconds)
+        if len(self._lags) == LAGS_IN_MESSAGE:
+            self._process.send(LoopLag(self._lags))
+            self._lags = []
+            self._send_log_counts()
 
     def _send_log_counts(self, *, at_once: bool = False) -> None:
         if self._log_limit is None:

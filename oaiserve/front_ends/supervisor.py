@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.1  # how often the engine and the front ends are looked at
-# For so many looks, a front end may send nothing, which it does ten times a second. They are counted, because all
-# processes may have stood still meanwhile.
+# For so many looks, a front end may send nothing, which it does twice a second. They are counted, because all processes
+# may have stood still meanwhile.
 MOST_SILENT = 300
 RETRY_SECONDS = 0.01  # after which connections are offered again that no front end has taken
 END_SECONDS = 10.0  # that a front end has to end, beyond the time for its requests
