@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
     AttentionParameters,
+    ClampedGate,
     Decoder,
+    Expert,
     Experts,
     LatentProjection,
     Layer,
@@ -52,11 +54,14 @@ _ROTATE_IN_WINDOWS = {"cohere2", "exaone4"}
 
 @torch.inference_mode()
 def describe(
-    loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks] | None = None
+    loaded: LoadedModel,
+    parameters: dict[int, AttentionParameters],
+    blocks: Mapping[str, Blocks | ExpertBlocks] | None = None,
 ) -> Decoder:
     """Describe the model. `parameters` are those of its attention, by layer index.
 
-    The model's parameters in `blocks`, by name, are described by these in place of their own data. Raises NotKnown.
+    The model's parameters in `blocks`, by name, are described by these in place of their own data: a tensor of all
+    experts by what there is of each. Raises NotKnown.
     """
     return _Reader(loaded, parameters, blocks or {}).decoder()
 
@@ -65,7 +70,10 @@ class _Reader:
     """Reads the modules of one model, and keeps track of which parameters it has read."""
 
     def __init__(
-        self, loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks]
+        self,
+        loaded: LoadedModel,
+        parameters: dict[int, AttentionParameters],
+        blocks: Mapping[str, Blocks | ExpertBlocks],
     ) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -142,6 +150,7 @@ class _Reader:
             key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
             rotary=self._rotary(index, attention),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
+            sinks=self._parameter(attention, "sinks").float() if self._parameters[index].has_sinks else None,
             parameters=self._parameters[index],
         )
 
@@ -223,21 +232,58 @@ class _Reader:
             return self._mlp(mlp)
         shared = self._child(mlp, "shared_experts", "shared_expert", optional=True)
         shared_gate = self._child(mlp, "shared_expert_gate", optional=True)
-        for name in ("gate_up_proj_bias", "down_proj_bias"):
-            if getattr(experts, name, None) is not None:
-                raise NotKnown("its experts have biases")
+        gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
+        downs = self._expert_matrices(experts, "down_proj", 1)
         return Experts(
             router=self._router(self._child(mlp, "gate", "router")),
-            gate_up=self._tensor(experts, "gate_up_proj"),
-            down=self._tensor(experts, "down_proj"),
-            activation=_activation(self._child(experts, "act_fn")),
+            experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
+            activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
             shared_gate=None if shared_gate is None else self._tensor(shared_gate)[0].float(),
         )
 
+    def _expert_matrices(self, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
+        """Return for each expert what it has under this name: its gate and its up projection if there are two parts."""
+        tensor = self._tensor(experts, name)
+        weights = self._blocks.get(id(getattr(experts, name)))
+        is_interleaved = not getattr(experts, "is_concatenated", True)
+
+        def cut(rows: Tensor) -> list[Tensor]:
+            return [rows[part::parts] for part in range(parts)] if is_interleaved else list(rows.chunk(parts))
+
+        if not isinstance(weights, list):
+            if getattr(experts, "is_transposed", False):
+                tensor = tensor.transpose(1, 2)
+            weights = [cut(rows) for rows in tensor]
+        biases: list[list[Tensor]] | list[list[None]] = [[None] * parts for _ in weights]
+        if getattr(experts, f"{name}_bias", None) is not None:
+            biases = [cut(rows) for rows in self._parameter(experts, f"{name}_bias").float()]
+        return [[*map(Matrix, *found)] for found in zip(weights, biases, strict=True)]
+
+    def _gating(self, experts: Any) -> str | ClampedGate:
+        """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
+
+        Their outputs show it, for large numbers too, because some families clamp these.
+        """
+        if not hasattr(experts, "_apply_gate"):
+            return _activation(self._child(experts, "act_fn"))
+        gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
+        together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
+        expected = experts._apply_gate(together)
+        kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in _ACTIVATIONS.items()}
+        alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+        if isinstance(alpha, float) and isinstance(limit, float):
+            clamped = ClampedGate(alpha, limit)
+            kinds[clamped] = clamped(gate, up)
+        for kind, found in kinds.items():
+            if torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return kind
+        raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
+
     def _router(self, router: Module) -> Router:
         """Find out what the router does from its outputs, because families differ in it, and in names."""
         weight = self._parameter(router, "weight")
+        logits_bias = None if getattr(router, "bias", None) is None else self._parameter(router, "bias").float()
         bias = None
         for module in router.modules():
             if (found := getattr(module, "e_score_correction_bias", None)) is not None:
@@ -246,6 +292,7 @@ class _Reader:
         groups = int(self._child(router, "num_group", optional=True) or 1)
         plain = Router(
             weight=weight,
+            logits_bias=logits_bias,
             bias=bias,
             top_k=int(self._child(router, "top_k")),
             groups=groups,
@@ -317,7 +364,9 @@ class _Reader:
 
     def _weights(self, module: Module) -> Tensor | Blocks:
         tensor = self._tensor(module)
-        return self._blocks.get(id(module.weight), tensor)
+        found = self._blocks.get(id(module.weight), tensor)
+        assert not isinstance(found, list)
+        return found
 
     def _tensor(self, module: Module, name: str = "weight") -> Tensor:
         weight = self._parameter(module, name)
@@ -342,12 +391,12 @@ class _Reader:
 
 
 def _of_pairs(table: Tensor) -> Tensor:
-    """Return a table [positions, dim / 2] from cosines or sines [positions, dim] that have each pair's value twice."""
+    """Return a table [positions, dim / 2] from cosines or sines, of which most families have each pair's value twice."""
     halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
     for first, second in (halves, neighbours):
         if torch.equal(first, second):
             return first.contiguous()
-    raise NotKnown("its rotary embedding has other pairs than halves and neighbours")
+    return table.float().contiguous()
 
 
 def _activation(function: Any) -> str:

@@ -221,10 +221,20 @@ def _recording(caches: dict[int, LayerCache], parameters: dict[int, AttentionPar
             sinks: Tensor | None = None,
             slopes: Tensor | None = None,
         ) -> Tensor:
-            if sinks is not None or slopes is not None:
-                raise NotKnown(f"its attention has {'sinks' if slopes is None else 'slopes (ALiBi)'}")
-            parameters[layers[cache.keys.data_ptr()]] = AttentionParameters(scaling, sliding_window, softcap)
-            return attend(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+            if slopes is not None:
+                raise NotKnown("its attention has slopes (ALiBi)")
+            found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None)
+            parameters[layers[cache.keys.data_ptr()]] = found
+            return attend(
+                query,
+                key,
+                value,
+                cache,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+            )
 
         return record
 
