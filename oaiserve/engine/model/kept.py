@@ -1,4 +1,6 @@
-"""Starts a GGUF file with its weights kept as they are: the native step alone, which multiplies with their blocks.
+"""Starts a model with its weights kept in the blocks of its files: the native step alone, which multiplies with these.
+
+The files are one in the format GGUF, or a checkpoint whose experts are in MXFP4.
 
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
@@ -18,10 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -31,9 +35,16 @@ from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import transformers_logits
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
-from oaiserve.engine.model.load import limit_compiled_shapes, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.gguf_weights import GgufWeights, with_experts
+from oaiserve.engine.model.kept_weights import KeptWeights, NotKept, refuse_unless_whole
+from oaiserve.engine.model.load import (
+    limit_compiled_shapes,
+    prepare,
+    quantization_method,
+    refuse_unless_decoder_only,
+)
 from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
@@ -49,22 +60,41 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def is_kept(source: ModelSource, options: EngineOptions) -> bool:
-    """Return whether the options leave the weights of a file as they are, if its family is known.
+# Of a checkpoint on the Hub, which may have others in its folders.
+_CHECKPOINT_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
 
-    Adapters name the modules of transformers' code, which is not there without expanded weights.
+
+class _Files(NamedTuple):
+    """What the files of a model say."""
+
+    config: PreTrainedConfig
+    weights: KeptWeights
+    generation_config: GenerationConfig | None
+
+
+def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
+    """Return whether the files have blocks, and the options leave them as they are.
+
+    With `offline`, a model on the Hub must be in its cache. Adapters name the modules of transformers' code, which is
+    not there without expanded weights.
     """
     on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
     return (
-        source.gguf_file is not None
-        and on_cpu
+        on_cpu
         and options.compile
         and options.quantize == "none"
         and options.tensor_parallel == 1
         and not options.has_adapters
         and options.draft_model is None
         and options.dtype in _DTYPES
+        and (source.gguf_file is not None or _is_mxfp4(source, offline))
     )
+
+
+def _is_mxfp4(source: ModelSource, offline: bool) -> bool:
+    """Return whether the experts of a checkpoint are in MXFP4."""
+    config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
+    return quantization_method(config) == "mxfp4"
 
 
 class Kept(NamedTuple):
@@ -75,9 +105,9 @@ class Kept(NamedTuple):
     num_blocks: int  # of its KV cache
 
 
-def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Started]:
-    """Load a GGUF file and start its native step. Raises as `load_kept` does."""
-    loaded, native, num_blocks = load_kept(source, options)
+def start_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> tuple[ModelSpec, Started]:
+    """Load a model and start its native step. Raises as `load_kept` does."""
+    loaded, native, num_blocks = load_kept(source, options, offline=offline)
     started = Started(
         ModelRunner(native, loaded.device, options.block_size),
         num_blocks,
@@ -89,14 +119,14 @@ def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, 
     return loaded, started
 
 
-def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
-    """Load a GGUF file, and check its native step.
+def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
+    """Load a model, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
     options ask for.
     """
     try:
-        return _load(source, options)
+        return _load(_read(source, offline), options, source.gguf_file or source.location)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -106,13 +136,26 @@ def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
+def _read(source: ModelSource, offline: bool) -> _Files:
+    """Read the configuration of a model, and map its weights. Raises BadFile, NotKept, and what transformers raises."""
+    if source.gguf_file is not None:
+        path = Path(source.location) / source.gguf_file
+        config = with_experts(AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file), path)
+        return _Files(config, GgufWeights(path, config), None)
+    folder = Path(source.location)
+    if not source.is_local:
+        folder = Path(snapshot_download(source.location, allow_patterns=_CHECKPOINT_FILES, local_files_only=offline))
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    del config.quantization_config  # it says how transformers is to load the weights, which are loaded here
+    has_settings = (folder / "generation_config.json").is_file()
+    return _Files(config, Mxfp4Weights(folder), GenerationConfig.from_pretrained(folder) if has_settings else None)
+
+
 @torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions) -> Kept:
-    assert source.gguf_file is not None
+def _load(files: _Files, options: EngineOptions, name: str) -> Kept:
     limit_compiled_shapes()
-    config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file)
-    refuse_unless_decoder_only(config, source.gguf_file)
-    weights = GgufWeights(Path(source.location) / source.gguf_file, config)
+    config, weights, _ = files
+    refuse_unless_decoder_only(config, name)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
@@ -122,12 +165,12 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     refuse_unless_whole(weights, _named_parameters(model))
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    known = _check(weights, config, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
+    known = _check(files, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
 
-    blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
-    others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
+    blocks = {parameter: found for parameter in weights.names() if (found := weights.blocks(parameter)) is not None}
+    others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
-    _fill(model, {name: t.to(dtype) if t.dim() > 1 else t.float() for name, t in others.items()})
+    _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
     loaded = replace(
         known.loaded,
         model=model,
@@ -142,7 +185,7 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info(
         "The native step is ready, and the weights stay as the file has them: %s",
-        ", ".join(f"{count} matrices {name}" for name, count in sorted(weights.formats().items())),
+        ", ".join(f"{count} matrices {kind}" for kind, count in sorted(weights.formats().items())),
     )
     return Kept(loaded, native, num_blocks)
 
@@ -154,10 +197,9 @@ class _Known(NamedTuple):
     parameters: dict[int, AttentionParameters]
 
 
-def _check(
-    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, Any]
-) -> _Known:
+def _check(files: _Files, layers: list[int], library: Library, sizes: dict[str, Any]) -> _Known:
     """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
+    config, weights, generation_config = files
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
@@ -165,19 +207,22 @@ def _check(
     small.vocab_size = rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
     small.pad_token_id = None
     model = _empty_model(small, library.dtype, weights)
+    if generation_config is not None:
+        model.generation_config = generation_config
 
-    tensors, blocks = {}, {}
+    tensors: dict[str, Tensor] = {}
+    blocks: dict[str, Blocks | ExpertBlocks] = {}
     for name, _ in _named_parameters(model):
         name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
         kept = weights.blocks(name_in_file)
-        if kept is None:
-            tensors[name] = weights.tensor(name_in_file)
-        if name in (_EMBEDDING, _HEAD):
-            kept = None if kept is None else kept[:rows]
-            tensors = {key: tensor[:rows] if key == name else tensor for key, tensor in tensors.items()}
+        if isinstance(kept, Blocks):
+            blocks[name] = kept[:rows] if name in (_EMBEDDING, _HEAD) else kept
+            tensors[name] = blocks[name].expand()
+            continue
+        tensor = weights.tensor(name_in_file)
+        tensors[name] = tensor[:rows] if name in (_EMBEDDING, _HEAD) else tensor
         if kept is not None:
             blocks[name] = kept
-            tensors[name] = kept.expand()
     _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
 
     loaded = prepare(model)
@@ -196,7 +241,7 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
-def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: GgufWeights) -> PreTrainedModel:
+def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: KeptWeights) -> PreTrainedModel:
     """Make a model without the data of its parameters."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")

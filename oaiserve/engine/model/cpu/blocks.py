@@ -97,7 +97,7 @@ def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.u
 
 
 def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return rows in MXFP4 as GGUF files have them: a scale, and then 16 bytes, of which byte i has codes i and i + 16."""
+    """Return rows in MXFP4 as GGUF files have them: a scale, and then bytes, of which byte i has codes i and i + 16."""
     pairs = codes.reshape(*scales.shape, 16)
     in_order = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
     blocks = np.concatenate([scales[..., None], in_order[..., :16] | in_order[..., 16:] << 4], axis=-1)

@@ -391,7 +391,7 @@ class _Reader:
 
 
 def _of_pairs(table: Tensor) -> Tensor:
-    """Return a table [positions, dim / 2] from cosines or sines, of which most families have each pair's value twice."""
+    """Return a table [positions, dim / 2] of cosines or sines, of which most families have each pair's value twice."""
     halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
     for first, second in (halves, neighbours):
         if torch.equal(first, second):

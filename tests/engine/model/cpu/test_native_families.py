@@ -56,7 +56,6 @@ NOT_KNOWN = {
     "hunyuan": (config("hunyuan_v1_dense"), "it has a parameter 'model.layers.0.self_attn.query_layernorm.weight'"),
     "olmo": (config("olmo"), "it has norms of type OlmoLayerNorm"),
     "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
-    "gate with bias": (config("llama", mlp_bias=True), "its gated MLP has biases"),
     "ministral3": (config("ministral3"), "it scales queries by their positions"),
     "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
     "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 256"),
@@ -94,7 +93,7 @@ def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> No
 
 
 # One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps.
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4", "gpt_oss"])
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     prompt = [(7 * i + 3) % 97 for i in range(60)]
     sequence = Sequence("prompt", 0, prompt, SamplingParams(), max_len=64)
