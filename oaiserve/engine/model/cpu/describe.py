@@ -49,7 +49,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 # In these families only the layers with a window rotate queries and keys by position.
-_ROTATE_IN_WINDOWS = {"cohere2", "exaone4"}
+_ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
+# The names of norms of queries and keys, and those of norms that come after the rotation.
+_QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
+_AFTER_ROTATION = "query_layernorm"
 
 
 @torch.inference_mode()
@@ -125,7 +128,9 @@ class _Reader:
             attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp_or_experts(self._child(layer, "mlp", "block_sparse_moe")),
+            mlp=self._mlp_or_experts(
+                self._child(layer, "mlp", "block_sparse_moe"), self._child(layer, "shared_mlp", optional=True)
+            ),
             mlp_out_norm=self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm"),
             is_parallel=is_parallel,
         )
@@ -146,10 +151,11 @@ class _Reader:
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
             heads=heads,
             shape=shape,
-            query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
-            key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
+            query_norm=self._norm_of(attention, *_QUERY_NORMS),
+            key_norm=self._norm_of(attention, *_KEY_NORMS),
             rotary=self._rotary(index, attention),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
+            rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
             sinks=self._parameter(attention, "sinks").float() if self._parameters[index].has_sinks else None,
             parameters=self._parameters[index],
         )
@@ -226,16 +232,17 @@ class _Reader:
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
         return self._rotary_tables[layer_type]
 
-    def _mlp_or_experts(self, mlp: Module) -> MLP | Experts:
+    def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
+        """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
         experts = self._child(mlp, "experts", optional=True)
         if experts is None:
             return self._mlp(mlp)
-        shared = self._child(mlp, "shared_experts", "shared_expert", optional=True)
+        shared = self._child(mlp, "shared_experts", "shared_expert", "shared_mlp", optional=True) or beside
         shared_gate = self._child(mlp, "shared_expert_gate", optional=True)
         gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
         downs = self._expert_matrices(experts, "down_proj", 1)
         return Experts(
-            router=self._router(self._child(mlp, "gate", "router")),
+            router=self._router(mlp),
             experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
             activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
@@ -280,12 +287,14 @@ class _Reader:
                 return kind
         raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
 
-    def _router(self, router: Module) -> Router:
-        """Find out what the router does from its outputs, because families differ in it, and in names."""
-        weight = self._parameter(router, "weight")
-        logits_bias = None if getattr(router, "bias", None) is None else self._parameter(router, "bias").float()
+    def _router(self, mlp: Module) -> Router:
+        """Find out what the router of a mixture does from its outputs, because families differ in it, and in names."""
+        router: Any = self._child(mlp, "gate", "router")
+        linear = self._child(router, "wg", optional=True) or router
+        weight = self._parameter(linear, "weight")
+        logits_bias = None if getattr(linear, "bias", None) is None else self._parameter(linear, "bias").float()
         bias = None
-        for module in router.modules():
+        for module in (mlp, *router.modules()):
             if (found := getattr(module, "e_score_correction_bias", None)) is not None:
                 bias = found.detach().float().flatten()
                 self._read.add(id(found))
@@ -306,7 +315,8 @@ class _Reader:
         own = deepcopy(router).float()
         x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(0))
         try:
-            _, weights, chosen = own(x)
+            takes_bias = "e_score_correction_bias" in inspect.signature(own.forward).parameters
+            _, weights, chosen = own(x, bias) if takes_bias else own(x)
             expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
         except (RuntimeError, TypeError, ValueError) as error:
             raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
@@ -318,9 +328,9 @@ class _Reader:
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h"))
+        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h", "output_linear"))
         activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act"))
-        if (together := self._child(mlp, "gate_up_proj", optional=True)) is not None:
+        if (together := self._child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))

@@ -87,6 +87,7 @@ class Attention:
     key_norm: Norm | None
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int  # of the first number of each head that is rotated
+    rotates_before_norms: bool  # of queries and keys
     sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
 

@@ -37,6 +37,7 @@ class Rotary(Structure):
         ("offset", c_long),
         ("dim", c_long),
         ("interleaved", c_bool),
+        ("before_norms", c_bool),
     )
 
 

@@ -251,7 +251,8 @@ class Operations:
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
             tables = (self._keep(table.cosines), self._keep(table.sines))
-            rotary = Rotary(*tables, attention.rotary_offset, 2 * pairs, table.is_interleaved)
+            settings = (attention.rotary_offset, 2 * pairs, table.is_interleaved, attention.rotates_before_norms)
+            rotary = Rotary(*tables, *settings)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0

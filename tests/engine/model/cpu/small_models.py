@@ -115,6 +115,11 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gpt_oss": config(  # sinks, biases of routers and experts, a clamped gate; another rotary table
         "gpt_oss", **EXPERTS, **_MIXED, swiglu_limit=1.5
     ),
+    "hunyuan_v1_moe": config(  # norms of queries and keys after their rotation
+        "hunyuan_v1_moe", num_experts=4, moe_topk=2
+    ),
+    "minimax_m2": config("minimax_m2", **EXPERTS),  # a router that is given its bias
+    "granitemoeshared": config("granitemoeshared", **EXPERTS, shared_intermediate_size=48, residual_multiplier=0.3),
     "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
     "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
 }
