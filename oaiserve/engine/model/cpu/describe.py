@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -252,20 +252,26 @@ class _Reader:
     def _expert_matrices(self, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
         """Return for each expert what it has under this name: its gate and its up projection if there are two parts."""
         tensor = self._tensor(experts, name)
-        weights = self._blocks.get(id(getattr(experts, name)))
         is_interleaved = not getattr(experts, "is_concatenated", True)
 
         def cut(rows: Tensor) -> list[Tensor]:
             return [rows[part::parts] for part in range(parts)] if is_interleaved else list(rows.chunk(parts))
 
-        if not isinstance(weights, list):
-            if getattr(experts, "is_transposed", False):
-                tensor = tensor.transpose(1, 2)
-            weights = [cut(rows) for rows in tensor]
-        biases: list[list[Tensor]] | list[list[None]] = [[None] * parts for _ in weights]
-        if getattr(experts, f"{name}_bias", None) is not None:
+        weights: Sequence[Sequence[Tensor | Blocks]]
+        biases: Sequence[Sequence[Tensor | None]]
+        kept = self._blocks.get(id(getattr(experts, name)))
+        if isinstance(kept, list):
+            weights = kept
+        else:
+            weights = [cut(rows) for rows in (tensor.mT if getattr(experts, "is_transposed", False) else tensor)]
+        if getattr(experts, f"{name}_bias", None) is None:
+            biases = [[None] * parts] * len(weights)
+        else:
             biases = [cut(rows) for rows in self._parameter(experts, f"{name}_bias").float()]
-        return [[*map(Matrix, *found)] for found in zip(weights, biases, strict=True)]
+        return [
+            [Matrix(weight, bias) for weight, bias in zip(own, own_biases, strict=True)]
+            for own, own_biases in zip(weights, biases, strict=True)
+        ]
 
     def _gating(self, experts: Any) -> str | ClampedGate:
         """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
