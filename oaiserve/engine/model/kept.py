@@ -184,7 +184,7 @@ def _load(files: _Files, options: EngineOptions, name: str) -> Kept:
     torch.set_num_threads(NativeDecoder.torch_threads)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info(
-        "The native step is ready, and the weights stay as the file has them: %s",
+        "The native step is ready, and the weights stay as the files have them: %s",
         ", ".join(f"{count} matrices {kind}" for kind, count in sorted(weights.formats().items())),
     )
     return Kept(loaded, native, num_blocks)

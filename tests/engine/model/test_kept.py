@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kept import is_kept, load_kept
@@ -24,9 +26,11 @@ from oaiserve.engine.model.kept_weights import NotKept
 from oaiserve.engine.model.load import load_model, prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.request import SamplingParams
 from oaiserve.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.random_gguf import write_gguf
+from tools.random_models import byte_tokenizer
 from tools.random_mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
@@ -208,6 +212,18 @@ def test_a_checkpoint_in_mxfp4_has_the_settings_of_its_files(tmp_path: Path) -> 
     loaded = load_kept(find_model(tmp_path), OPTIONS).loaded
     assert loaded.eos_token_ids == {2, 7}
     assert loaded.default_params["temperature"] == 0.5
+
+
+def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_in_mxfp4(make_model(GPT_OSS), tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    caplog.set_level(logging.INFO)
+    with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
+        params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        (completion,) = engine.generate([[5, 9, 3, 17]], params)
+    assert len(completion.token_ids) == 5
+    (line,) = [text for text in caplog.messages if "the weights stay" in text]
+    assert line.endswith("the weights stay as the files have them: 24 matrices MXFP4, 17 matrices not quantized")
 
 
 def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) -> None:
