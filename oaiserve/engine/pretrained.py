@@ -194,8 +194,8 @@ def _of_kept(
     offline: bool,
 ) -> EngineParts | None:
     """Return the parts of a model whose weights stay in the blocks of its files, or None if they do not."""
+    from oaiserve.engine.model.gguf_weights import NotKept
     from oaiserve.engine.model.kept import is_kept, start_kept
-    from oaiserve.engine.model.kept_weights import NotKept
 
     if not is_kept(source, options, offline=offline):
         return None

@@ -13,6 +13,7 @@ import copy
 import math
 import mmap
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from transformers import MixtralConfig, PreTrainedConfig
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand
-from oaiserve.engine.model.kept_weights import NotKept
+from oaiserve.engine.model.weights import Weights
 from oaiserve.gguf import GgufTensor, read_numbers, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
@@ -84,6 +85,10 @@ _FAMILIES = {
     "gemma2": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
     "gemma3_text": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
 }
+
+
+class NotKept(Exception):
+    """The weights of the file cannot stay as they are; the message says why."""
 
 
 def with_experts(config: PreTrainedConfig, path: Path) -> PreTrainedConfig:
@@ -206,3 +211,14 @@ class GgufWeights:
         heads = self._config.num_attention_heads if ".q_proj." in name else self._config.num_key_value_heads
         # The file has the pairs that are rotated together as neighbours, transformers as halves of a head.
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def refuse_unless_whole(weights: Weights, parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise NotKept unless the file has exactly the parameters of the model, in their shapes."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+    if differing := sorted(shapes.keys() ^ weights.names()):
+        where = "the model" if differing[0] in shapes else "the file"
+        raise NotKept(f"only {where} has a tensor '{differing[0]}'")
+    for name, shape in shapes.items():
+        if weights.shape(name) != shape:
+            raise NotKept(f"its tensor '{name}' has the shape {weights.shape(name)}, and not {shape}")

@@ -35,8 +35,7 @@ from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import transformers_logits
-from oaiserve.engine.model.gguf_weights import GgufWeights, with_experts
-from oaiserve.engine.model.kept_weights import KeptWeights, NotKept, refuse_unless_whole
+from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
 from oaiserve.engine.model.load import (
     limit_compiled_shapes,
     prepare,
@@ -49,6 +48,7 @@ from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.model.weights import Weights
 from oaiserve.errors import StartupError
 from oaiserve.source import ModelSource
 
@@ -68,7 +68,7 @@ class _Files(NamedTuple):
     """What the files of a model say."""
 
     config: PreTrainedConfig
-    weights: KeptWeights
+    weights: Weights
     generation_config: GenerationConfig | None
 
 
@@ -241,7 +241,7 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
-def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: KeptWeights) -> PreTrainedModel:
+def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:
     """Make a model without the data of its parameters."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")

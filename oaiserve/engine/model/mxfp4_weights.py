@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
-from oaiserve.engine.model.kept_weights import NotKept
+from oaiserve.engine.model.gguf_weights import NotKept
 from oaiserve.safetensors_header import read_header
 
 _CODES, _SCALES = "_blocks", "_scales"

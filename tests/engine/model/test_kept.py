@@ -21,8 +21,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gguf_weights import NotKept
 from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.kept_weights import NotKept
 from oaiserve.engine.model.load import load_model, prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
 from oaiserve.engine.model.spec import LoadedModel

@@ -228,11 +228,13 @@ void read_group(const uint8_t* block, long group, Group& out) {
 
 // Reads a group of MXFP4 from a checkpoint that has scales apart, and neighbours in the same byte.
 inline void read_apart(const uint8_t* codes, uint8_t exponent, Group& out) {
-  out.scale = scale_of_exponent(exponent);
+  uint8_t in_order[BLOCK_GROUP];
   for (int i = 0; i < 16; i++) {
-    out.codes[2 * i] = codes[i] & 15;
-    out.codes[2 * i + 1] = codes[i] >> 4;
+    in_order[2 * i] = codes[i] & 15;
+    in_order[2 * i + 1] = codes[i] >> 4;
   }
+  std::memcpy(out.codes, in_order, sizeof(in_order));
+  out.scale = scale_of_exponent(exponent);
 }
 
 }  // namespace oaiserve
