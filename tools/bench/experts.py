@@ -50,9 +50,9 @@ SHAPES: dict[str, PreTrainedConfig] = {
         vocab_size=32000, hidden_size=1024, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4,
         head_dim=64, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=768, norm_topk_prob=True,
     ),
-    # As wide as the published models, with half of the experts, fewer layers and fewer tokens.
+    # As wide as the published models, with fewer experts, layers and tokens.
     "gpt_oss": GptOssConfig(
-        vocab_size=32000, hidden_size=2880, intermediate_size=2880, num_hidden_layers=4, num_attention_heads=64,
+        vocab_size=8000, hidden_size=2880, intermediate_size=2880, num_hidden_layers=2, num_attention_heads=64,
         num_key_value_heads=8, head_dim=64, num_local_experts=16, num_experts_per_tok=4, sliding_window=128,
     ),
 }  # fmt: skip

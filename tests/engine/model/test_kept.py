@@ -139,7 +139,7 @@ def dequantized(asked: PreTrainedConfig, mix: dict[str, Kind]) -> PreTrainedMode
     """Return the model of `file_of` with the numbers that its file has: experts as `mix` says, and Q8_0."""
 
     def there_and_back(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
-        return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), kind), kind))
+        return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.detach().numpy(), kind), kind))
 
     model = make_model(asked)
     with torch.no_grad():
