@@ -33,11 +33,12 @@ from tools.random_models import SMALL, byte_tokenizer, generate, random_model
 from tools.random_wrappers import random_wrapper
 
 TYPES = """\
-apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 falcon
-falcon_h1 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe helium
-hunyuan_v1_dense jamba llama llama4_text mamba minimax ministral mistral mixtral mpt nemotron olmo olmo2 olmo3 olmoe
-opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm starcoder2 t5
-whisper xglm
+afmoe apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5
+ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
+gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba
+jetmoe lfm2_moe llama llama4_text longcat_flash mamba minimax minimax_m2 ministral mistral mixtral mpt nemotron olmo olmo2
+olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm
+starcoder2 t5 whisper xglm
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -62,6 +63,10 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
 }
+_GROUPED = {key: value for key, value in _DEEPSEEK.items() if "rank" not in key and "head_dim" not in key} | {
+    "num_experts": 4,
+    "num_shared_experts": 1,
+}
 _HEADS_FOR_EACH = {"num_key_value_heads": 4}  # these have no grouped attention
 _ROTARY_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
 # What the code of a type needs beside the common sizes to run; None removes a size that it cannot have.
@@ -84,7 +89,24 @@ EXTRA = {
     "persimmon": _HEADS_FOR_EACH,
     "phi": _HEADS_FOR_EACH,
     "stablelm": _HEADS_FOR_EACH,
-    **dict.fromkeys(("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"), _MOE),
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 128,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "granitemoeshared": {**_MOE, "shared_intermediate_size": 48},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
+    **dict.fromkeys(("dots1", "exaone_moe", "glm4_moe"), {**_GROUPED, **_HEADS_FOR_EACH}),
+    **dict.fromkeys(("glm4_moe_lite", "longcat_flash"), {**_DEEPSEEK, **_HEADS_FOR_EACH}),
+    **dict.fromkeys(
+        ("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "lfm2_moe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE
+    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
 }
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12

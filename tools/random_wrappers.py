@@ -20,12 +20,17 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
+    "glm4v_moe_text": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
     "mistral": {"sliding_window": 6},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen3_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
-}
+}  # fmt: skip
 
 
 def wrapper_config(name: str) -> PreTrainedConfig:
