@@ -34,11 +34,11 @@ from tools.random_wrappers import random_wrapper
 
 TYPES = """\
 afmoe apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5
-ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
-gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba
-jetmoe lfm2_moe llama llama4_text longcat_flash mamba minimax minimax_m2 ministral mistral mixtral mpt nemotron olmo olmo2
-olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss smollm3 stablelm
-starcoder2 t5 whisper xglm
+ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite
+gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense
+hunyuan_v1_moe jamba jetmoe lfm2_moe llama llama4_text longcat_flash mamba minimax minimax_m2 ministral mistral
+mixtral mpt nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next
+rwkv seed_oss smollm3 stablelm starcoder2 t5 whisper xglm
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -101,8 +101,8 @@ EXTRA = {
     "granitemoeshared": {**_MOE, "shared_intermediate_size": 48},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
-    **dict.fromkeys(("dots1", "exaone_moe", "glm4_moe"), {**_GROUPED, **_HEADS_FOR_EACH}),
-    **dict.fromkeys(("glm4_moe_lite", "longcat_flash"), {**_DEEPSEEK, **_HEADS_FOR_EACH}),
+    **{name: {**_GROUPED, **_HEADS_FOR_EACH} for name in ("dots1", "exaone_moe", "glm4_moe")},
+    **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("glm4_moe_lite", "longcat_flash")},
     **dict.fromkeys(
         ("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "lfm2_moe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE
     ),
