@@ -50,6 +50,7 @@ from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.weights import Weights
 from oaiserve.errors import StartupError
+from oaiserve.model_errors import reported
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Fals
 
 def _is_mxfp4(source: ModelSource, offline: bool) -> bool:
     """Return whether the experts of a checkpoint are in MXFP4."""
-    config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
+    with reported(f"No model could be loaded from '{source.location}'"):
+        config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
     return quantization_method(config) == "mxfp4"
 
 
