@@ -46,7 +46,9 @@ def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:
 
 
 def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> None:
-    gate, up = torch.cartesian_prod(X[::13], torch.tensor([-1e30, -8.0, -7.0, -0.3, 0.0, 2.5, 7.1, NAN])).unbind(-1)
+    gate, up = torch.cartesian_prod(
+        torch.cat([X[-1:], X[::13]]), torch.tensor([-1e30, -8.0, -7.0, -0.3, 0.0, 2.5, 7.1, NAN])
+    ).unbind(-1)
     gate, up = (x[: len(x) // 16 * 16].contiguous() for x in (gate, up))
     gating, out = Gating(ACTIVATIONS.index("none"), 1.702, 7.0), torch.empty_like(gate)
     pointers = [ctypes.c_void_p(x.data_ptr()) for x in (gate, up, out)]
