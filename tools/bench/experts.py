@@ -28,7 +28,7 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_attention, native_decoder, transformers_logits
+from oaiserve.engine.model.cpu.start import native_attention, transformers_logits
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.load import prepare
@@ -77,9 +77,13 @@ def measure(shape: str, num_rounds: int) -> dict[str, Any]:
     loaded, threads = prepare(random_model(SHAPES[shape], dtype=torch.bfloat16)), default_threads()
     sizes = {"num_blocks": 64 * (CONTEXT // BLOCK_SIZE) + 64, "block_size": BLOCK_SIZE, "num_threads": threads}
     attention = native_attention(loaded, **sizes)
-    executors: dict[str, Executor] = {"native": native_decoder(loaded, **sizes)}
+    # Not compared with each other: in bfloat16 random routers choose other experts for tokens that like two as much.
+    _, parameters = transformers_logits(loaded, BLOCK_SIZE)
+    decoder = describe(loaded, parameters)
+    executors: dict[str, Executor] = {"native": NativeDecoder(Library(loaded.dtype), decoder, **sizes)}
     if shape == "gpt_oss":
-        executors["native, MXFP4"] = _in_mxfp4(loaded, sizes)
+        decoder = describe(loaded, parameters, _mxfp4_blocks(loaded))
+        executors["native, MXFP4"] = NativeDecoder(Library(loaded.dtype, "blocks"), decoder, **sizes)
     executors["transformers"] = EagerExecutor(loaded, attention.caches, attention.prepare)
     found = []
     for num_sequences, num_tokens in STEPS:
@@ -95,17 +99,16 @@ def measure(shape: str, num_rounds: int) -> dict[str, Any]:
     return {"created": date.today().isoformat(), "machine": machine.sentence(), "steps": found}
 
 
-def _in_mxfp4(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
-    """Make the native step of a gpt-oss with random numbers of MXFP4 in place of its experts' weights."""
-    rng, blocks = np.random.default_rng(0), dict[str, Blocks | ExpertBlocks]()
+def _mxfp4_blocks(loaded: LoadedModel) -> dict[str, ExpertBlocks]:
+    """Return random numbers of MXFP4 in place of the weights of a gpt-oss's experts."""
+    rng, blocks = np.random.default_rng(0), dict[str, ExpertBlocks]()
     for name, parameter in loaded.model.named_parameters():
         if parameter.dim() == 3:
             experts, k, n = parameter.shape
             parts = 2 if "gate_up" in name else 1
             data = [random_blocks(rng, Kind.MXFP4, n, k) for _ in range(experts)]
             blocks[name] = [tuple(Blocks(rows, MXFP4, np.arange(n)[i::parts]) for i in range(parts)) for rows in data]
-    _, parameters = transformers_logits(loaded, sizes["block_size"])
-    return NativeDecoder(Library(loaded.dtype, "blocks"), describe(loaded, parameters, blocks), **sizes)
+    return blocks
 
 
 def _seconds(forward: Callable[[Batch], torch.Tensor], batch: Batch) -> float:
