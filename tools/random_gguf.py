@@ -19,7 +19,6 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
-    "gpt_oss": "gpt-oss",
 }
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
@@ -79,7 +78,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
-    for name, values in _as_in_a_file(parameters, is_turned=config.model_type == "gpt_oss"):
+    for name, values in _as_in_a_file(parameters):
         name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert name_in_file is not None
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
@@ -90,8 +89,7 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(name_in_file, values)
             continue
-        is_router = "ffn_gate_inp" in name_in_file
-        kind = Kind.F32 if is_router or name_in_file.endswith("_exps.bias") else kind_of(name_in_file)
+        kind = Kind.F32 if "ffn_gate_inp" in name_in_file else kind_of(name_in_file)  # of a router
         writer.add_tensor(name_in_file, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,23 +98,14 @@ def write_gguf(
 
 
 def _as_in_a_file(
-    parameters: Iterable[tuple[str, NDArray[np.float32]]], *, is_turned: bool
+    parameters: Iterable[tuple[str, NDArray[np.float32]]],
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the parameters as a file has them: gates and up projections of experts apart, and no matrix of one row.
-
-    `is_turned` says that the columns of experts come before their rows, and gates and up projections in turns.
-    """
+    """Yield the parameters as a file has them: gates and up projections of experts apart, and no matrix of one row."""
     for name, values in parameters:
-        if ".experts." in name:
-            if is_turned and values.ndim == 3:
-                values = values.swapaxes(1, 2)
-            suffix = ".bias" if name.endswith("_bias") else ".weight"
-            name = name.removesuffix("_bias")
-            halves = [values[:, ::2], values[:, 1::2]] if is_turned else np.split(values, 2, axis=1)
-            parts = [("gate", halves[0]), ("up", halves[1])] if "gate_up" in name else [("down", values)]
-            for part, of_part in parts:
-                yield name.replace("gate_up", part) + suffix, np.ascontiguousarray(of_part)
-        elif name.endswith("sinks"):
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", half
+        elif name.endswith("experts.down_proj"):
             yield f"{name}.weight", values
         else:
             yield name, values.reshape(-1) if "shared_expert_gate." in name else values
@@ -140,9 +129,5 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("rope_theta") or rope["full_attention"]["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if rope.get("rope_type") == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)

@@ -63,23 +63,14 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks": "self_attn.sinks",
-    "ffn_gate_inp": "mlp.router",
-}
 # They decide about much, and are read as numbers to find out what they do.
-_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|router|shared_expert_gate)\.weight")
-# Parameters of the model that are no `weight` of a module.
-_WITHOUT_SUFFIX = re.compile(r"experts\.(gate_up|down)_proj|self_attn\.sinks")
+_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight")
 
 
 class _Family(NamedTuple):
     layer: dict[str, str]  # names of a layer's tensors, in the file and in the model
     turns_heads: bool = False  # rows of queries and keys are in the order in which llama.cpp rotates them
     norms_add_one: bool = False  # the file has the weights of norms plus one
-    # The model has the columns of experts before their rows, and the rows of gates and of up projections in turns.
-    turns_experts: bool = False
 
 
 _FAMILIES = {
@@ -91,7 +82,6 @@ _FAMILIES = {
     "mixtral": _Family(_LAYER | _EXPERTS, turns_heads=True),
     "qwen2_moe": _Family(_LAYER | _EXPERTS | _SHARED_EXPERT),
     "qwen3_moe": _Family(_LAYER | _EXPERTS),
-    "gpt_oss": _Family(_LAYER | _EXPERTS | _GPT_OSS, turns_experts=True),
     "gemma2": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
     "gemma3_text": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
 }
@@ -114,18 +104,6 @@ def with_experts(config: PreTrainedConfig, path: Path) -> PreTrainedConfig:
         sizes = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
         return MixtralConfig(**sizes, num_local_experts=gates.shape[0], num_experts_per_tok=top_k)
     found = copy.deepcopy(config)
-    if config.model_type == "gpt_oss":
-        numbers = read_numbers(path)  # which do not have all of these
-        found.head_dim = numbers["gpt-oss.attention.key_length"]
-        found.rope_parameters = {
-            "rope_type": "yarn",
-            "rope_theta": numbers["gpt-oss.rope.freq_base"],
-            "factor": numbers["gpt-oss.rope.scaling.factor"],
-            "original_max_position_embeddings": numbers["gpt-oss.rope.scaling.original_context_length"],
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-        }
     for name, field in (("exps", "moe_intermediate_size"), ("shexp", "shared_expert_intermediate_size")):
         if (downs := tensors.get(f"blk.0.ffn_down_{name}.weight")) is not None and hasattr(config, field):
             setattr(found, field, downs.shape[-1])
@@ -166,17 +144,16 @@ class GgufWeights:
         found: dict[str, int] = {}
         for name, tensors in self._tensors.items():
             for tensor in tensors:
-                if len(tensor.shape) >= 2 and not name.endswith("_bias"):
+                if len(tensor.shape) >= 2:
                     kind = FORMATS[tensor.kind].name if self.blocks(name) else "expanded to bfloat16"
                     found[kind] = found.get(kind, 0) + math.prod(tensor.shape[:-2])
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
         shapes = [tensor.shape for tensor in self._tensors[name]]
-        if len(shapes[0]) < 2 or ".experts." not in name:
+        if len(shapes) == 1:
             return shapes[0]
-        experts, rows, columns = shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2:]
-        return (experts, *columns, rows) if self._family.turns_experts else (experts, rows, *columns)
+        return (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
 
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
         """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
@@ -194,9 +171,6 @@ class GgufWeights:
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         tensors = [self._expanded(tensor) for tensor in self._tensors[name]]
-        if self._family.turns_experts and ".experts." in name:
-            tensor = torch.stack(tensors, dim=2).flatten(1, 2)
-            return tensor.mT if tensor.dim() == 3 else tensor
         tensor = torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
         order = self._order(name, tensor.shape[0])
         tensor = tensor[torch.from_numpy(order)]
@@ -208,9 +182,7 @@ class GgufWeights:
         if found is None or (inner := names.get(found[2])) is None:
             raise NotKept(f"it has a tensor '{name[:100]}', which is not known")
         layer = "" if found[1] is None else f"model.layers.{int(found[1])}."
-        if _WITHOUT_SUFFIX.search(inner):
-            return f"{layer}{inner}_bias" if found[3] == "bias" else f"{layer}{inner}"
-        return f"{layer}{inner}.{found[3]}"
+        return f"{layer}{inner}" if ".experts." in inner else f"{layer}{inner}.{found[3]}"
 
     def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = self._file[tensor.begin : tensor.end].reshape(math.prod(tensor.shape[:-1]), -1)
