@@ -47,7 +47,8 @@ FAMILIES = {
 }
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 MIXTURES = {
-    "mixtral": config("mixtral", **WIDE, num_experts_per_tok=2, num_local_experts=4),
+    # All experts for each token: rounded to eight bits, one that likes two as much could get another one.
+    "mixtral": config("mixtral", **WIDE, num_experts_per_tok=4, num_local_experts=4),
     "qwen2_moe": config("qwen2_moe", **WIDE, **_CHOSEN, num_experts=6, shared_expert_intermediate_size=64),
     "qwen3_moe": config("qwen3_moe", **WIDE, **_CHOSEN, num_experts=6, norm_topk_prob=True, head_dim=32),
 }

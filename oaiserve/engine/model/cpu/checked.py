@@ -19,7 +19,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.cpu import build, describe, description, operations
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.check import refuse_unless_equal
+from oaiserve.engine.model.cpu.check import may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -114,7 +114,7 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
             checked.spec,
             checked.expected,
             block_size=options.block_size,
-            is_quantized=options.quantize != "none",
+            is_quantized=may_round_more(checked.decoder, checked.spec.dtype, is_quantized=options.quantize != "none"),
             probe=probe_adapter(shapes, checked.spec.dtype) if options.has_adapters else None,
         )
     except (BuildError, MemoryError, NotKnown) as error:

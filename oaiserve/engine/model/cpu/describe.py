@@ -335,7 +335,7 @@ class _Reader:
 
     def _mlp(self, mlp: Module) -> MLP:
         down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h", "output_linear"))
-        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act"))
+        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act", "activation"))
         if (together := self._child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)

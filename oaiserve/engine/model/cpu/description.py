@@ -188,6 +188,10 @@ class Decoder:
     logits_scale: float
     logits_softcap: float
 
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
+
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}
