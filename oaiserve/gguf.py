@@ -138,6 +138,15 @@ def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
     """Return the tensors of a GGUF file by name. Raises BadFile as `check_gguf` does."""
+    return _read(path)[1]
+
+
+def read_numbers(path: Path) -> dict[str, Any]:
+    """Return the values of a GGUF file by name, None for all but numbers. Raises BadFile as `check_gguf` does."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -165,7 +174,9 @@ def read_tensors(path: Path) -> dict[str, GgufTensor]:
         _check_places(tensors, num_bytes, alignment)
     check_numbers(values, num_tensors, size)
     start = size - num_bytes
-    return {tensor.name: tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors}
+    return values, {
+        tensor.name: tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors
+    }
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:

@@ -121,9 +121,12 @@ MODEL_ROWS = {
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "gguf_weights": "cpu.blocks cpu.stored",
-    "kept": "cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library "
-    "cpu.native cpu.part cpu.start gguf_weights load memory profiler runner spec started",
+    "weights": "cpu.blocks",
+    "gguf_weights": "cpu.blocks cpu.stored weights",
+    "mxfp4_weights": "cpu.blocks gguf_weights",
+    "kept": "cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout "
+    "cpu.library cpu.native cpu.part cpu.start gguf_weights load memory mxfp4_weights profiler runner spec started "
+    "weights",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "

@@ -34,12 +34,13 @@ from tools.random_models import SMALL, STATE_FAMILIES, byte_tokenizer, generate,
 from tools.random_wrappers import random_wrapper
 
 TYPES = """\
-apertus arcee bamba bart bert biogpt bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4
-falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite
-granitemoe granitemoehybrid helium hunyuan_v1_dense jamba kimi_linear lfm2 lfm2_moe lfm3 llama llama4_text mamba
-mamba2 minimax ministral mistral mixtral mpt nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi
-phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss
-smollm3 stablelm starcoder2 t5 whisper xglm zamba zamba2
+afmoe apertus arcee bamba bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1
+ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4
+glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid
+granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe kimi_linear lfm2 lfm2_moe lfm3 llama llama4_text
+longcat_flash mamba mamba2 minimax minimax_m2 ministral mistral mixtral mpt nemotron nemotron_h olmo olmo2 olmo3
+olmo_hybrid olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe
+qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 t5 whisper xglm zamba zamba2
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -63,6 +64,10 @@ _DEEPSEEK = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
+}
+_GROUPED = {key: value for key, value in _DEEPSEEK.items() if "rank" not in key and "head_dim" not in key} | {
+    "num_experts": 4,
+    "num_shared_experts": 1,
 }
 _HEADS_FOR_EACH = {"num_key_value_heads": 4}  # these have no grouped attention
 _ROTARY_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
@@ -98,8 +103,25 @@ EXTRA = {
     "persimmon": _HEADS_FOR_EACH,
     "phi": _HEADS_FOR_EACH,
     "stablelm": _HEADS_FOR_EACH,
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 128,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "granitemoeshared": {**_MOE, "shared_intermediate_size": 48},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
+    **{name: {**_GROUPED, **_HEADS_FOR_EACH} for name in ("dots1", "exaone_moe", "glm4_moe")},
+    **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("glm4_moe_lite", "longcat_flash")},
+    **dict.fromkeys(
+        ("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "lfm2_moe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE
+    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
     "zamba2": {**_HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4},
-    **dict.fromkeys(("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"), _MOE),
 }
 # Types with the sizes of another one.
 LIKE = {"lfm3": "lfm2", "qwen3_5_moe_text": "qwen3_next"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,14 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # where a file has another name than transformers
+# Where a file has another name than transformers.
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
     Kind.Q4_0: (0,),
@@ -27,6 +34,7 @@ _FLOATS = {
     Kind.Q6_K: (208,),
     Kind.IQ4_NL: (0,),
     Kind.IQ4_XS: (0,),
+    Kind.MXFP4: (),
 }
 
 
@@ -37,6 +45,8 @@ def random_blocks(rng: np.random.Generator, kind: Kind, n: int, k: int, scale: f
     for at in _FLOATS[kind]:
         floats = rng.uniform(-scale, scale, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = floats[:, None].view(np.uint8)
+    if kind == Kind.MXFP4:  # the exponents of its scales
+        blocks[:, 0] = 127 + int(np.log2(scale)) - rng.integers(0, 4, len(blocks))
     return blocks.reshape(n, -1)
 
 
@@ -69,7 +79,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
-    for name, values in parameters:
+    for name, values in _as_in_a_file(parameters):
         name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert name_in_file is not None
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
@@ -80,7 +90,7 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(name_in_file, values)
             continue
-        kind = kind_of(name_in_file)
+        kind = Kind.F32 if "ffn_gate_inp" in name_in_file else kind_of(name_in_file)  # of a router
         writer.add_tensor(name_in_file, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -88,11 +98,28 @@ def write_gguf(
     writer.close()
 
 
+def _as_in_a_file(
+    parameters: Iterable[tuple[str, NDArray[np.float32]]],
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the parameters as a file has them: gates and up projections of experts apart, and no matrix of one row."""
+    for name, values in parameters:
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                yield name.replace("gate_up", part) + ".weight", half
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", values
+        else:
+            yield name, values.reshape(-1) if "shared_expert_gate." in name else values
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

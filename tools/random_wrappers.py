@@ -32,6 +32,11 @@ _EXTRA: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
         "sliding_window": 6, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
     },
+    "glm4v_moe_text": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
     "lfm2": _of_states("lfm2"),
     "mistral": {"sliding_window": 6},

@@ -54,9 +54,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
             )
 
     @classmethod
-    def of_columns(
-        cls, ids: array[int], texts: list[bytes], logprobs: array[float], ends: array[int]
-    ) -> TokenLogprobs:
+    def of_columns(cls, ids: array[int], texts: list[bytes], logprobs: array[float], ends: array[int]) -> TokenLogprobs:
         """Return the log-probabilities of which these are the columns."""
         self = cls()
         self._ids, self._bytes, self._logprobs, self._ends = ids, texts, logprobs, ends

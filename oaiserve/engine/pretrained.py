@@ -112,11 +112,12 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-        if task == "generate" and source.gguf_file is not None:
-            kept = _of_gguf(source, tokenizer, options, times, loader, asked)
+        if task == "generate":
+            kept = _of_kept(source, tokenizer, options, times, loader, asked, offline=offline)
             if kept is not None:
                 return kept
-            asked = None  # expanded weights are in no file
+            if source.gguf_file is not None:
+                asked = None  # expanded weights are in no file
         if task != "generate":
             if options.has_adapters:
                 flag = "--lora" if options.lora else "--lora-dir"
@@ -188,24 +189,28 @@ def _of_checked(
     return parts
 
 
-def _of_gguf(
+def _of_kept(
     source: ModelSource,
     tokenizer: Tokenizer,
     options: EngineOptions,
     times: StartTimes,
     loader: ThreadPoolExecutor,
     asked: Subject | None,
+    *,
+    offline: bool,
 ) -> EngineParts | None:
-    """Return the parts of a GGUF file whose weights stay as they are, or None if they have to be expanded."""
+    """Return the parts of a model whose weights stay in the blocks of its files, or None if they do not."""
     from oaiserve.engine.model.gguf_weights import NotKept
     from oaiserve.engine.model.kept import is_kept, start_kept
 
-    if not is_kept(source, options):
+    if not is_kept(source, options, offline=offline):
         return None
     try:
-        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options, asked).result()
+        spec, started = loader.submit(
+            times.run, "weights and check", start_kept, source, options, asked, offline=offline
+        ).result()
     except NotKept as reason:
-        log.info("The weights of %s are expanded: %s", source.gguf_file, reason)
+        log.info("The weights of %s are expanded: %s", source.gguf_file or source.location, reason)
         return None
     grammars = _grammars(spec, tokenizer)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)

@@ -2,10 +2,15 @@
 
 Files have other names, and llama.cpp's conversion changes some tensors, which is undone here. What is listed are the
 families whose conversion is known; all tensors of a file must have found a place, and all parameters of the model.
+
+The weights of a layer's experts are one tensor in a file. Their gates and their up projections are two, which are
+one parameter of the model.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import mmap
 import re
 from collections.abc import Iterable
@@ -16,11 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import MixtralConfig, PreTrainedConfig
 
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, expand
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand
 from oaiserve.engine.model.cpu.stored import PlaceInFile
-from oaiserve.gguf import GgufTensor, read_tensors
+from oaiserve.engine.model.weights import Weights
+from oaiserve.gguf import GgufTensor, read_numbers, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
@@ -46,6 +52,20 @@ _NORMS_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_up_proj",
+    "ffn_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+# They decide about much, and are read as numbers to find out what they do.
+_NEVER_IN_BLOCKS = re.compile(r"\.mlp\.(gate|shared_expert_gate)\.weight")
 
 
 class _Family(NamedTuple):
@@ -60,6 +80,9 @@ _FAMILIES = {
     "qwen2": _Family(_LAYER),
     "qwen3": _Family(_LAYER),
     "phi3": _Family(_LAYER | _FUSED),
+    "mixtral": _Family(_LAYER | _EXPERTS, turns_heads=True),
+    "qwen2_moe": _Family(_LAYER | _EXPERTS | _SHARED_EXPERT),
+    "qwen3_moe": _Family(_LAYER | _EXPERTS),
     "gemma2": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
     "gemma3_text": _Family(_LAYER | _NORMS_AFTER, norms_add_one=True),
 }
@@ -67,6 +90,25 @@ _FAMILIES = {
 
 class NotKept(Exception):
     """The weights of the file cannot stay as they are; the message says why."""
+
+
+def with_experts(config: PreTrainedConfig, path: Path) -> PreTrainedConfig:
+    """Return the configuration of a file's model with what transformers does not read of its experts.
+
+    Raises BadFile, and NotKept if the file does not say how many experts a token has.
+    """
+    tensors = read_tensors(path)
+    if config.model_type in ("llama", "mistral") and (gates := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
+        top_k = read_numbers(path).get("llama.expert_used_count")
+        if not isinstance(top_k, int):
+            raise NotKept("it does not say how many experts a token has")
+        sizes = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+        return MixtralConfig(**sizes, num_local_experts=gates.shape[0], num_experts_per_tok=top_k)
+    found = copy.deepcopy(config)
+    for name, field in (("exps", "moe_intermediate_size"), ("shexp", "shared_expert_intermediate_size")):
+        if (downs := tensors.get(f"blk.0.ffn_down_{name}.weight")) is not None and hasattr(config, field):
+            setattr(found, field, downs.shape[-1])
+    return found
 
 
 class GgufWeights:
@@ -85,8 +127,14 @@ class GgufWeights:
         factors = tensors.pop(_ROPE_FACTORS, None)
         # What the frequencies of rotary embeddings are divided by.
         self.rope_factors = None if factors is None else self._expanded(factors).float()
-        self._tensors = {self._model_name(name): tensor for name, tensor in tensors.items()}
-        if not any(tensor.kind in FORMATS for tensor in self._tensors.values()):
+        # Where a parameter consists of two tensors, that of gates comes first, as it does in the alphabet.
+        self._tensors: dict[str, list[GgufTensor]] = {}
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            if "ffn_gate_inp_shexp" in name:  # a matrix of one row
+                tensor = tensor._replace(shape=(1, tensor.shape[-1]))
+            self._tensors.setdefault(self._model_name(name), []).append(tensor)
+        if not any(tensor.kind in FORMATS for tensor in tensors.values()):
             raise NotKept("it has no quantized weights")
 
     def names(self) -> set[str]:
@@ -95,34 +143,44 @@ class GgufWeights:
     def formats(self) -> dict[str, int]:
         """Return how many matrices there are of each format."""
         found: dict[str, int] = {}
-        for tensor in self._tensors.values():
-            if len(tensor.shape) == 2:
-                name = FORMATS[tensor.kind].name if tensor.kind in FORMATS else "expanded to bfloat16"
-                found[name] = found.get(name, 0) + 1
+        for name, tensors in self._tensors.items():
+            for tensor in tensors:
+                if len(tensor.shape) >= 2:
+                    kind = FORMATS[tensor.kind].name if self.blocks(name) else "expanded to bfloat16"
+                    found[kind] = found.get(kind, 0) + math.prod(tensor.shape[:-2])
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name].shape
+        shapes = [tensor.shape for tensor in self._tensors[name]]
+        if len(shapes) == 1:
+            return shapes[0]
+        return (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
 
     def places(self, file: str) -> dict[str, PlaceInFile]:
         """Return where the matrices are in `file`, which is this one, whose numbers torch has a type for."""
         return {
-            name: (file, tensor.begin, _DTYPES[tensor.kind], list(tensor.shape))
-            for name, tensor in self._tensors.items()
-            if tensor.kind in _DTYPES and len(tensor.shape) > 1
+            name: (file, tensors[0].begin, _DTYPES[tensors[0].kind], list(tensors[0].shape))
+            for name, tensors in self._tensors.items()
+            if len(tensors) == 1 and tensors[0].kind in _DTYPES and len(tensors[0].shape) > 1
         }
 
-    def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in its blocks, or None for a tensor that has to be expanded."""
-        tensor = self._tensors[name]
-        if tensor.kind not in FORMATS or len(tensor.shape) != 2:
+    def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
+        """Return a matrix, or those of each expert, in blocks, or None for a tensor that has to be expanded."""
+        tensors = self._tensors[name]
+        if any(tensor.kind not in FORMATS for tensor in tensors) or _NEVER_IN_BLOCKS.search(name):
             return None
+        if len(tensors[0].shape) == 3:
+            return list(zip(*map(self._by_expert, tensors), strict=True))
+        if len(tensors[0].shape) != 2:
+            return None
+        (tensor,) = tensors
         order = self._order(name, tensor.shape[0])
         return Blocks(self._rows(tensor), tensor.kind, order, self._map, tensor.begin)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor that has no blocks, as the model's code has it."""
-        tensor = self._expanded(self._tensors[name])
+        """Return a tensor expanded, as the model's code has it."""
+        tensors = [self._expanded(tensor) for tensor in self._tensors[name]]
+        tensor = torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
         order = self._order(name, tensor.shape[0])
         tensor = tensor[torch.from_numpy(order)]
         return tensor - 1 if self._family.norms_add_one and "norm" in name else tensor
@@ -133,11 +191,17 @@ class GgufWeights:
         if found is None or (inner := names.get(found[2])) is None:
             raise NotKept(f"it has a tensor '{name[:100]}', which is not known")
         layer = "" if found[1] is None else f"model.layers.{int(found[1])}."
-        return f"{layer}{inner}.{found[3]}"
+        return f"{layer}{inner}" if ".experts." in inner else f"{layer}{inner}.{found[3]}"
 
     def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        rows: NDArray[np.uint8] = self._file[tensor.begin : tensor.end].reshape(tensor.shape[0], -1)
+        rows: NDArray[np.uint8] = self._file[tensor.begin : tensor.end].reshape(math.prod(tensor.shape[:-1]), -1)
         return rows
+
+    def _by_expert(self, tensor: GgufTensor) -> list[Blocks]:
+        found, (number, n, _) = [], tensor.shape
+        for place, rows in enumerate(np.split(self._rows(tensor), number)):
+            found.append(Blocks(rows, tensor.kind, np.arange(n), self._map, tensor.begin + place * rows.nbytes))
+        return found
 
     def _expanded(self, tensor: GgufTensor) -> Tensor:
         if tensor.kind in _DTYPES:
@@ -158,7 +222,7 @@ class GgufWeights:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def refuse_unless_whole(weights: GgufWeights, parameters: Iterable[tuple[str, Tensor]]) -> None:
+def refuse_unless_whole(weights: Weights, parameters: Iterable[tuple[str, Tensor]]) -> None:
     """Raise NotKept unless the file has exactly the parameters of the model, in their shapes."""
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
     if differing := sorted(shapes.keys() ^ weights.names()):

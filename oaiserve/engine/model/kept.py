@@ -1,4 +1,6 @@
-"""Starts a GGUF file with its weights kept as they are: the native step alone, which multiplies with their blocks.
+"""Starts a model with its weights kept in the blocks of its files: the native step alone, which multiplies with these.
+
+The files are one in the format GGUF, or a checkpoint whose experts are in MXFP4.
 
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
@@ -14,14 +16,17 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.checked import keeps_blocks, remember_checked
@@ -33,20 +38,24 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.start import transformers_logits
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
+from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
 from oaiserve.engine.model.load import (
     context_length,
     limit_compiled_shapes,
     prepare,
+    quantization_method,
     refuse_longer,
     refuse_unless_decoder_only,
 )
 from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.model.weights import Weights
 from oaiserve.errors import StartupError
+from oaiserve.model_errors import reported
 from oaiserve.remembered import Subject
 from oaiserve.source import ModelSource
 
@@ -58,16 +67,38 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def is_kept(source: ModelSource, options: EngineOptions) -> bool:
-    """Return whether the weights of a model stay as its file has them, if its family is known."""
-    return source.gguf_file is not None and keeps_blocks(options)
+# Of a checkpoint on the Hub, which may have others in its folders.
+_CHECKPOINT_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+class _Files(NamedTuple):
+    """What the files of a model say."""
+
+    config: PreTrainedConfig
+    weights: Weights
+    generation_config: GenerationConfig | None
+
+
+def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
+    """Return whether the files have blocks, and the options leave them as they are.
+
+    With `offline`, a model on the Hub must be in its cache.
+    """
+    return keeps_blocks(options) and (source.gguf_file is not None or _is_mxfp4(source, offline))
+
+
+def _is_mxfp4(source: ModelSource, offline: bool) -> bool:
+    """Return whether the experts of a checkpoint are in MXFP4."""
+    with reported(f"No model could be loaded from '{source.location}'"):
+        config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
+    return quantization_method(config) == "mxfp4"
 
 
 class Kept(NamedTuple):
     """The native step of a file, and what serving needs to know of the model."""
 
     loaded: LoadedModel  # whose matrices have no data
-    weights: GgufWeights
+    weights: Weights
     decoder: Decoder
     compared: Part  # with transformers' code
     expected: list[Tensor]  # its logits
@@ -75,9 +106,14 @@ class Kept(NamedTuple):
     num_blocks: int  # of its KV cache
 
 
-def start_kept(source: ModelSource, options: EngineOptions, asked: Subject | None = None) -> tuple[ModelSpec, Started]:
-    """Load a GGUF file and start its native step, and remember the check for `asked`. Raises as `load_kept` does."""
-    kept = load_kept(source, options)
+def start_kept(
+    source: ModelSource, options: EngineOptions, asked: Subject | None = None, *, offline: bool = False
+) -> tuple[ModelSpec, Started]:
+    """Load a model and start its native step. Raises as `load_kept` does.
+
+    The check of a GGUF file is remembered for `asked`.
+    """
+    kept = load_kept(source, options, offline=offline)
     loaded, num_blocks = kept.loaded, kept.num_blocks
     started = Started(
         ModelRunner(kept.native, loaded.device, options.block_size),
@@ -87,20 +123,20 @@ def start_kept(source: ModelSource, options: EngineOptions, asked: Subject | Non
         TorchProfiler(loaded.device),
         ranges=None,
     )
-    if asked is not None:
+    if asked is not None and isinstance(kept.weights, GgufWeights):
         in_files = kept.weights.places(asked.model.name)
         remember_checked(asked, loaded, kept.decoder, kept.expected, options, kept.compared, in_files)
     return loaded, started
 
 
-def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
-    """Load a GGUF file, and check its native step.
+def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
+    """Load a model, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
     options ask for.
     """
     try:
-        return _load(source, options)
+        return _load(_read(source, offline), options, source.gguf_file or source.location)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -110,15 +146,28 @@ def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
+def _read(source: ModelSource, offline: bool) -> _Files:
+    """Read the configuration of a model, and map its weights. Raises BadFile, NotKept, and what transformers raises."""
+    if source.gguf_file is not None:
+        path = source.path
+        config = with_experts(AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file), path)
+        return _Files(config, GgufWeights(path, config), None)
+    folder = Path(source.location)
+    if not source.is_local:
+        folder = Path(snapshot_download(source.location, allow_patterns=_CHECKPOINT_FILES, local_files_only=offline))
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    del config.quantization_config  # it says how transformers is to load the weights, which are loaded here
+    has_settings = (folder / "generation_config.json").is_file()
+    return _Files(config, Mxfp4Weights(folder), GenerationConfig.from_pretrained(folder) if has_settings else None)
+
+
 @torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions) -> Kept:
-    assert source.gguf_file is not None
+def _load(files: _Files, options: EngineOptions, name: str) -> Kept:
     limit_compiled_shapes()
-    config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file)
-    refuse_unless_decoder_only(config, source.gguf_file)
+    config, weights, _ = files
+    refuse_unless_decoder_only(config, name)
     refuse_longer(options.max_model_len, config)
     max_model_len = options.max_model_len or context_length(config)
-    weights = GgufWeights(source.path, config)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
@@ -130,12 +179,12 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
     part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
-    known = _ask_transformers(weights, config, part, max_model_len, dtype, options)
+    known = _ask_transformers(files, part, max_model_len, dtype, options)
 
-    blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
-    others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
+    blocks = {parameter: found for parameter in weights.names() if (found := weights.blocks(parameter)) is not None}
+    others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
-    _fill(model, {name: t.to(dtype) if t.dim() > 1 else t.float() for name, t in others.items()})
+    _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
     loaded = replace(
         known.loaded,
         model=model,
@@ -151,8 +200,8 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     refuse_unless_equal(compared, part.spec(loaded), known.expected, block_size=block_size, is_quantized=True)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info(
-        "The native step is ready, and the weights stay as the file has them: %s",
-        ", ".join(f"{count} matrices {name}" for name, count in sorted(weights.formats().items())),
+        "The native step is ready, and the weights stay as the files have them: %s",
+        ", ".join(f"{count} matrices {kind}" for kind, count in sorted(weights.formats().items())),
     )
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
 
@@ -166,14 +215,10 @@ class _Known(NamedTuple):
 
 
 def _ask_transformers(
-    weights: GgufWeights,
-    config: PreTrainedConfig,
-    part: Part,
-    max_model_len: int,
-    dtype: torch.dtype,
-    options: EngineOptions,
+    files: _Files, part: Part, max_model_len: int, dtype: torch.dtype, options: EngineOptions
 ) -> _Known:
     """Expand a part of the model, and return what transformers' code makes of it."""
+    config, weights, generation_config = files
     layers, rows = part.layers, part.rows
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
@@ -182,13 +227,15 @@ def _ask_transformers(
     small.vocab_size = rows
     small.pad_token_id = None
     model = _empty_model(small, dtype, weights)
+    if generation_config is not None:
+        model.generation_config = generation_config
 
     tensors = {}
     for name, _ in _named_parameters(model):
         name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
         whole = weights.blocks(name_in_file)
         used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
-        tensors[name] = weights.tensor(name_in_file)[used] if whole is None else whole[used].expand()
+        tensors[name] = whole[used].expand() if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
     loaded = replace(prepare(model), max_model_len=max_model_len).with_cache(options.kv_cache_dtype)
@@ -206,7 +253,7 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
-def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: GgufWeights) -> PreTrainedModel:
+def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:
     """Make a model without the data of its parameters."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")

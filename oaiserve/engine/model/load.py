@@ -104,7 +104,7 @@ def load_model(
     torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    if _quantization(config) == "mxfp4":
+    if quantization_method(config) == "mxfp4":
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
@@ -134,7 +134,7 @@ def load_model(
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
-def _quantization(config: PreTrainedConfig) -> str | None:
+def quantization_method(config: PreTrainedConfig) -> str | None:
     """Return the method that the weights of a checkpoint are quantized by."""
     given = getattr(config, "quantization_config", None)
     return given.get("quant_method") if isinstance(given, dict) else None

@@ -1,22 +1,26 @@
-"""A GGUF file whose weights stay in their blocks gives the logits of the same file, expanded by transformers.
+"""A model whose weights stay in the blocks of its files gives the logits of the same weights, expanded.
 
-A later start of the file, without transformers, gives the same numbers, or is refused.
+A later start of a GGUF file, without transformers, gives the same numbers, or is refused.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
@@ -26,15 +30,18 @@ from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, sta
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gguf_weights import NotKept
 from oaiserve.engine.model.kept import is_kept, load_kept, start_kept
-from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.load import load_model, prepare
 from oaiserve.engine.model.rehearsal import difference, prompt
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams, TextPrompt
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.gguf import read_tensors
 from oaiserve.remembered import NotRemembered, Subject
-from oaiserve.source import find_model
+from oaiserve.source import ModelSource, find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.random_gguf import write_gguf
+from tools.random_models import byte_tokenizer
+from tools.random_mxfp4 import save_in_mxfp4
 
 pytestmark = pytest.mark.compiler
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
@@ -48,6 +55,17 @@ FAMILIES = {
     "gemma2": config("gemma2", **WIDE, sliding_window=6, query_pre_attn_scalar=16),
     "gemma3": config("gemma3_text", **WIDE, sliding_window=6),
 }
+_CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+MIXTURES = {
+    # All experts for each token: rounded to eight bits, one that likes two as much could get another one.
+    "mixtral": config("mixtral", **WIDE, num_experts_per_tok=4, num_local_experts=4),
+    "qwen2_moe": config("qwen2_moe", **WIDE, **_CHOSEN, num_experts=6, shared_expert_intermediate_size=64),
+    "qwen3_moe": config("qwen3_moe", **WIDE, **_CHOSEN, num_experts=6, norm_topk_prob=True, head_dim=32),
+}
+GPT_OSS = config(
+    "gpt_oss", **WIDE, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.5, dtype="float32",
+)  # fmt: skip
 # As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
 MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
 
@@ -92,10 +110,63 @@ def expanded_logits(path: Path, num_tokens: int, rope_factors: NDArray[np.float3
     for name, module in loaded.model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
             module.register_forward_pre_hook(in_eight_bits)
+    return eager_logits(loaded, num_tokens)
+
+
+def eager_logits(loaded: LoadedModel, num_tokens: int) -> torch.Tensor:
     eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
     batch = build_batch(prompt(num_tokens, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
     with torch.inference_mode():
         return eager.forward(batch)
+
+
+def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool) -> None:
+    """Have a model compute its experts token by token, and round what these read if they are in blocks."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return in_eight_bits(model, (x,)) if in_blocks else x
+
+    def plain(experts: Any) -> Any:
+        def product(x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
+            weight = getattr(experts, name)[expert]
+            found = x @ (weight if experts.is_transposed else weight.T)
+            return found + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else found
+
+        def forward(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros_like(x)
+            for token, of_token in enumerate(chosen.tolist()):
+                for place, expert in enumerate(of_token):
+                    inner = experts._apply_gate(product(rounded(x[token]), "gate_up_proj", expert))
+                    out[token] += product(rounded(inner), "down_proj", expert) * weights[token, place]
+            return out
+
+        return forward
+
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):
+            module.forward = plain(module)
+
+
+def dequantized(asked: PreTrainedConfig, mix: dict[str, Kind]) -> PreTrainedModel:
+    """Return the model of `file_of` with the numbers that its file has: experts as `mix` says, and Q8_0."""
+
+    def there_and_back(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
+        return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.detach().numpy(), kind), kind))
+
+    model = make_model(asked)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("experts.gate_up_proj"):
+                halves = zip(parameter.chunk(2, dim=1), (mix["gate_exps"], mix["up_exps"]), strict=True)
+                parameter.copy_(torch.cat([there_and_back(*half) for half in halves], dim=1))
+            elif name.endswith("experts.down_proj"):
+                parameter.copy_(there_and_back(parameter, mix["down_exps"]))
+            elif parameter.dim() == 2 and not re.search("mlp.gate|expert_gate", name):
+                parameter.copy_(there_and_back(parameter, Kind.Q8_0))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "expert_gate" not in name:
+            module.register_forward_pre_hook(in_eight_bits)
+    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,6 +183,91 @@ def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> No
     lost = difference(kept.native.forward(batch), kept_logits(path, 20))
     assert 0 < lost < 0.1
     assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
+
+
+KINDS_OF_EXPERTS = {
+    "kept": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q4_0, "down_exps": Kind.Q5_1},
+    "in MXFP4": {"gate_exps": Kind.MXFP4, "up_exps": Kind.MXFP4, "down_exps": Kind.MXFP4},
+    "expanded": {"gate_exps": Kind.Q4_0, "up_exps": Kind.F16, "down_exps": Kind.F32},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [("mixtral", "kept"), ("qwen2_moe", "kept"), ("qwen3_moe", "in MXFP4"), ("mixtral", "expanded")],
+)
+def test_experts_stay_in_blocks(family: str, kinds: str, tmp_path: Path) -> None:
+    asked, mix = MIXTURES[family], KINDS_OF_EXPERTS[kinds]
+    path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
+    model = dequantized(asked, mix)
+    with_plain_experts(model, in_blocks=kinds != "expanded")
+    assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
+
+
+def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path: Path) -> None:
+    mix = {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.Q8_0}
+    path = file_of(MIXTURES["mixtral"], tmp_path, mix=mix, rest=Kind.Q8_0)
+    model = dequantized(MIXTURES["mixtral"], mix)
+    with_plain_experts(model, in_blocks=False)
+    assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> None:
+    save_in_mxfp4(make_model(GPT_OSS), tmp_path)
+    source, options = find_model(tmp_path), replace(OPTIONS, dtype=dtype)
+    assert is_kept(source, options)
+    kept = load_kept(source, options)
+    assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
+    batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    expanded = load_model(tmp_path, dtype="float32")
+    with_plain_experts(expanded.model, in_blocks=True)
+    assert difference(kept.native.forward(batch), eager_logits(expanded, 20)) < (0.02 if dtype == "float32" else 0.1)
+
+
+def test_a_checkpoint_in_mxfp4_has_the_settings_of_its_files(tmp_path: Path) -> None:
+    model = make_model(GPT_OSS)
+    model.generation_config.eos_token_id, model.generation_config.temperature = [2, 7], 0.5
+    model.generation_config.do_sample = True
+    save_in_mxfp4(model, tmp_path)
+    loaded = load_kept(find_model(tmp_path), OPTIONS).loaded
+    assert loaded.eos_token_ids == {2, 7}
+    assert loaded.default_params["temperature"] == 0.5
+
+
+def test_a_checkpoint_of_the_hub_is_kept_as_its_cache_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--gpt"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    save_in_mxfp4(make_model(GPT_OSS), repository / "snapshots" / ("0" * 40))
+    source = ModelSource("someone/gpt", None, is_local=False)
+    assert is_kept(source, OPTIONS, offline=True)
+    assert load_kept(source, OPTIONS, offline=True).loaded.name == "GptOssForCausalLM"
+
+
+def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_in_mxfp4(make_model(GPT_OSS), tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    caplog.set_level(logging.INFO)
+    with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
+        params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        (completion,) = engine.generate([[5, 9, 3, 17]], params)
+    assert len(completion.token_ids) == 5
+    (line,) = [text for text in caplog.messages if "the weights stay" in text]
+    assert line.endswith("the weights stay as the files have them: 24 matrices MXFP4, 17 matrices not quantized")
+
+
+def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) -> None:
+    save_in_mxfp4(make_model(GPT_OSS), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file(tensors | {name: tensors[name][:, :-1].contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(NotKept, match="its 'model.layers.1.mlp.experts.down_proj' is no MXFP4"):
+        load_kept(find_model(tmp_path), OPTIONS)
+    save_file(tensors | {"model.more": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(NotKept, match="only the file has a tensor 'model.more'"):
+        load_kept(find_model(tmp_path), OPTIONS)
 
 
 def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:

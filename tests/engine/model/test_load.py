@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from oaiserve.engine import tokenizer
@@ -22,6 +21,7 @@ from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
 from tests.engine.tokenizers_for_tests import CHATML
 from tools.random_models import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
+from tools.random_mxfp4 import save_in_mxfp4
 
 Spoil = Callable[[Path], object]
 OWN_CODE = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
@@ -162,19 +162,7 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
     made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
-    random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16).save_pretrained(tmp_path)
-    path, generator = tmp_path / "model.safetensors", torch.Generator().manual_seed(0)
-    tensors, expected = load_file(path), {}
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        experts, width, rows = tensors.pop(name).shape
-        blocks = torch.randint(256, (experts, rows, width // 32, 16), generator=generator)
-        scales = torch.randint(120, 128, (experts, rows, width // 32), generator=generator)
-        tensors |= {f"{name}_blocks": blocks.to(torch.uint8), f"{name}_scales": scales.to(torch.uint8)}
-        halves = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-        numbers = torch.stack([halves[blocks % 16], halves[blocks // 16]], dim=-1).flatten(-2)
-        expected[name] = (numbers * 2.0 ** (scales[..., None] - 127)).flatten(-2).transpose(1, 2)
-    save_file(tensors, path, {"format": "pt"})
-    config(quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})(tmp_path)
+    expected = save_in_mxfp4(random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16), tmp_path)
     refuse_unless_sound(find_model(tmp_path))
     found = dict(load_model(tmp_path, device="cpu").model.named_parameters())
     assert len(expected) == 6

@@ -1,4 +1,4 @@
-"""Matrices that stay in the blocks of a GGUF file: a few bits a weight, and scales that neighbours share."""
+"""Matrices that stay in the blocks of a file: a few bits a weight, and scales that neighbours share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ FORMATS = {
     14: Format("Q6_K", 256, 210),
     20: Format("IQ4_NL", 32, 18),
     23: Format("IQ4_XS", 256, 136),
+    39: Format("MXFP4", 32, 17),
 }
+MXFP4 = 39
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,8 @@ class Blocks:
     rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
     file: mmap.mmap | None = None  # that is mapped
     offset: int = 0  # of the data in the file
+    # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
+    scales: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -53,6 +57,8 @@ class Blocks:
     @property
     def shape(self) -> tuple[int, int]:
         form = FORMATS[self.kind]
+        if self.scales is not None:
+            return len(self.rows), self.scales.shape[1] * form.weights
         return len(self.rows), self.data.shape[1] // form.num_bytes * form.weights
 
     def __getitem__(self, rows: slice) -> Blocks:
@@ -64,7 +70,11 @@ class Blocks:
 
     def addresses(self) -> NDArray[np.uintp]:
         """Return where each row is in memory."""
-        return (self.data.ctypes.data + self.rows * self.data.strides[0]).astype(np.uintp)
+        return _addresses(self.data, self.rows)
+
+    def scale_addresses(self) -> NDArray[np.uintp] | None:
+        """Return where the scales of each row are in memory if they are not in the row."""
+        return None if self.scales is None else _addresses(self.scales, self.rows)
 
     def give_back(self) -> None:
         """Have the system drop the file's pages from this process. Those that are needed again are read again."""
@@ -74,7 +84,24 @@ class Blocks:
 
     def expand(self) -> Tensor:
         """Return the weights in float32, as the reference implementation of the format has them."""
-        return expand(self.data[self.rows], self.kind)
+        data = self.data[self.rows]
+        return expand(data if self.scales is None else _joined(data, self.scales[self.rows]), self.kind)
+
+
+# What a layer has of each of its experts: its gate and its up projection, or its down projection.
+ExpertBlocks = list[tuple[Blocks, ...]]
+
+
+def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.uintp]:
+    return (data.ctypes.data + rows * data.strides[0]).astype(np.uintp)
+
+
+def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return rows in MXFP4 as GGUF files have them: a scale, and then bytes, of which byte i has codes i and i + 16."""
+    pairs = codes.reshape(*scales.shape, 16)
+    in_order = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+    blocks = np.concatenate([scales[..., None], in_order[..., :16] | in_order[..., 16:] << 4], axis=-1)
+    return blocks.reshape(len(codes), -1)
 
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:

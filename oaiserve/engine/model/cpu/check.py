@@ -8,7 +8,7 @@ import torch
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.rehearsal import INT8_CACHE_TOLERANCE, difference, prompt, tolerance
 from oaiserve.engine.model.spec import ModelSpec
@@ -29,6 +29,15 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
     found = [build_batch(step, block_size, spec.device) for step in steps]
     found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1])))
     return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
+
+
+def may_round_more(decoder: Decoder, dtype: torch.dtype, *, is_quantized: bool) -> bool:
+    """Return whether logits may differ by more than the rounding of `dtype` explains.
+
+    Where weights are quantized they do. And where numbers are rounded to 16 bits, a router chooses another expert for a
+    token that likes two nearly as much.
+    """
+    return is_quantized or (decoder.has_experts and dtype != torch.float32)
 
 
 @torch.inference_mode()

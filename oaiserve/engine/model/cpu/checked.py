@@ -22,7 +22,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.cpu import blocks, build, describe, description, operations, part
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.check import refuse_unless_equal
+from oaiserve.engine.model.cpu.check import may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -160,7 +160,7 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
             refuse_unless_equal,
             expected=checked.expected,
             block_size=options.block_size,
-            is_quantized=checked.weights != "none",
+            is_quantized=may_round_more(checked.decoder, checked.spec.dtype, is_quantized=checked.weights != "none"),
         )
         if checked.part is not None:
             compare(make(checked.part.decoder(checked.decoder), num_blocks=1), checked.part.spec(checked.spec))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
     AttentionParameters,
+    ClampedGate,
     Decoder,
+    Expert,
     Experts,
     LatentProjection,
     Layer,
@@ -47,16 +49,22 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 # In these families only the layers with a window rotate queries and keys by position.
-_ROTATE_IN_WINDOWS = {"cohere2", "exaone4"}
+_ROTATE_IN_WINDOWS = {"cohere2", "exaone4", "exaone_moe"}
+# The names of norms of queries and keys, and those of norms that come after the rotation.
+_QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
+_AFTER_ROTATION = "query_layernorm"
 
 
 @torch.inference_mode()
 def describe(
-    loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks] | None = None
+    loaded: LoadedModel,
+    parameters: dict[int, AttentionParameters],
+    blocks: Mapping[str, Blocks | ExpertBlocks] | None = None,
 ) -> Decoder:
     """Describe the model. `parameters` are those of its attention, by layer index.
 
-    The model's parameters in `blocks`, by name, are described by these in place of their own data. Raises NotKnown.
+    The model's parameters in `blocks`, by name, are described by these in place of their own data: a tensor of all
+    experts by what there is of each. Raises NotKnown.
     """
     return _Reader(loaded, parameters, blocks or {}).decoder()
 
@@ -65,7 +73,10 @@ class _Reader:
     """Reads the modules of one model, and keeps track of which parameters it has read."""
 
     def __init__(
-        self, loaded: LoadedModel, parameters: dict[int, AttentionParameters], blocks: Mapping[str, Blocks]
+        self,
+        loaded: LoadedModel,
+        parameters: dict[int, AttentionParameters],
+        blocks: Mapping[str, Blocks | ExpertBlocks],
     ) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -117,7 +128,9 @@ class _Reader:
             attention=self._attention(index, self._child(layer, "self_attn", "attn", "attention")),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
-            mlp=self._mlp_or_experts(self._child(layer, "mlp", "block_sparse_moe")),
+            mlp=self._mlp_or_experts(
+                self._child(layer, "mlp", "block_sparse_moe"), self._child(layer, "shared_mlp", optional=True)
+            ),
             mlp_out_norm=self._norm_of(layer, "post_feedforward_layernorm", "post_mlp_layernorm"),
             is_parallel=is_parallel,
         )
@@ -138,10 +151,12 @@ class _Reader:
             out=self._matrix(self._child(attention, "o_proj", "out_proj", "dense", "c_proj")),
             heads=heads,
             shape=shape,
-            query_norm=self._norm_of(attention, "q_norm", "q_layernorm"),
-            key_norm=self._norm_of(attention, "k_norm", "k_layernorm"),
+            query_norm=self._norm_of(attention, *_QUERY_NORMS),
+            key_norm=self._norm_of(attention, *_KEY_NORMS),
             rotary=self._rotary(index, attention),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
+            rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
+            sinks=self._parameter(attention, "sinks").float() if self._parameters[index].has_sinks else None,
             parameters=self._parameters[index],
         )
 
@@ -217,35 +232,82 @@ class _Reader:
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
         return self._rotary_tables[layer_type]
 
-    def _mlp_or_experts(self, mlp: Module) -> MLP | Experts:
+    def _mlp_or_experts(self, mlp: Module, beside: Module | None) -> MLP | Experts:
+        """Describe an MLP, or a mixture of experts with what all tokens share, within its module or `beside` it."""
         experts = self._child(mlp, "experts", optional=True)
         if experts is None:
             return self._mlp(mlp)
-        shared = self._child(mlp, "shared_experts", "shared_expert", optional=True)
+        shared = self._child(mlp, "shared_experts", "shared_expert", "shared_mlp", optional=True) or beside
         shared_gate = self._child(mlp, "shared_expert_gate", optional=True)
-        for name in ("gate_up_proj_bias", "down_proj_bias"):
-            if getattr(experts, name, None) is not None:
-                raise NotKnown("its experts have biases")
+        gates_and_ups = self._expert_matrices(experts, "gate_up_proj", 2)
+        downs = self._expert_matrices(experts, "down_proj", 1)
         return Experts(
-            router=self._router(self._child(mlp, "gate", "router")),
-            gate_up=self._tensor(experts, "gate_up_proj"),
-            down=self._tensor(experts, "down_proj"),
-            activation=_activation(self._child(experts, "act_fn")),
+            router=self._router(mlp),
+            experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
+            activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
             shared_gate=None if shared_gate is None else self._tensor(shared_gate)[0].float(),
         )
 
-    def _router(self, router: Module) -> Router:
-        """Find out what the router does from its outputs, because families differ in it, and in names."""
-        weight = self._parameter(router, "weight")
+    def _expert_matrices(self, experts: Module, name: str, parts: int) -> list[list[Matrix]]:
+        """Return for each expert what it has under this name: its gate and its up projection if there are two parts."""
+        tensor = self._tensor(experts, name)
+        is_interleaved = not getattr(experts, "is_concatenated", True)
+
+        def cut(rows: Tensor) -> list[Tensor]:
+            return [rows[part::parts] for part in range(parts)] if is_interleaved else list(rows.chunk(parts))
+
+        weights: Sequence[Sequence[Tensor | Blocks]]
+        biases: Sequence[Sequence[Tensor | None]]
+        kept = self._blocks.get(id(getattr(experts, name)))
+        if isinstance(kept, list):
+            weights = kept
+        else:
+            weights = [cut(rows) for rows in (tensor.mT if getattr(experts, "is_transposed", False) else tensor)]
+        if getattr(experts, f"{name}_bias", None) is None:
+            biases = [[None] * parts] * len(weights)
+        else:
+            biases = [cut(rows) for rows in self._parameter(experts, f"{name}_bias").float()]
+        return [
+            [Matrix(weight, bias) for weight, bias in zip(own, own_biases, strict=True)]
+            for own, own_biases in zip(weights, biases, strict=True)
+        ]
+
+    def _gating(self, experts: Any) -> str | ClampedGate:
+        """Return what experts do with gate and up: the name of an activation if it is activation(gate) * up.
+
+        Their outputs show it, for large numbers too, because some families clamp these.
+        """
+        if not hasattr(experts, "_apply_gate"):
+            return _activation(self._child(experts, "act_fn"))
+        gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
+        together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
+        expected = experts._apply_gate(together)
+        kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in _ACTIVATIONS.items()}
+        alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+        if isinstance(alpha, float) and isinstance(limit, float):
+            clamped = ClampedGate(alpha, limit)
+            kinds[clamped] = clamped(gate, up)
+        for kind, found in kinds.items():
+            if torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return kind
+        raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")
+
+    def _router(self, mlp: Module) -> Router:
+        """Find out what the router of a mixture does from its outputs, because families differ in it, and in names."""
+        router: Any = self._child(mlp, "gate", "router")
+        linear = self._child(router, "wg", optional=True) or router
+        weight = self._parameter(linear, "weight")
+        logits_bias = None if getattr(linear, "bias", None) is None else self._parameter(linear, "bias").float()
         bias = None
-        for module in router.modules():
+        for module in (mlp, *router.modules()):
             if (found := getattr(module, "e_score_correction_bias", None)) is not None:
                 bias = found.detach().float().flatten()
                 self._read.add(id(found))
         groups = int(self._child(router, "num_group", optional=True) or 1)
         plain = Router(
             weight=weight,
+            logits_bias=logits_bias,
             bias=bias,
             top_k=int(self._child(router, "top_k")),
             groups=groups,
@@ -259,7 +321,8 @@ class _Reader:
         own = deepcopy(router).float()
         x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(0))
         try:
-            _, weights, chosen = own(x)
+            takes_bias = "e_score_correction_bias" in inspect.signature(own.forward).parameters
+            _, weights, chosen = own(x, bias) if takes_bias else own(x)
             expected = torch.zeros(len(x), len(weight)).scatter(-1, chosen, weights.float())
         except (RuntimeError, TypeError, ValueError) as error:
             raise NotKnown(f"its {type(router).__name__} takes other arguments: {error}") from error
@@ -271,9 +334,9 @@ class _Reader:
         raise NotKnown(f"its {type(router).__name__} chooses experts in another way")
 
     def _mlp(self, mlp: Module) -> MLP:
-        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h"))
-        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act"))
-        if (together := self._child(mlp, "gate_up_proj", optional=True)) is not None:
+        down = self._matrix(self._child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h", "output_linear"))
+        activation = _activation(self._child(mlp, "act_fn", "activation_fn", "act", "activation"))
+        if (together := self._child(mlp, "gate_up_proj", "input_linear", optional=True)) is not None:
             both = self._matrix(together)
             (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
             upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
@@ -317,7 +380,9 @@ class _Reader:
 
     def _weights(self, module: Module) -> Tensor | Blocks:
         tensor = self._tensor(module)
-        return self._blocks.get(id(module.weight), tensor)
+        found = self._blocks.get(id(module.weight), tensor)
+        assert not isinstance(found, list)
+        return found
 
     def _tensor(self, module: Module, name: str = "weight") -> Tensor:
         weight = self._parameter(module, name)
@@ -342,12 +407,12 @@ class _Reader:
 
 
 def _of_pairs(table: Tensor) -> Tensor:
-    """Return a table [positions, dim / 2] from cosines or sines [positions, dim] that have each pair's value twice."""
+    """Return a table [positions, dim / 2] of cosines or sines, of which most families have each pair's value twice."""
     halves, neighbours = table.float().chunk(2, dim=1), table.float().unflatten(1, (-1, 2)).unbind(2)
     for first, second in (halves, neighbours):
         if torch.equal(first, second):
             return first.contiguous()
-    raise NotKnown("its rotary embedding has other pairs than halves and neighbours")
+    return table.float().contiguous()
 
 
 def _activation(function: Any) -> str:

@@ -59,6 +59,7 @@ class AttentionParameters:
     scaling: float
     sliding_window: int | None
     softcap: float | None
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Attention:
     key_norm: Norm | None
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
     rotary_offset: int  # of the first number of each head that is rotated
+    rotates_before_norms: bool  # of queries and keys
+    sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
 
 
@@ -102,6 +105,7 @@ class Router:
     """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
 
     weight: Tensor  # [experts, width]
+    logits_bias: Tensor | None  # float32 [experts]
     bias: Tensor | None  # float32 [experts], added to the scores for the choice alone
     top_k: int
     groups: int  # experts are chosen within the best groups
@@ -114,6 +118,8 @@ class Router:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the weights float32 [tokens, experts] for x float32 [tokens, width], 0 for those not chosen."""
         logits = x @ self.weight.float().T
+        if self.logits_bias is not None:
+            logits = logits + self.logits_bias
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
         by_group = worth.unflatten(-1, (self.groups, -1))
@@ -128,13 +134,33 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """What the experts of gpt-oss do with their gate and their up projection, in place of an activation function."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The matrices of a gated MLP, one of many in a layer."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, each of which is a gated MLP without biases."""
+    """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
-    gate_up: Tensor  # [experts, 2 * inner, width], the rows of gates first
-    down: Tensor  # [experts, width, inner]
-    activation: str  # a name in library.ACTIVATIONS
+    experts: list[Expert]
+    activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Tensor | None  # float32 [width], whose product with a token decides how much of `shared` it gets
 
@@ -161,6 +187,10 @@ class Decoder:
     head: Matrix
     logits_scale: float
     logits_softcap: float
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer that adapters may name, by the name of its module."""
@@ -189,6 +219,8 @@ def fits(layer: Layer, width: int) -> bool:
         all(norm is None or len(norm.weight) in widths for norm, widths in norms)
         and _fits_projection(attention, width)
         and attention.out.weight.shape == (width, attention.heads * shape.value_dim)
+        and (attention.sinks is None or len(attention.sinks) == attention.heads)
+        and (attention.rotary is None or attention.rotary_offset + _rotated(attention.rotary) <= shape.key_dim)
         and (_fits_mlp(layer.mlp, width) if isinstance(layer.mlp, MLP) else _fits_experts(layer.mlp, width))
     )
 
@@ -201,13 +233,18 @@ def _fits_projection(attention: Attention, width: int) -> bool:
     query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
     return (
         attention.rotary is not None
-        and own + 2 * attention.rotary.cosines.shape[1] == shape.key_dim
+        and own + _rotated(attention.rotary) == shape.key_dim
         and (qkv.query_down is None or qkv.query_down.weight.shape[1] == width)
         and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
         and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
         and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
         and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
     )
+
+
+def _rotated(rotary: RotaryTable) -> int:
+    """Return how many numbers of a head are rotated."""
+    return 2 * rotary.cosines.shape[1]
 
 
 def _fits_mlp(mlp: MLP, width: int) -> bool:
@@ -219,12 +256,14 @@ def _fits_mlp(mlp: MLP, width: int) -> bool:
 
 
 def _fits_experts(experts: Experts, width: int) -> bool:
-    router, (number, _, inner) = experts.router, experts.down.shape
+    router, number, inner = experts.router, len(experts.experts), len(experts.experts[0].up.weight)
+    matrices = [(matrix, (inner, width)) for one in experts.experts for matrix in (one.gate, one.up)]
+    matrices += [(one.down, (width, inner)) for one in experts.experts]
     return (
-        experts.gate_up.shape == (number, 2 * inner, width)
-        and experts.down.shape == (number, width, inner)
+        all(matrix.weight.shape == shape for matrix, shape in matrices)
+        and all(matrix.bias is None or len(matrix.bias) == shape[0] for matrix, shape in matrices)
         and router.weight.shape == (number, width)
-        and (router.bias is None or len(router.bias) == number)
+        and all(bias is None or len(bias) == number for bias in (router.logits_bias, router.bias))
         and 0 < router.top_k <= number // router.groups * router.top_groups
         and number % router.groups == 0
         and (experts.shared is None or _fits_mlp(experts.shared, width))

@@ -37,7 +37,14 @@ class Rotary(Structure):
         ("offset", c_long),
         ("dim", c_long),
         ("interleaved", c_bool),
+        ("before_norms", c_bool),
     )
+
+
+class Gating(Structure):
+    """What an expert does with its gate and its up projection; src/experts.h says what the fields mean."""
+
+    _fields_ = (("activation", c_int64), ("alpha", c_float), ("limit", c_float))
 
 
 class Routing(Structure):
@@ -116,8 +123,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_floats": ((_DECODER, c_long, c_long), _INDEX),
     "add_elements": ((_DECODER, c_long, c_long), _INDEX),
     "add_weights": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
-    "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long), _INDEX),
-    "add_router": ((_DECODER, _POINTER, c_long, c_long), _INDEX),
+    "add_gated_weights": ((_DECODER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "add_router": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, CacheMemory), _INDEX),
     "embed": ((_DECODER, _INDEX, _POINTER, _POINTER, c_long, c_float), _INDEX),
@@ -130,13 +137,13 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "route": ((_DECODER, _INDEX, _INDEX, _INDEX, Routing, _INDEX), _INDEX),
     "sort_rows": ((_DECODER, _INDEX), _INDEX),
     "gather_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
-    "expert_gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, c_int64), _INDEX),
+    "expert_gate": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX, Gating), _INDEX),
     "expert_project": ((_DECODER, _INDEX, _INDEX, _INDEX, _INDEX), _INDEX),
     "combine": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX, c_bool, c_float), _INDEX),
     "scale_rows": ((_DECODER, _INDEX, _INDEX, _POINTER, c_long, c_long), _INDEX),
     "spread_keys": ((_DECODER, _INDEX, _INDEX, _INDEX, *(c_long,) * 5), _INDEX),
     "prepare": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, Rotary, Normalize, Normalize), _INDEX),
-    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float), _INDEX),
+    "attend": ((_DECODER, _INDEX, _INDEX, _INDEX, c_long, c_float, c_long, c_float, _POINTER), _INDEX),
     "logits": ((_DECODER, _INDEX, _INDEX, c_float, c_float), _INDEX),
     "adapter": ((c_long,), _ADAPTER),
     "free_adapter": ((_ADAPTER,), None),
@@ -150,11 +157,14 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 # Of a library for weights in the blocks of GGUF files.
 _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "add_groups": ((_DECODER, c_long), _INDEX),
+    "add_groups": ((_DECODER, c_long, c_long), _INDEX),
     "add_blocks": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "add_blocks_apart": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
     "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
     "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool), _INDEX),
+    "quantize_expert_rows": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
+    "gather_groups": ((_DECODER, _INDEX, _INDEX, c_long, _INDEX), _INDEX),
 }
 
 

@@ -15,13 +15,16 @@ from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
+    ClampedGate,
     Decoder,
+    Expert,
     Experts,
     LatentProjection,
     Layer,
     Matrix,
     Norm,
     NotKnown,
+    Router,
 )
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.library import (
@@ -29,6 +32,7 @@ from oaiserve.engine.model.cpu.library import (
     MOST_EXPERTS,
     NO_SITE,
     CacheMemory,
+    Gating,
     Library,
     Normalize,
     Rotary,
@@ -69,7 +73,7 @@ class Operations:
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
-        self._groups = -1  # the buffer of what these read
+        self._groups = self._expert_groups = -1  # the buffers of what these read, and of what those of experts do
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         self._add_decoder(decoder)
 
@@ -91,9 +95,10 @@ class Operations:
         self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
         if mixtures := [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts)]:
             rows_each = max(mixture.router.top_k for mixture in mixtures)
-            self._scores = self._floats(_up(max(len(mixture.down) for mixture in mixtures)))
+            inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
+            self._scores = self._floats(_up(max(len(mixture.experts) for mixture in mixtures)))
             self._expert_rows = self._elements(width, rows_each)
-            self._expert_inner = self._elements(max(mixture.down.shape[2] for mixture in mixtures), rows_each)
+            self._expert_inner = self._elements(inner, rows_each)
             self._expert_out = self._floats(width, rows_each)
         if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
@@ -103,7 +108,9 @@ class Operations:
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
-            self._groups = add.add_groups(self._handle, max(inputs))
+            self._groups = add.add_groups(self._handle, max(inputs), 1)
+            if mixtures:
+                self._expert_groups = add.add_groups(self._handle, max(width, inner), rows_each)
         self._embed(decoder)
         for layer in decoder.layers:
             self._layer(layer, decoder.residual_scale)
@@ -159,8 +166,28 @@ class Operations:
 
     def _mixture(self, experts: Experts, norm: Norm | None, scale: float) -> None:
         """Add the operations of a mixture of experts, whose output is normed and added to the hidden state."""
-        add, router, width = self._library, experts.router, self._width
-        number = len(experts.down)
+        add, width = self._library, self._width
+        assignment = self._route(experts.router)
+        self._expert_mlps(experts, assignment)
+        adds = norm is None
+        out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
+        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
+        if experts.shared is not None:
+            self._mlp_inner(experts.shared)
+            if experts.shared_gate is not None:
+                inner = len(experts.shared.up.weight)
+                gate = self._keep(experts.shared_gate)
+                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
+            down = experts.shared.down
+            site, weights = self._site(self._mlp, [down]), self._weights([down])
+            x = self._input(self._mlp, weights)
+            self._operation("down", add.project, x, out, weights, site, True, factor)
+        if norm is not None:
+            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
+
+    def _route(self, router: Router) -> int:
+        """Add the operations that assign tokens to experts, and return the assignment."""
+        add, number = self._library, len(router.weight)
         if number > MOST_EXPERTS:
             raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
         routing = Routing(
@@ -174,37 +201,38 @@ class Operations:
             router.adds_best_two,
             router.renormalizes,
         )
-        assignment = self._assignment(number, router.top_k)
-        weight = router.weight.to(experts.gate_up.dtype).contiguous()
-        index = add.add_router(self._handle, weight.data_ptr(), number, width)
+        if (number, router.top_k) not in self._assignments:
+            self._assignments[number, router.top_k] = add.add_assignment(self._handle, number, router.top_k)
+        assignment = self._assignments[number, router.top_k]
+        weight = router.weight.to(add.dtype).contiguous()
+        bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
+        index = add.add_router(self._handle, weight.data_ptr(), number, self._width, bias)
         self._operation("route", add.route, self._normed, self._scores, index, routing, assignment)
         self._operation("route", add.sort_rows, assignment)
-        self._operation("route", add.gather_rows, self._normed, self._expert_rows, width, assignment)
-        activation = ACTIVATIONS.index(experts.activation)
-        gates = [self._gated_weights(*(Matrix(half, None) for half in both.chunk(2))) for both in experts.gate_up]
-        arguments = (self._expert_rows, self._expert_inner, gates[0], assignment, activation)
-        self._operation("gate and up", add.expert_gate, *arguments)
-        downs = [self._weights([Matrix(down, None)]) for down in experts.down]
-        self._operation("down", add.expert_project, self._expert_inner, self._expert_out, downs[0], assignment)
-        adds = norm is None
-        out, factor = (self._hidden, scale) if adds else (self._branch, 1.0)
-        self._operation("down", add.combine, self._expert_out, out, width, assignment, adds, factor)
-        if experts.shared is not None:
-            self._mlp_inner(experts.shared)
-            if experts.shared_gate is not None:
-                inner = len(experts.shared.up.weight)
-                gate = self._keep(experts.shared_gate)
-                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
-            down = experts.shared.down
-            site, weights = self._site(self._mlp, [down]), self._weights([down])
-            self._operation("down", add.project, self._mlp, out, weights, site, True, factor)
-        if norm is not None:
-            self._operation("norm", add.add_norm, self._branch, self._hidden, self._normalize(norm), scale)
+        return assignment
 
-    def _assignment(self, experts: int, top_k: int) -> int:
-        if (experts, top_k) not in self._assignments:
-            self._assignments[experts, top_k] = self._library.add_assignment(self._handle, experts, top_k)
-        return self._assignments[experts, top_k]
+    def _expert_mlps(self, experts: Experts, assignment: int) -> None:
+        """Add the operations that compute the rows of each expert."""
+        add, width = self._library, self._width
+        if isinstance(experts.activation, ClampedGate):
+            gating = Gating(ACTIVATIONS.index("none"), experts.activation.alpha, experts.activation.limit)
+        else:
+            gating = Gating(ACTIVATIONS.index(experts.activation))
+        gates = [self._gated_weights(expert.gate, expert.up) for expert in experts.experts]
+        if gates[0] in self._widths:  # a token is quantized once for all its experts
+            x, rows = self._input(self._normed, gates[0]), self._expert_groups
+            self._operation("route", add.gather_groups, x, rows, width, assignment)
+        else:
+            rows = self._expert_rows
+            self._operation("route", add.gather_rows, self._normed, rows, width, assignment)
+        self._operation("gate and up", add.expert_gate, rows, self._expert_inner, gates[0], assignment, gating)
+        downs = [self._weights([expert.down]) for expert in experts.experts]
+        inner = self._expert_inner
+        if downs[0] in self._widths:
+            arguments = (inner, self._expert_groups, self._widths[downs[0]], assignment)
+            self._operation("quantize", add.quantize_expert_rows, *arguments)
+            inner = self._expert_groups
+        self._operation("down", add.expert_project, inner, self._expert_out, downs[0], assignment)
 
     def _norm(self, norm: Norm | None) -> None:
         """Add the operation that norms the hidden state for the matrices. Without a norm it only converts the state."""
@@ -224,11 +252,13 @@ class Operations:
         if (table := attention.rotary) is not None:
             pairs = table.cosines.shape[1]
             tables = (self._keep(table.cosines), self._keep(table.sines))
-            rotary = Rotary(*tables, attention.rotary_offset, 2 * pairs, table.is_interleaved)
+            settings = (attention.rotary_offset, 2 * pairs, table.is_interleaved, attention.rotates_before_norms)
+            rotary = Rotary(*tables, *settings)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
         self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
         window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
-        arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap)
+        sinks = None if attention.sinks is None else self._keep(attention.sinks)
+        arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap, sinks)
         self._operation("attention", add.attend, *arguments)
 
     def _latent_projection(self, attention: Attention, qkv: LatentProjection) -> None:
@@ -296,19 +326,24 @@ class Operations:
         return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def _gated_weights(self, gate: Matrix, up: Matrix) -> int:
-        if gate.bias is not None or up.bias is not None:
-            raise NotKnown("its gated MLP has biases")
         n, k = gate.weight.shape
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            halves = [torch.zeros(n) if matrix.bias is None else matrix.bias.float() for matrix in (gate, up)]
+            bias = torch.from_numpy(_side_by_side(*(half.numpy() for half in halves)))
         if isinstance(gate.weight, Blocks) and isinstance(up.weight, Blocks) and gate.weight.kind == up.weight.kind:
-            # A panel has sixteen rows of each.
-            halves = [_padded(matrix.addresses(), LANES).reshape(-1, 1, LANES) for matrix in (gate.weight, up.weight)]
-            rows = np.concatenate(halves, axis=1).reshape(-1)
-            index = self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            rows = _side_by_side(gate.weight.addresses(), up.weight.addresses())
+            scales = [gate.weight.scale_addresses(), up.weight.scale_addresses()]
+            together = None if scales[0] is None or scales[1] is None else _side_by_side(scales[0], scales[1])
+            kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
+            index = self._pack(rows, together, kinds, len(rows), k, bias)
             gate.weight.give_back()
             up.weight.give_back()
             return index
         both = [self._tensor(matrix.weight).contiguous() for matrix in (gate, up)]
-        return self._library.add_gated_weights(self._handle, *(weight.data_ptr() for weight in both), n, k)  # type: ignore[no-any-return]
+        pointers = [tensor.data_ptr() for tensor in both]
+        bias_pointer = None if bias is None else bias.data_ptr()
+        return self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def _block_weights(self, whole: Tensor | Blocks, parts: list[Blocks], bias: Tensor | None) -> int:
         """Pack the rows of all parts, whose formats may differ. `whole` is what other parts of the model may share."""
@@ -316,18 +351,28 @@ class Operations:
             return self._block_indices[id(whole)]
         rows = _padded(np.concatenate([part.addresses() for part in parts]), PANEL)
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
-        index = self._pack(rows, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
+        scales = _padded(np.concatenate(found), PANEL) if found else None
+        index = self._pack(rows, scales, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
         for part in parts:
             part.give_back()
         if len(parts) == 1 and bias is None:
             self._block_indices[id(whole)] = index
         return index
 
-    def _pack(self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None) -> int:
+    def _pack(
+        self,
+        rows: NDArray[np.uintp],
+        scales: NDArray[np.uintp] | None,
+        kinds: NDArray[np.int32],
+        n: int,
+        k: int,
+        bias: Tensor | None,
+    ) -> int:
+        add = self._library.add_blocks if scales is None else self._library.add_blocks_apart
+        others = kinds.ctypes.data if scales is None else scales.ctypes.data
         bias_pointer = None if bias is None else bias.data_ptr()
-        index: int = self._library.add_blocks(
-            self._handle, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, bias_pointer
-        )
+        index: int = add(self._handle, self._pool, rows.ctypes.data, others, n, k, bias_pointer)
         self._widths[index] = k
         return index
 
@@ -365,10 +410,22 @@ def _whole(width: int) -> int:
 def _matrices(layer: Layer) -> list[Matrix]:
     """Return the matrices of a layer that may be in blocks."""
     qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
-    mlp = [layer.mlp.gate, layer.mlp.up, layer.mlp.down] if isinstance(layer.mlp, MLP) else []
-    return [matrix for matrix in (*qkv, layer.attention.out, *mlp) if matrix is not None]
+    found = [*qkv, layer.attention.out]
+    mlps: list[MLP | Expert | None] = [layer.mlp] if isinstance(layer.mlp, MLP) else []
+    if isinstance(layer.mlp, Experts):
+        mlps = [layer.mlp.experts[0], layer.mlp.shared]  # the experts of a layer are alike
+    for mlp in mlps:
+        if mlp is not None:
+            found += [matrix for matrix in (mlp.gate, mlp.up, mlp.down) if matrix is not None]
+    return found
 
 
-def _padded(addresses: NDArray[np.uintp], multiple: int) -> NDArray[np.uintp]:
-    """Return the addresses, and nulls up to a multiple."""
-    return np.append(addresses, np.zeros(-len(addresses) % multiple, np.uintp))
+def _padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
+    """Return the numbers, and zeros up to a multiple."""
+    return np.append(numbers, np.zeros(-len(numbers) % multiple, numbers.dtype))
+
+
+def _side_by_side(of_gate: NDArray[Any], of_up: NDArray[Any]) -> NDArray[Any]:
+    """Return what belongs to the rows of both matrices in the order of gated weights: a panel has sixteen of each."""
+    halves = [_padded(numbers, LANES).reshape(-1, 1, LANES) for numbers in (of_gate, of_up)]
+    return np.concatenate(halves, axis=1).reshape(-1)

@@ -21,7 +21,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
-from oaiserve.engine.model.cpu.check import batches, refuse_unless_equal
+from oaiserve.engine.model.cpu.check import batches, may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits, rounded
@@ -183,7 +183,8 @@ def native_decoder(
         block_size=block_size,
         has_adapters=has_adapters,
     )
-    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=quantize != "none", probe=probe)
+    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=quantize != "none")
+    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
     if when_checked is not None:
         when_checked(decoder, expected)
     return native
@@ -242,13 +243,23 @@ def _recording(
             sinks: Tensor | None = None,
             slopes: Tensor | None = None,
         ) -> Tensor:
-            if sinks is not None or slopes is not None:
-                raise NotKnown(f"its attention has {'sinks' if slopes is None else 'slopes (ALiBi)'}")
+            if slopes is not None:
+                raise NotKnown("its attention has slopes (ALiBi)")
             layer = layers[cache.keys.data_ptr()]
-            parameters[layer] = AttentionParameters(scaling, sliding_window, softcap)
+            found = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None)
+            parameters[layer] = found
             if (shape := loaded.kv_shapes[layer]).is_int8:
                 key, value = rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
-            return attend(query, key, value, cache, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+            return attend(
+                query,
+                key,
+                value,
+                cache,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+            )
 
         return record
 

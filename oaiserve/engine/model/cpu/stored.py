@@ -23,7 +23,9 @@ from oaiserve.engine.model.cpu.description import (
     MLP,
     Attention,
     AttentionParameters,
+    ClampedGate,
     Decoder,
+    Expert,
     Experts,
     LatentProjection,
     Layer,
@@ -42,8 +44,8 @@ _ALIGNMENT = 64
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(MLP, Attention, AttentionParameters, Decoder, Experts, KVShape, LatentProjection, Layer, Matrix, Norm),
-        *(RotaryTable, Router),
+        *(MLP, Attention, AttentionParameters, ClampedGate, Decoder, Expert, Experts, KVShape, LatentProjection, Layer),
+        *(Matrix, Norm, RotaryTable, Router),
     )
 }
 _SAFETENSORS_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}

@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "operations.h"
+#include "experts.h"
 #include "pool.h"
 
 using namespace oaiserve;
@@ -79,6 +79,10 @@ const char* check_pool(int threads, int runs, bool has_team) {
 
 void run_activate(Activation activation, const float* x, float* out, long n) {
   for (long i = 0; i < n; i += LANES) store(out + i, activate(activation, load(x + i)));
+}
+
+void run_gating(const Gating* gating, const float* gate, const float* up, float* out, long n) {
+  for (long i = 0; i < n; i += LANES) store(out + i, (*gating)(load(gate + i), load(up + i)));
 }
 
 void run_tanh(const float* x, float* out, long n) {

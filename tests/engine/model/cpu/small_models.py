@@ -61,7 +61,7 @@ def config(model_type: str, **values: Any) -> PreTrainedConfig:
 
 # The families that the native step must support. Comments say what a family has that the others do not have.
 FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama": config("llama", attention_bias=True, rope_parameters=_LLAMA3_ROPE),
+    "llama": config("llama", attention_bias=True, mlp_bias=True, rope_parameters=_LLAMA3_ROPE),
     "one key head": config(
         "llama", hidden_size=48, num_key_value_heads=1, num_attention_heads=3, tie_word_embeddings=True
     ),
@@ -112,6 +112,14 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "deepseek_v2": config("deepseek_v2", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=None),
     "deepseek_v3": config("deepseek_v3", **LATENT, **GROUPED_MOE, num_experts_per_tok=3, q_lora_rank=24),
     "ernie4_5_moe": config("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
+    "gpt_oss": config(  # sinks, biases of routers and experts, a clamped gate; another rotary table
+        "gpt_oss", **EXPERTS, **_MIXED, swiglu_limit=1.5
+    ),
+    "hunyuan_v1_moe": config(  # norms of queries and keys after their rotation
+        "hunyuan_v1_moe", num_experts=4, moe_topk=2
+    ),
+    "minimax_m2": config("minimax_m2", **EXPERTS),  # a router that is given its bias
+    "granitemoeshared": config("granitemoeshared", **EXPERTS, shared_intermediate_size=48, residual_multiplier=0.3),
     "stablelm": config("stablelm", **_OWN_HEADS),  # LayerNorm, a quarter of each head is rotated
     "nemotron": config("nemotron"),  # LayerNorm whose weight is stored minus 1
 }
@@ -129,8 +137,8 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
     model = random_model(deepcopy(asked), dtype=dtype)  # the model changes its config
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter += 0.4 * torch.randn(parameter.shape, generator=generator)
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -37,9 +38,12 @@ class Product:
         n, k = matrix.shape
         self._decoder, self._pool = library.decoder(), library.pool(num_threads)
         hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
-        groups = library.add_groups(self._decoder, k)
+        groups = library.add_groups(self._decoder, k, 1)
         rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
-        self.weights = library.add_blocks(self._decoder, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, None)
+        add, others = library.add_blocks, kinds
+        if (scales := matrix.scale_addresses()) is not None:
+            add, others = library.add_blocks_apart, _padded(scales, 32)
+        self.weights = add(self._decoder, self._pool, rows.ctypes.data, others.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)
         library.quantize(self._decoder, x, groups, k, True)
@@ -95,6 +99,35 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
     assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
+
+
+def apart(matrix: Blocks) -> Blocks:
+    """Return a matrix in MXFP4 as checkpoints have it: scales apart, and neighbours in the same byte."""
+    blocks = matrix.data.reshape(N, K // 32, 17)
+    codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
+    neighbours = codes[..., ::2] | codes[..., 1::2] << 4
+    return replace(matrix, data=neighbours.reshape(N, -1), scales=np.ascontiguousarray(blocks[..., 0]))
+
+
+def test_mxfp4_of_checkpoints_is_that_of_gguf_files_in_another_order(library: Library) -> None:
+    matrix = random_matrix(Kind.MXFP4)
+    other = apart(matrix)
+    assert other.shape == matrix.shape
+    assert torch.equal(other.expand(), matrix.expand())
+    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    products = [Product(library, found, table, 2) for found in (matrix, other)]
+    assert (products[0].of(list(range(ROWS))) == products[1].of(list(range(ROWS)))).all()
+    for row in (0, 33, N - 1):
+        np.testing.assert_array_equal(products[1].row(row, K), matrix.expand()[row])
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 127, 252])
+def test_scales_of_mxfp4_are_exact_over_their_whole_range(library: Library, exponent: int) -> None:
+    data = random_matrix(Kind.MXFP4).data.copy()
+    data.reshape(-1, 17)[:, 0] = exponent
+    matrix = Blocks(data, int(Kind.MXFP4), np.arange(N))
+    product = Product(library, matrix, torch.zeros(1, K), 1)
+    np.testing.assert_array_equal(product.row(5, K), gguf.dequantize(data, Kind.MXFP4)[5])
 
 
 def test_numbers_that_are_not_finite_make_products_that_are_not(library: Library) -> None:

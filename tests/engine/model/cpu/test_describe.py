@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, Experts, NotKnown
 from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
@@ -61,6 +63,31 @@ def test_sizes_that_do_not_fit_together_are_refused(
     setattr(getattr(llama.model.base_model.layers[1], where), name, module)
     with pytest.raises(NotKnown, match="^the sizes of its matrices do not fit together$"):
         described(llama)
+
+
+@pytest.mark.parametrize(("name", "value"), [("down_proj_bias", torch.zeros(4, 63)), ("sinks", torch.zeros(3))])
+def test_sizes_of_experts_and_sinks_that_do_not_fit_are_refused(name: str, value: torch.Tensor) -> None:
+    loaded = load(FAMILIES["gpt_oss"])
+    layer = loaded.model.base_model.layers[1]
+    setattr(layer.self_attn if name == "sinks" else layer.mlp.experts, name, nn.Parameter(value))
+    with pytest.raises(NotKnown, match="^the sizes of its matrices do not fit together$"):
+        describe(loaded, dict.fromkeys(loaded.kv_shapes, replace(NO_WINDOW, has_sinks=True)))
+
+
+def test_what_experts_do_with_gate_and_up_is_found_from_their_outputs() -> None:
+    loaded = load(FAMILIES["mixtral"])
+    experts = loaded.model.base_model.layers[1].mlp.experts
+    mixture = described(loaded).layers[1].mlp
+    assert isinstance(mixture, Experts)
+    assert mixture.activation == "silu"
+
+    def clamped(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return nn.functional.silu(gate) * up.clamp(-9, 9)
+
+    experts._apply_gate = clamped
+    with pytest.raises(NotKnown, match="^its MixtralExperts combines gate and up in another way$"):
+        described(loaded)
 
 
 def test_projections_without_a_whole_number_of_heads_are_refused(llama: LoadedModel) -> None:

@@ -53,10 +53,8 @@ def test_answers_equal_generate_however_they_are_packed(family: str) -> None:
 NOT_KNOWN = {
     "phimoe": (MIXTURES["phimoe"], "its PhimoeTopKRouter chooses experts in another way"),
     "apertus": (config("apertus"), "its activation is XIELUActivation"),
-    "hunyuan": (config("hunyuan_v1_dense"), "it has a parameter 'model.layers.0.self_attn.query_layernorm.weight'"),
     "olmo": (config("olmo"), "it has norms of type OlmoLayerNorm"),
     "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
-    "gate with bias": (config("llama", mlp_bias=True), "its gated MLP has biases"),
     "ministral3": (config("ministral3"), "it scales queries by their positions"),
     "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
     "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 256"),

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
 from oaiserve.engine.model.cpu.describe import _ACTIVATIONS
-from oaiserve.engine.model.cpu.library import ACTIVATIONS, Normalize
+from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.model.cpu.library import ACTIVATIONS, Gating, Normalize
 
 pytestmark = pytest.mark.compiler
 NAN, INFINITY = math.nan, math.inf
@@ -42,6 +43,19 @@ def test_activations_of_infinity_are_their_limits(exports: ctypes.CDLL) -> None:
     x = torch.tensor([INFINITY, 1.0] * 8)
     for name in ACTIVATIONS:
         assert run(exports.run_activate, ctypes.c_int64(ACTIVATIONS.index(name)), x=x)[0] == INFINITY, name
+
+
+def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> None:
+    gate, up = torch.cartesian_prod(
+        torch.cat([X[-1:], X[::13]]), torch.tensor([-1e30, -8.0, -7.0, -0.3, 0.0, 2.5, 7.1, NAN])
+    ).unbind(-1)
+    gate, up = (x[: len(x) // 16 * 16].contiguous() for x in (gate, up))
+    gating, out = Gating(ACTIVATIONS.index("none"), 1.702, 7.0), torch.empty_like(gate)
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (gate, up, out)]
+    exports.run_gating(ctypes.byref(gating), *pointers, ctypes.c_long(len(out)))
+    torch.testing.assert_close(out, ClampedGate(1.702, 7.0)(gate, up), rtol=3e-6, atol=2e-6, equal_nan=True)
+    assert gate.isnan().any()
+    assert (out.isnan() == (gate.isnan() | up.isnan())).all()
 
 
 def test_tanh_equals_torch(exports: ctypes.CDLL) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oaiserve.config import KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import Form
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
@@ -51,6 +51,9 @@ MIXTURE = config(
     "qwen2_moe", **LONG, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=48, decoder_sparse_step=1,
     shared_expert_intermediate_size=80,
 )  # fmt: skip
+CLAMPED = config(
+    "gpt_oss", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3, sliding_window=37
+)
 LATENTS = config(
     "deepseek_v3", **LONG | LATENT, **GROUPED_MOE, num_experts_per_tok=3, num_attention_heads=4, q_lora_rank=40
 )
@@ -76,6 +79,8 @@ CASES = {
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
     "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native", "int8"),
     "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3", "int8"),
+    "experts in blocks": (CLAMPED, torch.bfloat16, "blocks", "native"),
+    "experts in blocks with AVX2": (CLAMPED, torch.bfloat16, "blocks", "x86-64-v3"),
 }
 
 
@@ -121,13 +126,26 @@ def decoder(
 def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
     """Make the native step of a model with random blocks in place of its matrices, of another format for each kind."""
     rng, kinds = np.random.default_rng(0), (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL)
-    matrices = [(name, p.shape) for name, p in loaded.model.named_parameters() if p.dim() == 2 and "up" not in name]
-    blocks = {}
+    matrices = [
+        (name, p.shape)
+        for name, p in loaded.model.named_parameters()
+        if p.dim() == 2 and not any(part in name for part in ("up", "router", "_bias"))
+    ]
+    blocks: dict[str, Blocks | ExpertBlocks] = {}
     for i, (name, (n, k)) in enumerate(matrices):
         kind = kinds[i % len(kinds)]
         blocks[name] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
         if "gate" in name:  # whose rows are packed beside those of the other one
             blocks[name.replace("gate", "up")] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
+    for name, parameter in loaded.model.named_parameters():
+        if parameter.dim() == 3:  # of experts, whose columns come before their rows
+            experts, k, n = parameter.shape
+            parts = 2 if "gate_up" in name else 1
+            data = [random_blocks(rng, Kind.MXFP4, n, k) for _ in range(experts)]
+            blocks[name] = [
+                tuple(Blocks(rows, int(Kind.MXFP4), np.arange(n)[part::parts]) for part in range(parts))
+                for rows in data
+            ]
     _, parameters = transformers_logits(loaded, sizes["block_size"])
     return NativeDecoder(Library(loaded.dtype, "blocks"), describe(loaded, parameters, blocks), **sizes)
 

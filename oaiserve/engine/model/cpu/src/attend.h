@@ -11,6 +11,7 @@ struct Rotary {
   const float *cosines, *sines;  // [positions][dim / 2]; null: nothing is rotated
   long offset, dim;              // of the numbers of each head that are rotated; the others stay as they are
   bool interleaved;              // pairs are neighbours; otherwise number i forms a pair with number i + dim / 2
+  bool before_norms;             // of queries and keys; otherwise these come first
 
   void operator()(float* head, long position) const {
     if (!cosines) return;
@@ -75,15 +76,15 @@ class Prepare : public Operation {
     for (long row = rows.first; row < rows.last; row++) {
       float *query = qkv_.row(row), *key = query + heads_ * cache_.key_dim;
       float* value = key + cache_.kv_heads * cache_.key_dim;
-      norm(query, heads_, query_norm_);
-      norm(key, cache_.kv_heads, key_norm_);
-      for (long head = 0; head < heads_; head++, query += cache_.key_dim) {
-        rotary_(query, step.positions[row]);
-        T* out = queries_.row(row) + head * cache_.key_dim;
-        for (long i = 0; i < cache_.key_dim; i += LANES) store(out + i, load(query + i));
-      }
+      const auto norm_and_rotate = [&](float* x, long heads, const Normalize& normalize) {
+        if (!rotary_.before_norms) norm(x, heads, normalize);
+        for (long head = 0; head < heads; head++) rotary_(x + head * cache_.key_dim, step.positions[row]);
+        if (rotary_.before_norms) norm(x, heads, normalize);
+      };
+      norm_and_rotate(query, heads_, query_norm_);
+      norm_and_rotate(key, cache_.kv_heads, key_norm_);
+      for (long i = 0; i < heads_ * cache_.key_dim; i += LANES) store(queries_.row(row) + i, load(query + i));
       for (long head = 0; head < cache_.kv_heads; head++, key += cache_.key_dim, value += cache_.value_dim) {
-        rotary_(key, step.positions[row]);
         write_key(cache_, step.slots[row], head, key);
         write_value(cache_, step.slots[row], head, value);
       }

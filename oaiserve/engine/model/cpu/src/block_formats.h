@@ -28,10 +28,12 @@ enum class Format : int32_t {
   Q6_K = 14,
   IQ4_NL = 20,
   IQ4_XS = 23,
+  MXFP4 = 39,
 };
 
-// The codes of these formats are places in this table, plus 128.
+// The codes of some formats are places in a table.
 constexpr int8_t CODEBOOK[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // floats of four bits, doubled
 
 struct Layout {
   int low_bits, high_bits;  // of a code: its lowest 2, 4 or 8 bits, and 0 to 2 more
@@ -40,12 +42,15 @@ struct Layout {
   bool is_super;  // scales are small integers times a scale that 256 neighbours share
   bool has_min;
   bool is_codebook;
+  bool is_e2m1 = false;  // the table is E2M1, and scales are powers of two, as bfloat16
 
   // Runs of 16 with minimums, of which there are many, have both integers in one byte.
   constexpr bool has_nibbles() const { return has_min && run == 16; }
   constexpr int runs() const { return int(BLOCK_GROUP) / run; }
   constexpr int code_bits() const { return low_bits + high_bits; }
   constexpr long chunk() const { return is_super ? SUPER : BLOCK_GROUP; }
+  // The entry of the table, plus the offset.
+  constexpr int at_place(int place) const { return (is_e2m1 ? E2M1 : CODEBOOK)[place] + offset; }
 };
 
 constexpr Layout layout_of(Format format) {
@@ -62,6 +67,7 @@ constexpr Layout layout_of(Format format) {
     case Format::Q6_K: return {4, 2, 32, 16, true, false, false};
     case Format::IQ4_NL: return {4, 0, 128, 32, false, false, true};
     case Format::IQ4_XS: return {4, 0, 128, 32, true, false, true};
+    case Format::MXFP4: return {4, 0, 12, 32, false, false, true, true};
   }
   return {};
 }
@@ -81,6 +87,7 @@ constexpr long block_bytes(Format format) {
     case Format::Q6_K: return 210;
     case Format::IQ4_NL: return 18;
     case Format::IQ4_XS: return 136;
+    case Format::MXFP4: return 17;
   }
   return 0;
 }
@@ -100,11 +107,12 @@ auto for_format(Format format, Body&& body) {
     case Format::Q5_K: return body.template operator()<Format::Q5_K>();
     case Format::Q6_K: return body.template operator()<Format::Q6_K>();
     case Format::IQ4_NL: return body.template operator()<Format::IQ4_NL>();
+    case Format::MXFP4: return body.template operator()<Format::MXFP4>();
     default: return body.template operator()<Format::IQ4_XS>();
   }
 }
 
-// A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them.
+// A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them, or bfloat16.
 struct Group {
   uint32_t codes[BLOCK_GROUP / 4];  // four in each
   uint16_t scale, min;              // of the group, or of the block that it is in
@@ -157,6 +165,11 @@ inline void read_six_bits(const uint8_t* p, long group, Group& out) {
 // The two-bit codes of Q2_K and Q3_K: each 32 bytes have four groups.
 inline void read_pairs(const uint8_t* p, long group, uint32_t* codes) {
   for (int i = 0; i < 8; i++) codes[i] = four_at(p + group / 4 * 32 + 4 * i, group % 4 * 2, 3);
+}
+
+// 2^(exponent - 128) as bfloat16: half of what the exponent says, because E2M1 is doubled.
+inline uint16_t scale_of_exponent(uint8_t exponent) {
+  return uint16_t(exponent < 2 ? 0x20 << exponent : (exponent - 1) << 7);
 }
 
 // Reads a group of a block, by its number in the block.
@@ -220,7 +233,21 @@ void read_group(const uint8_t* block, long group, Group& out) {
     const int low = block[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(block + 2) >> group * 2 & 3;
     out.scales[0] = int8_t((low | high << 4) - 32);
     read_nibbles(block + 8 + group * 16, out.codes);
+  } else if constexpr (FORMAT == Format::MXFP4) {
+    out.scale = scale_of_exponent(block[0]);
+    read_nibbles(block + 1, out.codes);
   }
+}
+
+// Reads a group of MXFP4 from a checkpoint that has scales apart, and neighbours in the same byte.
+inline void read_apart(const uint8_t* codes, uint8_t exponent, Group& out) {
+  uint8_t in_order[BLOCK_GROUP];
+  for (int i = 0; i < 16; i++) {
+    in_order[2 * i] = codes[i] & 15;
+    in_order[2 * i + 1] = codes[i] >> 4;
+  }
+  std::memcpy(out.codes, in_order, sizeof(in_order));
+  out.scale = scale_of_exponent(exponent);
 }
 
 }  // namespace oaiserve

@@ -7,23 +7,24 @@
 
 namespace oaiserve {
 
-// Packs the rows of a file into panels, each of which is an item.
+// Packs the rows of a file into panels, each of which is an item. `scales` are null, or as pack_panel takes them.
 class PackPanels : public Work {
  public:
-  PackPanels(const uint8_t* const* rows, const BlockPanel* panels, long num_panels, long k)
-      : rows_(rows), panels_(panels), num_panels_(num_panels), k_(k) {}
+  PackPanels(const uint8_t* const* rows, const uint8_t* const* scales, const BlockPanel* panels, long num_panels, long k)
+      : rows_(rows), scales_(scales), panels_(panels), num_panels_(num_panels), k_(k) {}
   long phases() const noexcept override { return 1; }
   long items(long) const noexcept override { return num_panels_; }
   void run(long, long item) noexcept override {
     const BlockPanel& panel = panels_[item];
     for_format(panel.format, [&]<Format FORMAT>() {
-      pack_panel<FORMAT>(rows_ + item * PANEL, k_, const_cast<uint8_t*>(panel.data));
+      const uint8_t* const* scales = scales_ ? scales_ + item * PANEL : nullptr;
+      pack_panel<FORMAT>(rows_ + item * PANEL, scales, k_, const_cast<uint8_t*>(panel.data));
     });
   }
   void ended(long) noexcept override {}
 
  private:
-  const uint8_t* const* rows_;
+  const uint8_t *const *rows_, *const *scales_;
   const BlockPanel* panels_;
   long num_panels_, k_;
 };
@@ -45,12 +46,12 @@ class EmbedBlocks : public Operation {
   float scale_;
 };
 
-// out = x in eight bits, for the product that follows.
+// out = x in eight bits, for the product that follows. A token has `rows_each` rows, if it is not of the logits' rows.
 template <class T>
 class QuantizeRows : public Operation {
  public:
-  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows)
-      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows) {}
+  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows, long rows_each = 1)
+      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows), rows_each_(rows_each) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), width_);
@@ -60,11 +61,12 @@ class QuantizeRows : public Operation {
   }
 
  private:
-  long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens; }
+  long rows(const StepInput& step) const { return of_logits_rows_ ? step.num_logits : step.num_tokens * rows_each_; }
   Buffer<T>& x_;
   Buffer<QuantizedGroup>& out_;
   long width_;
   bool of_logits_rows_;
+  long rows_each_;
 };
 
 }  // namespace oaiserve

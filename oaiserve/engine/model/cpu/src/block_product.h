@@ -99,13 +99,14 @@ Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
 #endif
 }
 
-// The codebook, plus 128, at the places that the bytes say.
-inline VectorBits look_up(VectorBits places) {
+// The entries of the format's table, plus its offset, at the places that the bytes say.
+template <Layout L>
+VectorBits look_up(VectorBits places) {
   alignas(64) static constexpr auto TABLE = [] {
     struct {
       uint8_t bytes[64];
     } table{};
-    for (int i = 0; i < 64; i++) table.bytes[i] = uint8_t(CODEBOOK[i % 16] + 128);
+    for (int i = 0; i < 64; i++) table.bytes[i] = uint8_t(L.at_place(i % 16));
     return table;
   }();
 #if defined(__AVX512BW__)
@@ -150,8 +151,8 @@ void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, Ve
     right |= moved(from + L.high_bits);
   }
   if constexpr (L.is_codebook) {
-    left = look_up(left);
-    right = look_up(right);
+    left = look_up<L>(left);
+    right = look_up<L>(right);
   }
 }
 
@@ -167,6 +168,11 @@ inline Vector load_halves(const uint8_t* p) {
 #endif
 }
 
+inline Vector load_bfloat16s(const uint8_t* p) {
+  typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+  return (Vector)(__builtin_convertvector(load_vector<Halves>(p), VectorBits) << 16);
+}
+
 // The scales and minimums of WIDTH columns, for one run of a group.
 struct Scaling {
   Vector scale, min;
@@ -175,7 +181,7 @@ template <Format FORMAT>
 Scaling load_scaling(const uint8_t* chunk, long group, int run, long column) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  Scaling out{load_halves(chunk + column * 2), {}};
+  Scaling out{L.is_e2m1 ? load_bfloat16s(chunk + column * 2) : load_halves(chunk + column * 2), {}};
   if constexpr (L.has_min) out.min = load_halves(chunk + P::MINS + column * 2);
   const uint8_t* at = chunk + P::SMALL_SCALES + group * P::INTEGERS + run * PANEL + column;
   if constexpr (L.has_nibbles()) {
@@ -216,7 +222,7 @@ void block_tile(const uint8_t* panel, const QuantizedGroup* x, long x_stride, lo
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  constexpr bool IS_SMALL = L.code_bits() < 8 && !L.is_codebook;
+  constexpr bool IS_SMALL = L.code_bits() < 8 && (!L.is_codebook || L.is_e2m1);
   for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
     Vector sum[ROWS][2];
 #pragma GCC unroll 6

@@ -76,9 +76,17 @@ void pack_planes(const uint32_t (&codes)[STEPS][PANEL], int place, uint8_t* plan
   }
 }
 
-// Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero.
+// A scale, or a minimum, of a format.
+template <Layout L>
+float float_at(const uint8_t* p) {
+  if constexpr (L.is_e2m1) return to_float(bf16{half_at(p)});
+  return half_to_float(half_at(p));
+}
+
+// Packs the rows of a file that are the 32 columns of a panel. A column without a row (null) is zero. The scales of
+// MXFP4 are in rows of their own unless `scales` is null.
 template <Format FORMAT>
-void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
+void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k, uint8_t* panel) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   alignas(64) uint32_t codes[STEPS][PANEL] = {};
@@ -88,7 +96,10 @@ void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
       for (long column = 0; column < PANEL; column++) {
         if (!rows[column]) continue;
         Group group;
-        read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
+        if (FORMAT == Format::MXFP4 && scales)
+          read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
+        else
+          read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
         std::memcpy(panel + column * 2, &group.scale, 2);
         if constexpr (L.has_min) std::memcpy(panel + P::MINS + column * 2, &group.min, 2);
         if constexpr (L.is_super)
@@ -120,7 +131,7 @@ int code_at(const uint8_t* codes, long low_bytes, long column, long place) {
     const int high = codes[low_bytes + quad / HIGH_QUADS * PLANE + byte] >> quad % HIGH_QUADS * L.high_bits;
     code |= (high & ((1 << L.high_bits) - 1)) << L.low_bits;
   }
-  return L.is_codebook ? CODEBOOK[code] + 128 : code;
+  return L.is_codebook ? L.at_place(code) : code;
 }
 
 // out [k] = a column of a panel: the weights themselves. Slow: bytes of a column are far from each other.
@@ -129,8 +140,7 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
-    const float scale = half_to_float(half_at(panel + column * 2));
-    const float min = L.has_min ? half_to_float(half_at(panel + P::MINS + column * 2)) : 0;
+    const float scale = float_at<L>(panel + column * 2), min = L.has_min ? float_at<L>(panel + P::MINS + column * 2) : 0;
     for (long i = 0; i < P::GROUPS; i++)
       for (int run = 0; run < L.runs(); run++, out += L.run) {
         const long at = P::SMALL_SCALES + i * P::INTEGERS + run * PANEL + column;

@@ -33,7 +33,6 @@ using Weights = std::variant<Linear<Element>, BlockLinear>;
 #else
 using Weights = std::variant<Linear<Element>>;
 #endif
-using ExpertWeights = std::variant_alternative_t<0, Weights>;  // experts in the blocks of a file are not supported
 
 // A decoder owns its operations, the weights of its linear layers, and the buffers between operations. Embeddings,
 // weights of norms, rotary tables and the KV cache are the caller's, who keeps them alive as long as the decoder.
@@ -157,18 +156,27 @@ long add_operation(Decoder& decoder, Arguments&&... arguments) noexcept {
   });
 }
 
-// Returns weights that have the type of activations also where others are quantized. Throws std::bad_alloc.
-Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, long k) {
-  Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
-  pack_columns(columns_of(weight, n, k), n, k, panels);
-  return {n, k, panels, nullptr};
+// Returns a copy of a bias [n], which may be null. Throws std::bad_alloc.
+const float* own_bias(Decoder& decoder, const float* bias, long n) {
+  if (!bias) return nullptr;
+  float* own = decoder.allocate<float>(size_t(n));
+  std::copy(bias, bias + n, own);
+  return own;
 }
 
-// Returns the products with so many experts, whose weights follow each other from index `first` on.
-ExpertProducts<ExpertWeights> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
-  std::vector<const ExpertWeights*> weights;
+// Returns weights that have the type of activations also where others are quantized. Throws std::bad_alloc.
+Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, long k, const float* bias) {
+  Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
+  pack_columns(columns_of(weight, n, k), n, k, panels);
+  return {n, k, panels, own_bias(decoder, bias, n)};
+}
+
+// Returns the products with so many experts, whose weights, all of one kind, follow each other from index `first` on.
+template <class W>
+ExpertProducts<W> products_of(const Decoder& decoder, long first, const Assignment& assignment) {
+  std::vector<const W*> weights;
   for (long expert = 0; expert < assignment.experts; expert++)
-    weights.push_back(&std::get<ExpertWeights>(decoder.weights[first + expert]));
+    weights.push_back(&std::get<W>(decoder.weights[first + expert]));
   return {std::move(weights), assignment};
 }
 
@@ -186,19 +194,39 @@ auto& input_of(Decoder& decoder, const W&, long index) {
 template <class Columns>
 long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
   return guarded(-1L, [&] {
-    float* own_bias = bias ? decoder.allocate<float>(size_t(n)) : nullptr;
-    if (bias) std::copy(bias, bias + n, own_bias);
+    const float* own = own_bias(decoder, bias, n);
 #if defined(INT8_WEIGHTS)
     int8_t* panels = decoder.allocate<int8_t>(size_t(panels_of(n) * int8_panel_size<Element>(k)));
     quantize_columns<Element>(columns, n, k, panels);
-    return add_part(decoder.weights, Int8Linear<Element>{n, k, panels, own_bias});
+    return add_part(decoder.weights, Int8Linear<Element>{n, k, panels, own});
 #else
     Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
     pack_columns(columns, n, k, panels);
-    return add_part(decoder.weights, Linear<Element>{n, k, panels, own_bias});
+    return add_part(decoder.weights, Linear<Element>{n, k, panels, own});
 #endif
   });
 }
+
+#if defined(BLOCK_WEIGHTS)
+// Packs rows as oaiserve_add_blocks does. `scales` are null, or as pack_panel takes them.
+long add_blocks(Decoder& decoder, Pool& pool, const uint8_t* const* rows, const uint8_t* const* scales,
+                const Format* formats, long n, long k, const float* bias) noexcept {
+  return guarded(-1L, [&] {
+    const float* own = own_bias(decoder, bias, n);
+    BlockPanel* panels = decoder.allocate<BlockPanel>(size_t(panels_of(n)));
+    // As many panels lie side by side as have the same format, so that memory is read in order.
+    for (long panel = 0, end = 0; panel < panels_of(n); panel = end) {
+      const long bytes = block_panel_bytes(formats[panel], k);
+      while (end < panels_of(n) && formats[end] == formats[panel]) end++;
+      uint8_t* data = decoder.allocate<uint8_t>(size_t(bytes * (end - panel)));
+      for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
+    }
+    PackPanels packing(rows, scales, panels, panels_of(n), k);
+    pool.run(packing);
+    return add_part(decoder.weights, BlockLinear{n, k, panels, own});
+  });
+}
+#endif
 
 }  // namespace oaiserve
 
@@ -243,14 +271,16 @@ long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long 
   return add_weights(*decoder, columns_of(weight, n, k), n, k, bias);
 }
 
-// Weights of a gated linear layer. Copies `gate` and `up`, both [n, k].
-long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k) {
-  return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, nullptr);
+// Weights of a gated linear layer. Copies `gate` and `up`, both [n, k], and `bias` [gated_columns(n)], which may be null
+// and has the order of the columns.
+long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k,
+                                const float* bias) {
+  return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, bias);
 }
 
-// Weights of a router. Copies `weight` [n, k].
-long oaiserve_add_router(Decoder* decoder, const Element* weight, long n, long k) {
-  return guarded(-1L, [&] { return add_part(decoder->routers, plain_weights(*decoder, weight, n, k)); });
+// Weights of a router. Copies `weight` [n, k] and `bias` [n], which may be null.
+long oaiserve_add_router(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
+  return guarded(-1L, [&] { return add_part(decoder->routers, plain_weights(*decoder, weight, n, k, bias)); });
 }
 
 // The assignment of tokens to experts, which layers with as many experts may share.
@@ -262,9 +292,9 @@ long oaiserve_add_assignment(Decoder* decoder, long experts, long top_k) {
 }
 
 #if defined(BLOCK_WEIGHTS)
-// A buffer QuantizedGroup[tokens][width / 32].
-long oaiserve_add_groups(Decoder* decoder, long width) {
-  return add_part(decoder->groups, Buffer<QuantizedGroup>(width / BLOCK_GROUP));
+// A buffer QuantizedGroup[tokens * rows_each][width / 32].
+long oaiserve_add_groups(Decoder* decoder, long width, long rows_each) {
+  return add_part(decoder->groups, Buffer<QuantizedGroup>(width / BLOCK_GROUP, rows_each));
 }
 
 // Weights of a linear layer that stay as a GGUF file has them. Packs the n rows of k weights at `rows`, on the threads
@@ -272,20 +302,15 @@ long oaiserve_add_groups(Decoder* decoder, long width) {
 // `bias` [n], which may be null.
 long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const Format* formats, long n, long k,
                          const float* bias) {
+  return add_blocks(*decoder, *pool, rows, nullptr, formats, n, k, bias);
+}
+
+// The same for weights in MXFP4 whose scales are apart: `rows` are the codes, and `scales` the rows of their scales.
+long oaiserve_add_blocks_apart(Decoder* decoder, Pool* pool, const uint8_t* const* rows, const uint8_t* const* scales,
+                               long n, long k, const float* bias) {
   return guarded(-1L, [&] {
-    float* own_bias = bias ? decoder->allocate<float>(size_t(n)) : nullptr;
-    if (bias) std::copy(bias, bias + n, own_bias);
-    BlockPanel* panels = decoder->allocate<BlockPanel>(size_t(panels_of(n)));
-    // As many panels lie side by side as have the same format, so that memory is read in order.
-    for (long panel = 0, end = 0; panel < panels_of(n); panel = end) {
-      const long bytes = block_panel_bytes(formats[panel], k);
-      while (end < panels_of(n) && formats[end] == formats[panel]) end++;
-      uint8_t* data = decoder->allocate<uint8_t>(size_t(bytes * (end - panel)));
-      for (long i = panel; i < end; i++) panels[i] = {data + (i - panel) * bytes, formats[i]};
-    }
-    PackPanels packing(rows, panels, panels_of(n), k);
-    pool->run(packing);
-    return add_part(decoder->weights, BlockLinear{n, k, panels, own_bias});
+    const std::vector<Format> formats(size_t(panels_of(n)), Format::MXFP4);
+    return add_blocks(*decoder, *pool, rows, scales, formats.data(), n, k, bias);
   });
 }
 
@@ -317,6 +342,17 @@ long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale
 long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows) {
   return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
                                               of_logits_rows);
+}
+
+// Quantizes the sorted rows of all experts.
+long oaiserve_quantize_expert_rows(Decoder* decoder, long x, long out, long width, long assignment) {
+  return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width, false,
+                                              decoder->assignments[assignment].top_k);
+}
+
+long oaiserve_gather_groups(Decoder* decoder, long x, long out, long width, long assignment) {
+  return add_operation<GatherRows<QuantizedGroup>>(*decoder, decoder->groups[x], decoder->groups[out],
+                                                   width / BLOCK_GROUP, decoder->assignments[assignment]);
 }
 #endif
 
@@ -379,18 +415,26 @@ long oaiserve_gather_rows(Decoder* decoder, long x, long out, long width, long a
 }
 
 // The weights of the first expert are those of index `first`, and the others follow it.
-long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long assignment, Activation activation) {
+long oaiserve_expert_gate(Decoder* decoder, long x, long out, long first, long assignment, Gating gating) {
   return guarded(-1L, [&] {
-    return add_operation<ExpertGate<Element, ExpertWeights>>(*decoder, decoder->elements[x], decoder->elements[out],
-                                                       products_of(*decoder, first, decoder->assignments[assignment]),
-                                                       activation);
+    return std::visit(
+        [&]<class W>(const W& w) {
+          return add_operation<ExpertGate<Element, W>>(
+              *decoder, input_of(*decoder, w, x), decoder->elements[out],
+              products_of<W>(*decoder, first, decoder->assignments[assignment]), gating);
+        },
+        decoder->weights[first]);
   });
 }
 
 long oaiserve_expert_project(Decoder* decoder, long x, long out, long first, long assignment) {
   return guarded(-1L, [&] {
-    return add_operation<ExpertProject<Element, ExpertWeights>>(*decoder, decoder->elements[x], decoder->floats[out],
-                                                          products_of(*decoder, first, decoder->assignments[assignment]));
+    return std::visit(
+        [&]<class W>(const W& w) {
+          return add_operation<ExpertProject<W>>(*decoder, input_of(*decoder, w, x), decoder->floats[out],
+                                                 products_of<W>(*decoder, first, decoder->assignments[assignment]));
+        },
+        decoder->weights[first]);
   });
 }
 
@@ -420,9 +464,10 @@ long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long
       decoder->caches[cache]);
 }
 
+// `sinks` are null or [heads], see AttentionOptions.
 long oaiserve_attend(Decoder* decoder, long queries, long out, long cache, long heads, float scaling, long window,
-                     float softcap) {
-  const AttentionOptions options{heads, scaling, window, softcap, nullptr, nullptr};
+                     float softcap, const float* sinks) {
+  const AttentionOptions options{heads, scaling, window, softcap, sinks, nullptr};
   const auto add = [&]<class S>(PagedCache<S>& paged) {
     SharedPlan& plan = decoder->plan(heads, paged.kv_heads, paged.value_dim, window);
     return add_operation<Attend<Element, S>>(*decoder, decoder->elements[queries], decoder->elements[out], paged, plan,

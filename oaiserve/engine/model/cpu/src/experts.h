@@ -26,6 +26,19 @@ struct Routing {
   bool renormalizes;        // the weights of a token are divided by their sum
 };
 
+// What an expert does with its gate and its up projection. Gating in library.py has the same layout.
+struct Gating {
+  Activation activation;
+  float alpha, limit;  // limit 0: activation(gate) * up; else (up + 1) * gate * sigmoid(alpha * gate), both clamped
+
+  f32x16 operator()(f32x16 gate, f32x16 up) const {
+    if (limit <= 0) return activate(activation, gate) * up;
+    gate = min(splat(limit), gate);  // NaN stays NaN
+    up = max(splat(-limit), min(splat(limit), up));
+    return (up + 1.0f) * gate * sigmoid(gate * alpha);
+  }
+};
+
 // Which experts compute the tokens of a step. Each layer writes it anew.
 class Assignment {
  public:
@@ -41,7 +54,7 @@ class Assignment {
   std::vector<float> weights;   // [tokens][top_k]
   std::vector<int32_t> rows;    // [tokens][top_k], where the rows of a token are among the sorted ones
   std::vector<int32_t> tokens;  // [tokens * top_k], the token of each sorted row
-  std::vector<Group> groups;    // in the order of their rows; the first num_groups count
+  std::vector<Group> groups;    // the longest first, so that threads end together; the first num_groups count
   long num_groups = 0;
 
   // The most groups that so many tokens can have.
@@ -74,6 +87,9 @@ class Assignment {
       }
       first += of_expert;
     }
+    std::sort(groups.begin(), groups.begin() + num_groups, [](const Group& a, const Group& b) {
+      return a.rows != b.rows ? a.rows > b.rows : a.first < b.first;
+    });
     for (long i = 0; i < count; i++) {
       const int32_t row = next_[size_t(chosen[size_t(i)])]++;
       rows[size_t(i)] = row;
@@ -133,7 +149,7 @@ inline void choose_experts(const Routing& routing, float* scores, int32_t* chose
   for (long n = 0; n < routing.top_k; n++) weights[n] *= factor;
 }
 
-// Computes the router's logits from x, and chooses the experts of each token. The router's weights are never quantized:
+// Computes the router's logits from x W^T + bias, and chooses the experts of each token. The router's weights are never quantized:
 // they are few, and decide about much.
 template <class T>
 class Route : public Operation {
@@ -182,15 +198,16 @@ class GatherRows : public Operation {
  public:
   GatherRows(Buffer<T>& x, Buffer<T>& out, long width, const Assignment& assignment)
       : x_(x), out_(out), width_(width), assignment_(assignment) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
+  long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), work()); }
   void run(const StepInput& step, int, long item) noexcept override {
-    RowRange range(item, rows(step), width_);
+    RowRange range(item, rows(step), work());
     for (long row = range.first; row < range.last; row++)
       memcpy(out_.row(row), x_.row(assignment_.tokens[size_t(row)]), size_t(width_) * sizeof(T));
   }
 
  private:
   long rows(const StepInput& step) const { return step.num_tokens * assignment_.top_k; }
+  long work() const { return width_ * long(sizeof(T)) / 2; }  // of a row, as if it had bfloat16
   Buffer<T>&x_, &out_;
   long width_;
   const Assignment& assignment_;
@@ -234,30 +251,33 @@ class ExpertProducts {
   long panels_;
 };
 
-// out = activation(x G^T) * (x U^T), with the weights of each row's expert.
+// out = gating(x G^T + bias, x U^T + bias), with the weights of each row's expert.
 template <class T, class Weights>
 class ExpertGate : public Operation {
  public:
-  ExpertGate(Buffer<T>& x, Buffer<T>& out, ExpertProducts<Weights> products, Activation activation)
-      : x_(x), out_(out), products_(std::move(products)), activation_(activation) {}
+  using Input = Buffer<typename Weights::Input>;
+  ExpertGate(Input& x, Buffer<T>& out, ExpertProducts<Weights> products, Gating gating)
+      : x_(x), out_(out), products_(std::move(products)), gating_(gating) {}
   long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
   void run(const StepInput& step, int threads, long item) noexcept override {
     products_.run(step, threads, item, x_, [this](long row, long column, f32x16 gate, f32x16 up) {
-      store(out_.row(row) + column / 2, activate(activation_, gate) * up);
+      store(out_.row(row) + column / 2, gating_(gate, up));
     });
   }
 
  private:
-  Buffer<T>&x_, &out_;
+  Input& x_;
+  Buffer<T>& out_;
   ExpertProducts<Weights> products_;
-  Activation activation_;
+  Gating gating_;
 };
 
-// out = x W^T, with the weights of each row's expert.
-template <class T, class Weights>
+// out = x W^T + bias, with the weights of each row's expert.
+template <class Weights>
 class ExpertProject : public Operation {
  public:
-  ExpertProject(Buffer<T>& x, Buffer<float>& out, ExpertProducts<Weights> products)
+  using Input = Buffer<typename Weights::Input>;
+  ExpertProject(Input& x, Buffer<float>& out, ExpertProducts<Weights> products)
       : x_(x), out_(out), products_(std::move(products)) {}
   long items(const StepInput& step, int threads) const noexcept override { return products_.items(step, threads); }
   void run(const StepInput& step, int threads, long item) noexcept override {
@@ -268,7 +288,7 @@ class ExpertProject : public Operation {
   }
 
  private:
-  Buffer<T>& x_;
+  Input& x_;
   Buffer<float>& out_;
   ExpertProducts<Weights> products_;
 };
