@@ -315,9 +315,10 @@ long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale
                                     scale);
 }
 
-long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows) {
+// `order` [width] may be null.
+long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows, const int32_t* order) {
   return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
-                                              of_logits_rows);
+                                              of_logits_rows, order);
 }
 #endif
 
