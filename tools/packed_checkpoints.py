@@ -47,15 +47,16 @@ class Packing:
     has_act_order: bool = False  # columns belong to groups in any order
     scales: torch.dtype = torch.float16
 
+    def group_of(self, k: int, seed: int = 0) -> Integers:
+        """Return the group of each of k columns."""
+        groups = np.arange(k) // (k if self.group_size == -1 else self.group_size)
+        return np.random.default_rng(seed).permutation(groups) if self.has_act_order else groups
+
     def quantize(self, weight: NDArray[np.float32], seed: int = 0) -> Quantized:
-        k = weight.shape[1]
-        size = k if self.group_size == -1 else self.group_size
-        group_of = np.arange(k) // size
-        if self.has_act_order:
-            group_of = np.random.default_rng(seed).permutation(group_of)
+        group_of = self.group_of(weight.shape[1], seed)
         scales, zeros = [], []
         half, most = 1 << (self.bits - 1), (1 << self.bits) - 1
-        for group in range(k // size):
+        for group in range(group_of.max() + 1):
             members = weight[:, group_of == group]
             low, high = np.minimum(members.min(1), 0), np.maximum(members.max(1), 0)
             scale = np.maximum(-low, high) / (half - 1) if self.is_symmetric else (high - low) / most

@@ -37,14 +37,15 @@ class Product:
         self._library, self._table, self._n = library, table, len(matrix)
         n, k = matrix.shape
         self._decoder, self._pool = library.decoder(), library.pool(num_threads)
-        self._order = None if matrix.columns is None else matrix.columns.ctypes.data
+        self._columns = matrix.columns
+        order = None if matrix.columns is None else matrix.columns.ctypes.data
         hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k)
         rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
         self.weights = library.add_blocks(self._decoder, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)
-        library.quantize(self._decoder, x, groups, k, True, self._order)
+        library.quantize(self._decoder, x, groups, k, True, order)
         library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
 
     def __del__(self) -> None:

@@ -19,6 +19,7 @@
 #include "experts.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
+#include "encode_blocks.h"
 #endif
 #include "paged_attention.h"
 #include "quantized.h"
@@ -287,6 +288,12 @@ long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* row
     pool->run(packing);
     return add_part(decoder->weights, BlockLinear{n, k, panels, own_bias});
   });
+}
+
+// Quantizes `weights` [n, k] to blocks of a format of encode_blocks.h, as a GGUF file has them, on the threads of `pool`.
+void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Format format, uint8_t* out) {
+  EncodeRows encoding(weights, n, k, format, out);
+  pool->run(encoding);
 }
 
 // Writes row `row` of such weights, expanded, to `out` [k].

@@ -10,6 +10,10 @@
 
 namespace oaiserve {
 
+using BlockVectors = f32x16[2];  // of the 32 weights of a block
+
+constexpr int TRIED_SCALES = 8;  // on both sides of the one that maps the extremes to the first and the last code
+
 inline uint16_t float_to_half(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -27,100 +31,158 @@ inline uint16_t float_to_half(float value) {
   return uint16_t(sign | bits >> 13);
 }
 
-inline float as_half(float value) { return half_to_float(float_to_half(value)); }
+inline void write_half(float value, uint8_t* out) {
+  const uint16_t half = float_to_half(value);
+  std::memcpy(out, &half, 2);
+}
 
-// The weights of a block, two vectors, and what comes of a scale that is tried.
-using BlockVectors = f32x16[2];
+inline float dot(const BlockVectors& a, const BlockVectors& b) { return sum(a[0] * b[0] + a[1] * b[1]); }
 
 inline f32x16 rounded(f32x16 x) {
   const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23
   return (x + magic) - magic;
 }
 
-inline float dot(const BlockVectors& a, const BlockVectors& b) { return sum(a[0] * b[0] + a[1] * b[1]); }
-
-// The entries of the codebook that are nearest to x.
-inline f32x16 nearest_entries(f32x16 x) {
-  f32x16 entries = splat(CODEBOOK[0]);
-  for (int i = 0; i < 15; i++) {
-    const f32x16 step = splat(float(CODEBOOK[i + 1] - CODEBOOK[i])), middle = splat((CODEBOOK[i] + CODEBOOK[i + 1]) * 0.5f);
-    entries += x > middle ? step : splat(0);
-  }
-  return entries;
-}
-
-inline uint8_t place_in_codebook(float entry) {
-  uint8_t place = 0;
-  while (CODEBOOK[place] != int(entry)) place++;
-  return place;
-}
-
-inline void write_nibbles(const uint8_t* codes, uint8_t* out) {
-  for (int i = 0; i < 16; i++) out[i] = uint8_t(codes[i] | codes[16 + i] << 4);
-}
-
-// Larger weights count more: they are what a product mostly consists of.
+// How much the error of each weight counts: that of a large one more, which a product mostly consists of.
 inline void importance_of(const BlockVectors& x, BlockVectors& importance) {
   const float mean = dot(x, x) * (2.0f / BLOCK_GROUP);
   for (int v = 0; v < 2; v++) importance[v] = splat(mean) + x[v] * x[v];
 }
 
-constexpr int TRIED_SCALES = 8;  // on both sides of the one that maps the largest weight to the end of the codebook
-
-inline void encode_iq4_nl(const float* weights, uint8_t* block) {
-  const BlockVectors x = {load(weights), load(weights + LANES)};
-  BlockVectors importance, entries, best = {};
-  importance_of(x, importance);
-  float extreme = 0, most = 0, scale = 0;
-  for (int i = 0; i < BLOCK_GROUP; i++)
-    if (std::fabs(weights[i]) > std::fabs(extreme)) extreme = weights[i];
-  for (int tried = -TRIED_SCALES; extreme != 0 && tried <= TRIED_SCALES; tried++)
-    for (float end : {CODEBOOK[0] + float(tried), -CODEBOOK[0] - float(tried)}) {
-      for (int v = 0; v < 2; v++) entries[v] = nearest_entries(x[v] * (end / extreme));
-      const BlockVectors weighted = {entries[0] * importance[0], entries[1] * importance[1]};
-      const float with_x = dot(weighted, x), with_itself = dot(weighted, entries);
-      if (with_itself <= 0 || with_x * with_x <= most * with_itself) continue;
-      most = with_x * with_x / with_itself;
-      scale = with_x / with_itself;
-      for (int v = 0; v < 2; v++) best[v] = entries[v];
+// The entries of the codebook that are nearest to x, and their places.
+inline void nearest_entries(const BlockVectors& x, BlockVectors& entries, BlockVectors& places) {
+  for (int v = 0; v < 2; v++) {
+    entries[v] = splat(CODEBOOK[0]);
+    places[v] = splat(0);
+    for (int i = 0; i < 15; i++) {
+      const f32x16 step = splat(float(CODEBOOK[i + 1] - CODEBOOK[i]));
+      const f32x16 middle = splat(0.5f * float(CODEBOOK[i] + CODEBOOK[i + 1]));
+      entries[v] += x[v] > middle ? step : splat(0);
+      places[v] += x[v] > middle ? splat(1) : splat(0);
     }
-  const uint16_t half = float_to_half(scale);
-  std::memcpy(block, &half, 2);
-  uint8_t codes[BLOCK_GROUP];
-  for (int i = 0; i < BLOCK_GROUP; i++) codes[i] = scale != 0 ? place_in_codebook(best[i / LANES][i % LANES]) : 0;
-  write_nibbles(codes, block + 2);
+  }
 }
 
-// Formats whose codes from 0 to MOST are scaled, and then a minimum is added.
-template <int MOST>
-void fit_with_minimum(const float* weights, float& scale, float& minimum, uint8_t* codes) {
-  const BlockVectors x = {load(weights), load(weights + LANES)};
-  BlockVectors importance, q, best = {};
+// IQ4_NL, whose codes are places in the codebook: chooses scale and codes.
+inline float fit_codebook(const BlockVectors& x, BlockVectors& codes) {
+  BlockVectors importance, scaled, entries, places;
+  importance_of(x, importance);
+  const float high = max(max(x[0], x[1])), low = -max(max(splat(0) - x[0], splat(0) - x[1]));
+  const float extreme = high > -low ? high : low;
+  codes[0] = codes[1] = splat(0);
+  float scale = 0, most = 0;
+  for (int tried = -TRIED_SCALES; extreme != 0 && tried <= TRIED_SCALES; tried++)
+    for (int end : {CODEBOOK[0] + tried, -CODEBOOK[0] - tried}) {
+      for (int v = 0; v < 2; v++) scaled[v] = x[v] * (float(end) / extreme);
+      nearest_entries(scaled, entries, places);
+      const BlockVectors weighted = {entries[0] * importance[0], entries[1] * importance[1]};
+      // With the best scale for these entries, they leave the smaller an error, the larger this is.
+      const float with_x = dot(weighted, x), with_itself = dot(weighted, entries);
+      if (with_x * with_x <= most * with_itself) continue;
+      most = with_x * with_x / with_itself;
+      scale = with_x / with_itself;
+      codes[0] = places[0];
+      codes[1] = places[1];
+    }
+  return scale;
+}
+
+// Formats whose codes from 0 to `last` are scaled, and a minimum added: chooses these two and the codes.
+inline void fit_steps(const BlockVectors& x, float last, float& scale, float& minimum, BlockVectors& codes) {
+  BlockVectors importance, q;
   importance_of(x, importance);
   const float low = std::min(-max(max(splat(0) - x[0], splat(0) - x[1])), 0.0f);
   const float span = std::max(max(max(x[0], x[1])), 0.0f) - low;
   const float all = sum(importance[0] + importance[1]), all_x = dot(importance, x);
-  float least = -1;
+  codes[0] = codes[1] = splat(0);
   scale = minimum = 0;
-  for (int tried = -1; span > 0 && tried < 2 * TRIED_SCALES; tried++) {
-    const float steps = tried < 0 ? float(MOST) : float(MOST) - 1 + 2.0f * float(tried) / (2 * TRIED_SCALES);
-    for (int v = 0; v < 2; v++) q[v] = min(max(rounded((x[v] - low) * (steps / span)), splat(0)), splat(float(MOST)));
+  float least = -1;
+  for (int tried = -TRIED_SCALES; span > 0 && tried <= TRIED_SCALES; tried++) {
+    const float steps = last + float(tried) / TRIED_SCALES;
+    for (int v = 0; v < 2; v++) q[v] = min(max(rounded((x[v] - low) * (steps / span)), splat(0)), splat(last));
     const BlockVectors weighted = {q[0] * importance[0], q[1] * importance[1]};
     const float all_q = sum(weighted[0] + weighted[1]), with_x = dot(weighted, x), with_itself = dot(weighted, q);
     const float determinant = all * with_itself - all_q * all_q;
-    if (determinant <= 0) continue;
-    const float s = as_half((all * with_x - all_x * all_q) / determinant);
-    const float m = as_half((with_itself * all_x - all_q * with_x) / determinant);
-    BlockVectors error;
-    for (int v = 0; v < 2; v++) error[v] = q[v] * s + m - x[v];
-    const BlockVectors weighted_error = {error[0] * importance[0], error[1] * importance[1]};
-    const float total = dot(weighted_error, error);
-    if (least >= 0 && total >= least) continue;
-    least = total;
+    float s = span / steps, m = low;
+    if (determinant > 0) {
+      s = (all * with_x - all_x * all_q) / determinant;
+      m = (with_itself * all_x - all_q * with_x) / determinant;
+    }
+    s = half_to_float(float_to_half(s));
+    m = half_to_float(float_to_half(m));
+    float error = 0;
+    for (int v = 0; v < 2; v++) {
+      const f32x16 missed = q[v] * s + m - x[v];
+      error += sum(missed * missed * importance[v]);
+    }
+    if (least >= 0 && error >= least) continue;
+    least = error;
     scale = s;
     minimum = m;
-    for (int v = 0; v < 2; v++) best[v] = q[v];
+    codes[0] = q[0];
+    codes[1] = q[1];
   }
-  for (int i = 0; i < BLOCK_GROUP; i++) codes[i] = uint8_t(best[i / LANES][i % LANES]);
 }
 
+template <Format FORMAT>
+void encode_block(const float* weights, uint8_t* block) {
+  const BlockVectors x = {load(weights), load(weights + LANES)};
+  BlockVectors codes;
+  uint8_t bytes[BLOCK_GROUP];
+  float scale = 0, minimum = 0;
+  if constexpr (FORMAT == Format::IQ4_NL) {
+    scale = fit_codebook(x, codes);
+  } else if constexpr (FORMAT == Format::Q8_0) {
+    scale = max(max(max(x[0], splat(0) - x[0]), max(x[1], splat(0) - x[1]))) / 127;
+    for (int v = 0; v < 2; v++) codes[v] = rounded(x[v] * (scale > 0 ? 1 / scale : 0));
+  } else {
+    fit_steps(x, float((1 << layout_of(FORMAT).code_bits()) - 1), scale, minimum, codes);
+  }
+  for (int i = 0; i < BLOCK_GROUP; i++) bytes[i] = uint8_t(int(codes[i / LANES][i % LANES]));
+  write_half(scale, block);
+  if constexpr (layout_of(FORMAT).has_min) write_half(minimum, block + 2);
+  uint8_t* out = block + block_bytes(FORMAT) - (FORMAT == Format::Q8_0 ? 32 : 16);
+  if constexpr (FORMAT == Format::Q8_0) {
+    std::memcpy(out, bytes, sizeof(bytes));
+    return;
+  }
+  for (int i = 0; i < 16; i++) out[i] = uint8_t((bytes[i] & 15) | bytes[16 + i] << 4);
+  if constexpr (FORMAT == Format::Q5_1) {
+    uint32_t fifth = 0;
+    for (int i = 0; i < BLOCK_GROUP; i++) fifth |= uint32_t(bytes[i] >> 4) << i;
+    std::memcpy(block + 4, &fifth, 4);
+  }
+}
+
+// Quantizes rows of k weights, of which an item has a few.
+class EncodeRows : public Work {
+ public:
+  EncodeRows(const float* weights, long n, long k, Format format, uint8_t* out)
+      : weights_(weights), n_(n), k_(k), format_(format), out_(out) {}
+  long phases() const noexcept override { return 1; }
+  long items(long) const noexcept override { return (n_ + ROWS_EACH - 1) / ROWS_EACH; }
+  void run(long, long item) noexcept override {
+    const long blocks_each = k_ / BLOCK_GROUP;
+    const long first = item * ROWS_EACH * blocks_each, last = std::min((item + 1) * ROWS_EACH, n_) * blocks_each;
+    const auto encode = [&]<Format FORMAT>() {
+      for (long block = first; block < last; block++)
+        encode_block<FORMAT>(weights_ + block * BLOCK_GROUP, out_ + block * block_bytes(FORMAT));
+    };
+    switch (format_) {
+      case Format::IQ4_NL: return encode.template operator()<Format::IQ4_NL>();
+      case Format::Q4_1: return encode.template operator()<Format::Q4_1>();
+      case Format::Q5_1: return encode.template operator()<Format::Q5_1>();
+      default: return encode.template operator()<Format::Q8_0>();
+    }
+  }
+  void ended(long) noexcept override {}
+
+ private:
+  static constexpr long ROWS_EACH = 8;
+  const float* weights_;
+  long n_, k_;
+  Format format_;
+  uint8_t* out_;
+};
+
+}  // namespace oaiserve
