@@ -6,11 +6,9 @@ model is needed for that, so a matrix is read, quantized and forgotten, and the 
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
@@ -46,7 +44,9 @@ class Int4Weights:
         kind = _kind(name)
         if len(shape) != 2 or shape[1] % FORMATS[kind].weights:
             return None
-        return self._encode(self._files.tensor(name), kind)
+        blocks = self._encode(self._files.tensor(name), kind)
+        self._files.give_back()
+        return blocks
 
     def tensor(self, name: str) -> Tensor:
         return self._files.tensor(name)

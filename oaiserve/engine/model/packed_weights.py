@@ -73,7 +73,11 @@ class PackedWeights:
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a matrix in blocks that have the same integers, or None for a tensor that has to be expanded."""
-        return None if name in self._others else of_integers(*self._integers(name))
+        if name in self._others:
+            return None
+        blocks = of_integers(*self._integers(name))
+        self._files.give_back()
+        return blocks
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""

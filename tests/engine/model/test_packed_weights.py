@@ -31,7 +31,9 @@ from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer, generate
 
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=2)
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2}
+SIZES = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2,
+}  # fmt: skip
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
 # Each with the format in which its matrices are kept.
