@@ -7,6 +7,7 @@ model is needed for that, so a matrix is read, quantized and forgotten, and the 
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 
 from torch import Tensor
@@ -34,6 +35,10 @@ class Int4Weights:
 
     def names(self) -> set[str]:
         return {name for name in self._files.names() if not name.endswith("inv_freq")}
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what the model has no parameter for, and does not need."""
+        self._files.leave_out_beyond(parameters)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._files.shape(name)

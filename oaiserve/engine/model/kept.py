@@ -77,8 +77,8 @@ def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = True
     if options.quantize == "int4":
         if is_quantized:
             raise StartupError(
-                f"--quantize int4 is for weights that are not quantized yet; those of '{source.location}' are, and stay as "
-                "they are without the flag."
+                f"--quantize int4 is for weights that are not quantized yet; those of '{source.gguf_file or source.location}' "
+                "are, and stay as they are without the flag."
             )
         if (device := select_device(options.device)).type != "cpu":
             raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
@@ -154,25 +154,25 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}
-    weights: Weights
     generation: GenerationConfig | None = None
+    weights: GgufWeights | PackedWeights | Int4Weights
     if source.gguf_file is not None:
         weights = GgufWeights(Path(source.location) / source.gguf_file, config)
     else:
-        folder = local_folder(source, offline=offline)
-        generation = generation_defaults(folder, config)
-        quantization = quantization_of(config, source.location)
-        config.__dict__.pop("quantization_config", None)  # which transformers would want other packages for
-        if quantization is None:
-            weights = Int4Weights(folder, library, num_threads)
-        else:
-            weights = PackedWeights(folder, quantization)
-            weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, dtype, weights))})
-        if _EMBEDDING not in weights.names():
-            raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+        folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
+        config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
+        generation = generation_defaults(folder)
+        weights = (
+            Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+        )
+    if _EMBEDDING not in weights.names():
+        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
 
     model = _empty_model(config, dtype, weights)
-    refuse_unless_whole(weights, _named_parameters(model))
+    parameters_by_name = dict(_named_parameters(model))
+    if not isinstance(weights, GgufWeights):
+        weights.leave_out_beyond(parameters_by_name)
+    refuse_unless_whole(weights, parameters_by_name.items())
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     known = _check(weights, config, generation, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)

@@ -182,11 +182,9 @@ def local_folder(source: ModelSource, *, offline: bool) -> Path:
     return Path(folder)
 
 
-def generation_defaults(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
-    """Return what a folder says of how to generate, as transformers reads it beside weights."""
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder)
-    return GenerationConfig.from_model_config(config)
+def generation_defaults(folder: Path) -> GenerationConfig | None:
+    """Return what a folder says of how to generate, which transformers reads beside weights that it loads itself."""
+    return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
 
 
 def _load_expanded(
@@ -207,7 +205,8 @@ def _load_expanded(
         attn_implementation="eager",
         output_loading_info=True,
     )
-    model.generation_config = generation_defaults(folder, plain)
+    if (generation := generation_defaults(folder)) is not None:
+        model.generation_config = generation
     return model, found
 
 

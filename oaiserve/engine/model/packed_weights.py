@@ -47,19 +47,17 @@ class PackedWeights:
                 self._found_by[f"{base}.weight"] = f"{base}.weight"
         if not self._found_by:
             raise StartupError(f"'{folder}' cannot be used: it has no weights in the layout that its config.json names.")
-        names = {name for name in files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
-        self._others = names - self._found_by.keys()
 
     def names(self) -> set[str]:
-        return self._others | self._found_by.keys()
+        others = {name for name in self._files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
+        return others | self._found_by.keys()
 
-    def leave_out_beyond(self, names: Container[str]) -> None:
-        """Leave out biases of zeros that the model has not: some programs write one for each matrix."""
-        surplus = [name for name in self._others if name not in names and name.endswith(".bias")]
-        self._others -= {name for name in surplus if not bool(self._files.tensor(name).any())}
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what the model has no parameter for, and does not need."""
+        self._files.leave_out_beyond(parameters)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._others:
+        if name not in self._found_by:
             return self._files.shape(name)
         base, found_by = name.removesuffix(".weight"), self._found_by[name]
         if found_by.endswith(".weight"):
@@ -73,7 +71,7 @@ class PackedWeights:
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a matrix in blocks that have the same integers, or None for a tensor that has to be expanded."""
-        if name in self._others:
+        if name not in self._found_by:
             return None
         blocks = of_integers(*self._integers(name))
         self._files.give_back()
@@ -81,7 +79,7 @@ class PackedWeights:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""
-        return self._files.tensor(name) if name in self._others else self._integers(name).expand()
+        return self._integers(name).expand() if name in self._found_by else self._files.tensor(name)
 
     def _integers(self, name: str) -> Integers:
         found_by, size = self._found_by[name], self._quantization.group_size

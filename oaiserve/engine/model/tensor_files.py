@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,16 @@ class TensorFiles:
 
     def names(self) -> list[str]:
         return list(self._places)
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what a model has no parameter for, and does not need: biases of zeros, which some programs write for
+        each matrix, and an output matrix that is the embedding."""
+        for name in self.names():
+            if name not in parameters and (name == "lm_head.weight" or (name.endswith(".bias") and self._is_zero(name))):
+                del self._places[name]
+
+    def _is_zero(self, name: str) -> bool:
+        return not bool(self.tensor(name).any())
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape

@@ -45,7 +45,7 @@ _SCALE_ERROR = 2.0**-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A matrix [n, k] in mapped memory, whose rows are not copied until native code packs them."""
+    """A matrix [n, k] in a mapped file, or in memory, whose rows are not copied until native code packs them."""
 
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
     kind: int  # the number of the format
@@ -74,7 +74,7 @@ class Blocks:
         return (self.data.ctypes.data + self.rows * self.data.strides[0]).astype(np.uintp)
 
     def give_back(self) -> None:
-        """Have the system drop the pages. Those of a file that are needed again are read again; others are lost."""
+        """Have the system drop the file's pages from this process. Those that are needed again are read again."""
         if self.file is not None:
             start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.file.madvise(mmap.MADV_DONTNEED, start, self.offset + self.data.nbytes - start)
@@ -147,8 +147,5 @@ def new_blocks(kind: int, n: int, k: int, columns: Tensor | None = None) -> Bloc
     """Return blocks of a format in memory of their own, still without values."""
     form = FORMATS[kind]
     row_bytes = k // form.weights * form.num_bytes
-    # Private, so that the system takes the pages back once native code has packed them.
-    memory = mmap.mmap(-1, n * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    data = np.frombuffer(memory, np.uint8).reshape(n, row_bytes)
     order = None if columns is None else columns.numpy().astype(np.int32)
-    return Blocks(data, kind, np.arange(n), memory, columns=order)
+    return Blocks(np.empty((n, row_bytes), np.uint8), kind, np.arange(n), columns=order)
