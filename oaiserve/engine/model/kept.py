@@ -44,6 +44,7 @@ from oaiserve.engine.model.load import (
     local_folder,
     prepare,
     quantization_of,
+    refuse_longer,
     refuse_unless_decoder_only,
     select_device,
 )
@@ -150,6 +151,7 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept
     if text_config(config, source.location) is not None:
         raise NotKept("its text model is a part of a multimodal one")
     refuse_unless_decoder_only(config, source.gguf_file or source.location)
+    refuse_longer(options.max_model_len, config)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()

@@ -103,10 +103,7 @@ def load_model(
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
         quantization = quantization_of(config, str(model))
-    if max_model_len is not None and max_model_len > context_length(config):
-        raise StartupError(
-            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
-        )
+    refuse_longer(max_model_len, config)
     if member is not None:
         if quantization is not None:
             raise StartupError(
@@ -279,6 +276,14 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"it has layers that keep no plain KV cache ({', '.join(sorted(set(config.layer_types)))})"
     if problem:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
+
+
+def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
+    """Raise StartupError for requests that may be longer than the model is good for."""
+    if max_model_len is not None and max_model_len > context_length(config):
+        raise StartupError(
+            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
+        )
 
 
 def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:
