@@ -68,7 +68,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = True) -> bool:
+def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
     """Return whether the options have a model's weights in blocks, if its family is known.
 
     Adapters name the modules of transformers' code, which is not there without expanded weights. Raises StartupError
@@ -76,12 +76,13 @@ def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = True
     """
     is_quantized = source.gguf_file is not None or _has_integers(source, offline=offline)
     if options.quantize == "int4":
+        name, device = source.gguf_file or source.location, select_device(options.device)
         if is_quantized:
             raise StartupError(
-                f"--quantize int4 is for weights that are not quantized yet; those of '{source.gguf_file or source.location}' "
-                "are, and stay as they are without the flag."
+                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they are "
+                "without the flag."
             )
-        if (device := select_device(options.device)).type != "cpu":
+        if device.type != "cpu":
             raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
         return True
     on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
@@ -105,6 +106,14 @@ def _has_integers(source: ModelSource, *, offline: bool) -> bool:
         return quantization_of(config, source.location) is not None
 
 
+class _Files(NamedTuple):
+    """What the files of a model say."""
+
+    config: PreTrainedConfig
+    weights: Weights
+    generation_config: GenerationConfig | None
+
+
 class Kept(NamedTuple):
     """The native step of a model in blocks, and what serving needs to know of the model."""
 
@@ -113,7 +122,7 @@ class Kept(NamedTuple):
     num_blocks: int  # of its KV cache
 
 
-def start_kept(source: ModelSource, options: EngineOptions, *, offline: bool = True) -> tuple[ModelSpec, Started]:
+def start_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> tuple[ModelSpec, Started]:
     """Load a model and start its native step. Raises as `load_kept` does."""
     loaded, native, num_blocks = load_kept(source, options, offline=offline)
     started = Started(
@@ -127,7 +136,7 @@ def start_kept(source: ModelSource, options: EngineOptions, *, offline: bool = T
     return loaded, started
 
 
-def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = True) -> Kept:
+def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
     """Load a model with its weights in blocks, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
@@ -144,40 +153,39 @@ def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Tr
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
-@torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept:
-    limit_compiled_shapes()
+def _read(source: ModelSource, options: EngineOptions, library: Library, num_threads: int, *, offline: bool) -> _Files:
+    """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
+    raises."""
     config = _config(source, offline=offline)
     if text_config(config, source.location) is not None:
         raise NotKept("its text model is a part of a multimodal one")
     refuse_unless_decoder_only(config, source.gguf_file or source.location)
     refuse_longer(options.max_model_len, config)
+    if source.gguf_file is not None:
+        return _Files(config, GgufWeights(Path(source.location) / source.gguf_file, config), None)
+    folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
+    config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
+    weights = Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+    if _EMBEDDING not in weights.names():
+        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+    weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
+    return _Files(config, weights, generation_defaults(folder))
+
+
+@torch.inference_mode()
+def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept:
+    limit_compiled_shapes()
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}
-    generation: GenerationConfig | None = None
-    weights: GgufWeights | PackedWeights | Int4Weights
-    if source.gguf_file is not None:
-        weights = GgufWeights(Path(source.location) / source.gguf_file, config)
-    else:
-        folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
-        config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
-        generation = generation_defaults(folder)
-        weights = (
-            Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
-        )
-    if _EMBEDDING not in weights.names():
-        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+    config, weights, _ = files = _read(source, options, library, num_threads, offline=offline)
 
     model = _empty_model(config, dtype, weights)
-    parameters_by_name = dict(_named_parameters(model))
-    if not isinstance(weights, GgufWeights):
-        weights.leave_out_beyond(parameters_by_name)
-    refuse_unless_whole(weights, parameters_by_name.items())
+    refuse_unless_whole(weights, _named_parameters(model))
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    known = _check(weights, config, generation, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
+    known = _check(files, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
     others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
@@ -206,15 +214,9 @@ class _Known(NamedTuple):
     parameters: dict[int, AttentionParameters]
 
 
-def _check(
-    weights: Weights,
-    config: PreTrainedConfig,
-    generation: GenerationConfig | None,
-    layers: list[int],
-    library: Library,
-    sizes: dict[str, Any],
-) -> _Known:
+def _check(files: _Files, layers: list[int], library: Library, sizes: dict[str, Any]) -> _Known:
     """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
+    config, weights, generation_config = files
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
@@ -236,8 +238,8 @@ def _check(
             blocks[name] = kept
             tensors[name] = kept.expand()
     _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
-    if generation is not None:
-        model.generation_config = generation
+    if generation_config is not None:
+        model.generation_config = generation_config
 
     loaded = prepare(model)
     refuse_unless_it_fits(loaded.kv_shapes.values(), sizes["block_size"])
