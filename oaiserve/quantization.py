@@ -67,7 +67,9 @@ def _gptq(given: Mapping[str, Any]) -> Quantization:
     layout = "marlin" if given.get("is_marlin_format") else given.get("checkpoint_format") or given.get("format")
     layout = str(layout or "gptq").lower()
     if layout not in ("gptq", "gptq_v2"):
-        raise BadFile(f"its weights are quantized by GPTQ in the layout {layout[:100]}, not gptq or gptq_v2: {_INSTEAD}")
+        raise BadFile(
+            f"its weights are quantized by GPTQ in the layout {layout[:100]}, not gptq or gptq_v2: {_INSTEAD}"
+        )
     if given.get("pack_dtype") not in (None, "int32"):
         raise BadFile(f"its weights are packed in {str(given['pack_dtype'])[:100]}, not in int32")
     bits, group_size = _bits(given.get("bits"), "GPTQ", (4, 8)), _group_size(given.get("group_size", 128))

@@ -1,7 +1,7 @@
 """Writes checkpoints whose matrices are packed integers, as AWQ, GPTQ and compressed-tensors write them.
 
-For tests and attacks. What is written is said plainly: quantized to the nearest integer between the extremes of a group,
-and packed field by field.
+For tests and attacks. What is written is said plainly: numbers are quantized to the nearest integer between the extremes
+of a group, and packed field by field.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Packing:
 
 
 def packed(values: Integers, bits: int, order: list[int] | None = None) -> Tensor:
-    """Pack the numbers of each row into int32, the first into the lowest bits; `order` is that of those in one int32."""
+    """Pack the numbers of each row into int32, the first into the lowest bits. `order` is that within an int32."""
     each = 32 // bits
     fields = values.reshape(len(values), -1, each)[:, :, order or list(range(each))]
     words = sum(fields[:, :, place] << bits * place for place in range(each))

@@ -1,10 +1,10 @@
 """Starts the server on broken model files, thousands of them: python -m tools.attack.broken_files --seed 1
 
-A small model is saved as safetensors, as packed integers and as GGUF, and spoiled in many ways: bytes are changed, the file is cut, numbers
-are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a process of its own. It
-must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or take memory or time
-without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way to spoil a file. The
-exit code is 1 if one is wrong.
+A small model is saved as safetensors, as packed integers and as GGUF, and spoiled in many ways: bytes are changed, the
+file is cut, numbers are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a
+process of its own. It must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or
+take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way to
+spoil a file. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -239,7 +239,11 @@ def formats(folder: Path) -> dict[str, Format]:
         return changed_bytes(content, rng, 8 + int.from_bytes(content[:8], "little"))
 
     any_file: dict[str, Spoil] = {"cut": cut, "lengthened": lengthened}
-    in_safetensors = {"bytes changed": changed_header, "length replaced": extreme_length, "header edited": edited_header}
+    in_safetensors = {
+        "bytes changed": changed_header,
+        "length replaced": extreme_length,
+        "header edited": edited_header,
+    }
     return {
         "safetensors": Format("model.safetensors", ".", any_file | in_safetensors),
         "integers (GPTQ)": Format(f"{INTEGERS}/model.safetensors", INTEGERS, any_file | in_safetensors),
@@ -255,7 +259,9 @@ def formats(folder: Path) -> dict[str, Format]:
         "JSON beside them": Format(
             "config.json", ".", {"config.json edited": edited_json, "index edited": edited_json}
         ),
-        "JSON beside integers": Format(f"{INTEGERS}/config.json", INTEGERS, {"config.json edited": edited_quantization}),
+        "JSON beside integers": Format(
+            f"{INTEGERS}/config.json", INTEGERS, {"config.json edited": edited_quantization}
+        ),
     }
 
 

@@ -30,6 +30,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.source import find_model
+from tools.bench import gguf_files
 from tools.markdown import as_markdown, publish
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """The layouts in which AWQ, GPTQ and compressed-tensors store a matrix: where its integers, scales and zeros are.
 
-A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers into
-one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and in what a zero is.
+A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers
+into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and in what a zero is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BadLayout(Exception):
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
-    """Return a matrix of four bits: `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], `scales` [groups, n]."""
+    """Return a matrix of 4 bits: `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], `scales` [groups, n]."""
     _check_packed(qweight=qweight, qzeros=qzeros)
     _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
     (k, words), (groups, n) = qweight.shape, scales.shape
@@ -58,9 +58,9 @@ def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
 def gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, bits: int, *, zeros_less_one: bool
 ) -> Integers:
-    """Return a matrix: `qweight` int32 [k * bits / 32, n], `qzeros` int32 [groups, n * bits / 32], `scales` [groups, n].
+    """Return a matrix: `qweight` int32 [k * bits / 32, n] and `qzeros` int32 [groups, n * bits / 32].
 
-    `g_idx` [k] has the group of each column.
+    `scales` are [groups, n], and `g_idx` [k] has the group of each column.
     """
     _check_packed(qweight=qweight, qzeros=qzeros)
     _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")

@@ -46,7 +46,9 @@ class PackedWeights:
             elif last == "weight_scale" and f"{base}.weight" in files:
                 self._found_by[f"{base}.weight"] = f"{base}.weight"
         if not self._found_by:
-            raise StartupError(f"'{folder}' cannot be used: it has no weights in the layout that its config.json names.")
+            raise StartupError(
+                f"'{folder}' cannot be used: it has no weights in the layout that its config.json names."
+            )
 
     def names(self) -> set[str]:
         others = {name for name in self._files.names() if name.rpartition(".")[2] not in _NO_PARAMETERS}
@@ -89,7 +91,9 @@ class PackedWeights:
             raise self._files.refusal(found_by, str(error)) from error
         k, groups = integers.codes.shape[1], integers.scales.shape[1]
         if size is not None and groups * (k if size == -1 else size) != k:
-            raise self._files.refusal(found_by, f"has {groups} groups for {k} columns; config.json says {size} for each")
+            raise self._files.refusal(
+                found_by, f"has {groups} groups for {k} columns; config.json says {size} for each"
+            )
         return integers
 
     def _read(self, base: str, found_by: str) -> Integers:

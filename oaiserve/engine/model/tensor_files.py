@@ -48,10 +48,14 @@ class TensorFiles:
         return list(self._places)
 
     def leave_out_beyond(self, parameters: Container[str]) -> None:
-        """Leave out what a model has no parameter for, and does not need: biases of zeros, which some programs write for
-        each matrix, and an output matrix that is the embedding."""
+        """Leave out what a model has no parameter for, and does not need.
+
+        That are biases of zeros, which some programs write for each matrix, and an output matrix that is the embedding.
+        """
         for name in self.names():
-            if name not in parameters and (name == "lm_head.weight" or (name.endswith(".bias") and self._is_zero(name))):
+            if name not in parameters and (
+                name == "lm_head.weight" or (name.endswith(".bias") and self._is_zero(name))
+            ):
                 del self._places[name]
 
     def _is_zero(self, name: str) -> bool:
@@ -72,7 +76,9 @@ class TensorFiles:
             raise self.refusal(name, f"has numbers of the type {kind}, which are not read")
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
-        data = torch.frombuffer(self._map(path), dtype=torch.uint8, count=math.prod(shape) * dtype.itemsize, offset=begin)
+        data = torch.frombuffer(
+            self._map(path), dtype=torch.uint8, count=math.prod(shape) * dtype.itemsize, offset=begin
+        )
         # A header of any length may come before the data, so that it begins anywhere.
         return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
 

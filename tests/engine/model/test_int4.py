@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.int4_weights import Int4Weights
@@ -80,7 +79,9 @@ def test_a_family_without_a_native_step_for_blocks_is_refused(tmp_path: Path) ->
     model = make_model(config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128))
     model.save_pretrained(tmp_path)
     byte_tokenizer(256).save_pretrained(tmp_path)
-    reason = "--quantize int4 needs the native step, which cannot be used: models of type 'gpt2' are only known expanded"
+    reason = (
+        "--quantize int4 needs the native step, which cannot be used: models of type 'gpt2' are only known expanded"
+    )
     with pytest.raises(StartupError, match=reason), Engine.from_pretrained(tmp_path, INT4):
         pass
 
@@ -90,4 +91,3 @@ def test_int4_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(StartupError, match="--quantize int4 needs the native step, which cannot be used: the compiler"):
         Engine.from_pretrained(tmp_path, replace(INT4, native_build=True)).__enter__()
-

@@ -243,9 +243,17 @@ BROKEN: dict[str, tuple[Packing, Callable[[Tensors], None], str]] = {
     "zeros of awq": (Packing("awq"), cut(f"{Q_PROJ}.qzeros", 1), "has qzeros of the shape (1, 8), and not (2, 8)"),
     "no zeros": (Packing("awq"), without(f"{Q_PROJ}.qzeros"), "has no qzeros beside it"),
     "floats": (Packing("awq"), turned(f"{Q_PROJ}.qweight", torch.float32), "of torch.float32, and not 2 of int32"),
-    "rows of gptq": (Packing("gptq"), cut(f"{Q_PROJ}.qweight", 7), "has 56 columns, which make no 2 groups of one size"),
+    "rows of gptq": (
+        Packing("gptq"),
+        cut(f"{Q_PROJ}.qweight", 7),
+        "has 56 columns, which make no 2 groups of one size",
+    ),
     "groups": (Packing("gptq"), cut(f"{Q_PROJ}.scales", 1), "has qzeros of the shape (2, 8), and not (1, 8)"),
-    "g_idx": (Packing("gptq", has_act_order=True), filled(f"{Q_PROJ}.g_idx", 2), "of the groups 0 to 2, but only 2 groups"),
+    "g_idx": (
+        Packing("gptq", has_act_order=True),
+        filled(f"{Q_PROJ}.g_idx", 2),
+        "of the groups 0 to 2, but only 2 groups",
+    ),
     "negative g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", -1), "of the groups -1 to 1, but only 2 groups"),
     "short g_idx": (Packing("gptq"), cut(f"{Q_PROJ}.g_idx", 60), "has a group for each of 60 columns, and not 64"),
     "uneven g_idx": (Packing("gptq"), filled(f"{Q_PROJ}.g_idx", 1), "has groups of 31 to 33 columns"),
@@ -269,8 +277,16 @@ BROKEN: dict[str, tuple[Packing, Callable[[Tensors], None], str]] = {
         filled(f"{Q_PROJ}.weight_shape", -64, 0),
         "has the weight_shape [-64, 64], which is none of a matrix",
     ),
-    "int8": (Packing("int-quantized", bits=8), turned(f"{Q_PROJ}.weight", torch.int32), "torch.int32, and not 2 and int8"),
-    "scales": (Packing("int-quantized", bits=8), cut(f"{Q_PROJ}.weight_scale", 9), "has scales of the shape (9, 2), but 64 rows"),
+    "int8": (
+        Packing("int-quantized", bits=8),
+        turned(f"{Q_PROJ}.weight", torch.int32),
+        "torch.int32, and not 2 and int8",
+    ),
+    "scales": (
+        Packing("int-quantized", bits=8),
+        cut(f"{Q_PROJ}.weight_scale", 9),
+        "has scales of the shape (9, 2), but 64 rows",
+    ),
 }
 
 
@@ -281,8 +297,7 @@ def test_parts_that_do_not_fit_together_are_refused(case: str, tmp_path: Path) -
     spoil(tmp_path, change)
     weights = weights_in(tmp_path)
     with pytest.raises(StartupError) as caught:
-        for name in sorted(weights.names()):
-            weights.tensor(name)
+        [weights.tensor(name) for name in sorted(weights.names())]
     assert str(caught.value).startswith(f"'{tmp_path}/model.safetensors' cannot be used: its tensor '{Q_PROJ}.")
     assert says in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Matrices in the blocks of a GGUF file, or in blocks like these: a few bits a weight, and scales that neighbours share."""
+"""Matrices in the blocks of a GGUF file, or in such blocks: a few bits a weight, and scales that neighbours share."""
 
 from __future__ import annotations
 
