@@ -1,7 +1,7 @@
 """Writes checkpoints whose matrices are packed integers, as AWQ, GPTQ and compressed-tensors write them.
 
-For tests and attacks. What is written is said plainly: numbers are quantized to the nearest integer between the extremes
-of a group, and packed field by field.
+For tests and attacks. What is written is said plainly: numbers are quantized to the nearest integer between the
+extremes of a group, and packed field by field.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A small model is saved as safetensors, as packed integers and as GGUF, and spoiled in many ways: bytes are changed, the
 file is cut, numbers are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a
 process of its own. It must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or
-take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way to
-spoil a file. The exit code is 1 if one is wrong.
+take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way
+to spoil a file. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations

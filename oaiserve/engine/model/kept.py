@@ -79,8 +79,8 @@ def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Fals
         name, device = source.gguf_file or source.location, select_device(options.device)
         if is_quantized:
             raise StartupError(
-                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and without the flag "
-                "they stay as they are."
+                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they "
+                "are without the flag."
             )
         if device.type != "cpu":
             raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
