@@ -83,7 +83,8 @@ def test_eight_bits_are_rounded_to_the_nearest(library: Library) -> None:
     weights = random_weights()
     found = Encoder(library, 1)(weights, Q8_0).expand()
     steps = weights.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
-    assert ((found - weights).unflatten(1, (-1, 32)).abs() <= 0.51 * steps).all()
+    # The scale in 16 bits adds a little to half of a step.
+    assert ((found - weights).unflatten(1, (-1, 32)).abs() <= 0.57 * steps).all()
 
 
 def test_a_search_loses_less_than_rounding(library: Library) -> None:
