@@ -104,6 +104,15 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
         ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
         ({"kv_cache_dtype": "int8", "tensor_parallel": 2}, "--kv-cache-dtype int8 and --tensor-parallel 2 do not go"),
         (
+            {"quantize": "int4", "device": "cuda"},
+            "--quantize int4 and --device cuda do not go together: it is for a CPU",
+        ),
+        ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
+        ({"quantize": "int4", "lora": ("a=x",)}, "--quantize int4 and --lora do not go together"),
+        ({"quantize": "int4", "lora_dir": Path("x")}, "--quantize int4 and --lora-dir do not go together"),
+        ({"quantize": "int4", "draft_model": "m"}, "--quantize int4 and --draft-model do not go together"),
+        ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
+        (
             {"native_build": True, "compile": False},
             "--native-build needs --compile: without it there is no native code.",
         ),

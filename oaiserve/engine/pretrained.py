@@ -199,17 +199,18 @@ def _of_kept(
     *,
     offline: bool,
 ) -> EngineParts | None:
-    """Return the parts of a model whose weights stay in the blocks of its files, or None if they do not."""
+    """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
     from oaiserve.engine.model.gguf_weights import NotKept
     from oaiserve.engine.model.kept import is_kept, start_kept
 
     if not is_kept(source, options, offline=offline):
         return None
+    start = partial(start_kept, source, options, asked, offline=offline)
     try:
-        spec, started = loader.submit(
-            times.run, "weights and check", start_kept, source, options, asked, offline=offline
-        ).result()
+        spec, started = loader.submit(times.run, "weights and check", start).result()
     except NotKept as reason:
+        if options.quantize == "int4":
+            raise StartupError(f"--quantize int4 needs the native step, which cannot be used: {reason}.") from reason
         log.info("The weights of %s are expanded: %s", source.gguf_file or source.location, reason)
         return None
     grammars = _grammars(spec, tokenizer)

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 
 from oaiserve import demo
-from oaiserve.config import EngineOptions, KVCacheDtype, Quantize
+from oaiserve.config import EngineOptions, KVCacheDtype
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -68,7 +68,7 @@ class Point:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--quantize", default="none", choices=get_args(Quantize), help="as the server's")
+    add("--quantize", default="none", choices=("none", "int8"), help="as the server's")
     add("--kv-cache-dtype", default="auto", choices=get_args(KVCacheDtype), help="as the server's")
     add("--points", nargs="+", metavar="SEQUENCESxCONTEXT", help="decode steps to measure alone, as 64x512")
     add("--seconds", type=float, default=0.6, help="time for each point (default 0.6)")

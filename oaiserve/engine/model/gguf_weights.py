@@ -140,16 +140,6 @@ class GgufWeights:
     def names(self) -> set[str]:
         return set(self._tensors)
 
-    def formats(self) -> dict[str, int]:
-        """Return how many matrices there are of each format."""
-        found: dict[str, int] = {}
-        for name, tensors in self._tensors.items():
-            for tensor in tensors:
-                if len(tensor.shape) >= 2:
-                    kind = FORMATS[tensor.kind].name if self.blocks(name) else "expanded to bfloat16"
-                    found[kind] = found.get(kind, 0) + math.prod(tensor.shape[:-2])
-        return found
-
     def shape(self, name: str) -> tuple[int, ...]:
         shapes = [tensor.shape for tensor in self._tensors[name]]
         if len(shapes) == 1:

@@ -1,6 +1,7 @@
-"""Starts a model with its weights kept in the blocks of its files: the native step alone, which multiplies with these.
+"""Starts a model whose weights are in blocks: the native step alone, which multiplies with them.
 
-The files are one in the format GGUF, or a checkpoint whose experts are in MXFP4.
+They are the blocks of a GGUF file, or of experts in MXFP4, or the integers of a checkpoint that was quantized before
+(AWQ, GPTQ and others), or are made here of a checkpoint's weights (--quantize int4).
 
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
@@ -14,19 +15,18 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.checked import keeps_blocks, remember_checked
@@ -39,21 +39,28 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
+from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
     context_length,
+    generation_defaults,
+    is_mxfp4,
     limit_compiled_shapes,
+    local_folder,
     prepare,
-    quantization_method,
+    quantization_of,
     refuse_longer,
     refuse_unless_decoder_only,
+    select_device,
 )
 from oaiserve.engine.model.memory import kv_blocks, longest_request
 from oaiserve.engine.model.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
 from oaiserve.engine.model.weights import Weights
+from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.remembered import Subject
@@ -67,10 +74,6 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-# Of a checkpoint on the Hub, which may have others in its folders.
-_CHECKPOINT_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
-
-
 class _Files(NamedTuple):
     """What the files of a model say."""
 
@@ -80,22 +83,36 @@ class _Files(NamedTuple):
 
 
 def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
-    """Return whether the files have blocks, and the options leave them as they are.
+    """Return whether the options have a model's weights in blocks, if its family is known.
 
-    With `offline`, a model on the Hub must be in its cache.
+    With `offline`, a model on the Hub must be in its cache. Raises StartupError for --quantize int4 where there is
+    nothing to quantize, or nothing that computes with it.
     """
-    return keeps_blocks(options) and (source.gguf_file is not None or _is_mxfp4(source, offline))
+    if options.quantize == "int4":
+        name, device = source.gguf_file or source.location, select_device(options.device)
+        if _is_quantized(source, offline=offline):
+            raise StartupError(
+                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they "
+                "are without the flag."
+            )
+        if device.type != "cpu":
+            raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
+        return True
+    return keeps_blocks(options) and _is_quantized(source, offline=offline)
 
 
-def _is_mxfp4(source: ModelSource, offline: bool) -> bool:
-    """Return whether the experts of a checkpoint are in MXFP4."""
+def _is_quantized(source: ModelSource, *, offline: bool) -> bool:
+    """Return whether the files of a model have its weights in blocks, or packed so that they can be."""
+    if source.gguf_file is not None:
+        return True
     with reported(f"No model could be loaded from '{source.location}'"):
-        config = AutoConfig.from_pretrained(source.location, local_files_only=offline, trust_remote_code=False)
-    return quantization_method(config) == "mxfp4"
+        config = _config(source, offline=offline)
+        text_config(config, source.location)  # refuses integers in a multimodal checkpoint
+        return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
 
 class Kept(NamedTuple):
-    """The native step of a file, and what serving needs to know of the model."""
+    """The native step of a model in blocks, and what serving needs to know of the model."""
 
     loaded: LoadedModel  # whose matrices have no data
     weights: Weights
@@ -130,13 +147,13 @@ def start_kept(
 
 
 def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
-    """Load a model, and check its native step.
+    """Load a model with its weights in blocks, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
     options ask for.
     """
     try:
-        return _load(_read(source, offline), options, source.gguf_file or source.location)
+        return _load(source, options, offline=offline)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -146,32 +163,38 @@ def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = Fa
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
-def _read(source: ModelSource, offline: bool) -> _Files:
-    """Read the configuration of a model, and map its weights. Raises BadFile, NotKept, and what transformers raises."""
+def _read(source: ModelSource, options: EngineOptions, library: Library, num_threads: int, *, offline: bool) -> _Files:
+    """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
+    raises."""
+    config = _config(source, offline=offline)
+    if text_config(config, source.location) is not None:
+        raise NotKept("its text model is a part of a multimodal one")
+    refuse_unless_decoder_only(config, source.gguf_file or source.location)
+    refuse_longer(options.max_model_len, config)
     if source.gguf_file is not None:
-        path = source.path
-        config = with_experts(AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file), path)
-        return _Files(config, GgufWeights(path, config), None)
-    folder = Path(source.location)
-    if not source.is_local:
-        folder = Path(snapshot_download(source.location, allow_patterns=_CHECKPOINT_FILES, local_files_only=offline))
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    del config.quantization_config  # it says how transformers is to load the weights, which are loaded here
-    has_settings = (folder / "generation_config.json").is_file()
-    return _Files(config, Mxfp4Weights(folder), GenerationConfig.from_pretrained(folder) if has_settings else None)
+        config = with_experts(config, source.path)
+        return _Files(config, GgufWeights(source.path, config), None)
+    folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
+    has_mxfp4 = is_mxfp4(config)
+    config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
+    if has_mxfp4:
+        return _Files(config, Mxfp4Weights(folder), generation_defaults(folder))
+    weights = Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+    if _EMBEDDING not in weights.names():
+        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+    weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
+    return _Files(config, weights, generation_defaults(folder))
 
 
 @torch.inference_mode()
-def _load(files: _Files, options: EngineOptions, name: str) -> Kept:
+def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept:
     limit_compiled_shapes()
-    config, weights, _ = files
-    refuse_unless_decoder_only(config, name)
-    refuse_longer(options.max_model_len, config)
-    max_model_len = options.max_model_len or context_length(config)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}
+    config, weights, _ = files = _read(source, options, library, num_threads, offline=offline)
+    max_model_len = options.max_model_len or context_length(config)
 
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, _named_parameters(model))
@@ -199,10 +222,7 @@ def _load(files: _Files, options: EngineOptions, name: str) -> Kept:
     block_size = options.block_size
     refuse_unless_equal(compared, part.spec(loaded), known.expected, block_size=block_size, is_quantized=True)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
-    log.info(
-        "The native step is ready, and the weights stay as the files have them: %s",
-        ", ".join(f"{count} matrices {kind}" for kind, count in sorted(weights.formats().items())),
-    )
+    log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
 
 
@@ -251,6 +271,24 @@ def _ask_transformers(
 def _kinds(config: PreTrainedConfig) -> list[str]:
     """Return the kind of each layer. Layers of one kind have the same code and the same parameters of attention."""
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+
+
+def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
+    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    if source.gguf_file is not None:
+        arguments["gguf_file"] = source.gguf_file
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
+    return config
+
+
+def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Tensor]) -> str:
+    """Return how many matrices are in which format, as text."""
+    found: Counter[str] = Counter()
+    for matrix in blocks.values():
+        parts = [matrix] if isinstance(matrix, Blocks) else [part for expert in matrix for part in expert]
+        found.update(FORMATS[part.kind].name for part in parts)
+    found["expanded"] = sum(tensor.dim() >= 2 and not name.endswith("bias") for name, tensor in others.items())
+    return ", ".join(f"{count} matrices {name}" for name, count in sorted(found.items()) if count)
 
 
 def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:

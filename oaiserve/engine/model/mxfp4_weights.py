@@ -60,14 +60,6 @@ class Mxfp4Weights:
         of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
         return self._experts | (self._places.keys() - of_experts)
 
-    def formats(self) -> dict[str, int]:
-        """Return how many matrices there are of each format."""
-        found = {FORMATS[MXFP4].name: sum(self.shape(name)[0] for name in self._experts)}
-        for name in self.names() - self._experts:
-            if len(self.shape(name)) == 2 and not name.endswith("_bias"):
-                found["not quantized"] = found.get("not quantized", 0) + 1
-        return found
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
         if name not in self._experts:
@@ -93,7 +85,8 @@ class Mxfp4Weights:
 
     def _matrices(self, name: str) -> list[Blocks]:
         """Return the matrix of each expert."""
-        place, found = self._places[f"{name}{_CODES}"], []
+        place = self._places[f"{name}{_CODES}"]
+        found: list[Blocks] = []
         for codes, scales in zip(*(self._read(f"{name}{part}").numpy() for part in (_CODES, _SCALES)), strict=True):
             offset, rows = place.begin + len(found) * codes.nbytes, np.arange(len(scales))
             found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, place.file, offset, scales))

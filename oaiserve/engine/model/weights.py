@@ -18,9 +18,6 @@ class Weights(Protocol):
 
     def names(self) -> set[str]: ...
 
-    def formats(self) -> dict[str, int]:
-        """Return how many matrices there are of each format."""
-
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def blocks(self, name: str) -> Blocks | ExpertBlocks | None:

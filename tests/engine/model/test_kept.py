@@ -254,8 +254,8 @@ def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pyt
         params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
         (completion,) = engine.generate([[5, 9, 3, 17]], params)
     assert len(completion.token_ids) == 5
-    (line,) = [text for text in caplog.messages if "the weights stay" in text]
-    assert line.endswith("the weights stay as the files have them: 24 matrices MXFP4, 17 matrices not quantized")
+    (line,) = [text for text in caplog.messages if "weights in blocks" in text]
+    assert line.endswith("with weights in blocks: 24 matrices MXFP4, 17 matrices expanded")
 
 
 def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) -> None:

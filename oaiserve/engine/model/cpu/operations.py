@@ -72,6 +72,7 @@ class Operations:
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
+        self._orders: dict[int, int] = {}  # of their columns, where it is not that of the input: an array that is kept
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
         self._groups = self._expert_groups = -1  # the buffers of what these read, and of what those of experts do
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
@@ -136,7 +137,8 @@ class Operations:
         """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
         if weights not in self._widths:
             return x
-        self._operation("quantize", self._library.quantize, x, self._groups, self._widths[weights], of_logits_rows)
+        arguments = (x, self._groups, self._widths[weights], of_logits_rows, self._orders.get(weights))
+        self._operation("quantize", self._library.quantize, *arguments)
         return self._groups
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
@@ -317,7 +319,11 @@ class Operations:
             biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
             bias = torch.cat(biases).contiguous()
         blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
-        if len(blocks) == len(matrices) and all(len(rows) % PANEL == 0 for rows in blocks[:-1]):
+        if (
+            len(blocks) == len(matrices)
+            and all(len(rows) % PANEL == 0 for rows in blocks[:-1])
+            and all(_have_one_order(blocks[0], rows) for rows in blocks[1:])
+        ):
             return self._block_weights(matrices[0].weight, blocks, bias)
         tensors = [self._tensor(m.weight) for m in matrices]
         weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
@@ -331,12 +337,17 @@ class Operations:
         if gate.bias is not None or up.bias is not None:
             halves = [torch.zeros(n) if matrix.bias is None else matrix.bias.float() for matrix in (gate, up)]
             bias = torch.from_numpy(_side_by_side(*(half.numpy() for half in halves)))
-        if isinstance(gate.weight, Blocks) and isinstance(up.weight, Blocks) and gate.weight.kind == up.weight.kind:
+        if (
+            isinstance(gate.weight, Blocks)
+            and isinstance(up.weight, Blocks)
+            and gate.weight.kind == up.weight.kind
+            and _have_one_order(gate.weight, up.weight)
+        ):
             rows = _side_by_side(gate.weight.addresses(), up.weight.addresses())
             scales = [gate.weight.scale_addresses(), up.weight.scale_addresses()]
             together = None if scales[0] is None or scales[1] is None else _side_by_side(scales[0], scales[1])
             kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
-            index = self._pack(rows, together, kinds, len(rows), k, bias)
+            index = self._pack(rows, together, kinds, len(rows), k, bias, gate.weight.columns)
             gate.weight.give_back()
             up.weight.give_back()
             return index
@@ -353,7 +364,8 @@ class Operations:
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
         found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
         scales = _padded(np.concatenate(found), PANEL) if found else None
-        index = self._pack(rows, scales, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        n, k = sum(len(part) for part in parts), parts[0].shape[1]
+        index = self._pack(rows, scales, kinds, n, k, bias, parts[0].columns)
         for part in parts:
             part.give_back()
         if len(parts) == 1 and bias is None:
@@ -368,12 +380,15 @@ class Operations:
         n: int,
         k: int,
         bias: Tensor | None,
+        columns: NDArray[np.int32] | None,
     ) -> int:
         add = self._library.add_blocks if scales is None else self._library.add_blocks_apart
         others = kinds.ctypes.data if scales is None else scales.ctypes.data
         bias_pointer = None if bias is None else bias.data_ptr()
         index: int = add(self._handle, self._pool, rows.ctypes.data, others, n, k, bias_pointer)
         self._widths[index] = k
+        if columns is not None:
+            self._orders[index] = self._keep(torch.from_numpy(columns))
         return index
 
     def _tensor(self, weight: Tensor | Blocks) -> Tensor:
@@ -418,6 +433,12 @@ def _matrices(layer: Layer) -> list[Matrix]:
         if mlp is not None:
             found += [matrix for matrix in (mlp.gate, mlp.up, mlp.down) if matrix is not None]
     return found
+
+
+def _have_one_order(first: Blocks, second: Blocks) -> bool:
+    """Return whether two matrices have their columns in the same order, so that they can read the same input."""
+    orders = [found.columns for found in (first, second) if found.columns is not None]
+    return not orders or (len(orders) == 2 and np.array_equal(*orders))
 
 
 def _padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 //
 // A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
 // minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one
-// arrangement (blocks.h), which a few numbers describe: `Layout`.
+// arrangement (blocks.h), which a few numbers describe: `Layout`. Two more formats, of no file, are for the checkpoints
+// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace oaiserve {
 constexpr long BLOCK_GROUP = 32;  // neighbours along k that are read together
 constexpr long SUPER = 256;       // neighbours that share a scale of their scales, in formats that have one
 
-// As GGUF numbers them.
+// As GGUF numbers them. Those above 1,000 are our own.
 enum class Format : int32_t {
   Q4_0 = 2,
   Q4_1 = 3,
@@ -29,6 +30,8 @@ enum class Format : int32_t {
   IQ4_NL = 20,
   IQ4_XS = 23,
   MXFP4 = 39,
+  Q4_Z = 1004,
+  Q8_Z = 1008,
 };
 
 // The codes of some formats are places in a table.
@@ -43,6 +46,7 @@ struct Layout {
   bool has_min;
   bool is_codebook;
   bool is_e2m1 = false;  // the table is E2M1, and scales are powers of two, as bfloat16
+  bool has_zero = false;  // the minimum is an integer times minus the scale
 
   // Runs of 16 with minimums, of which there are many, have both integers in one byte.
   constexpr bool has_nibbles() const { return has_min && run == 16; }
@@ -68,6 +72,8 @@ constexpr Layout layout_of(Format format) {
     case Format::IQ4_NL: return {4, 0, 128, 32, false, false, true};
     case Format::IQ4_XS: return {4, 0, 128, 32, true, false, true};
     case Format::MXFP4: return {4, 0, 12, 32, false, false, true, true};
+    case Format::Q4_Z: return {.low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
+    case Format::Q8_Z: return {.low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
   }
   return {};
 }
@@ -88,6 +94,8 @@ constexpr long block_bytes(Format format) {
     case Format::IQ4_NL: return 18;
     case Format::IQ4_XS: return 136;
     case Format::MXFP4: return 17;
+    case Format::Q4_Z: return 19;
+    case Format::Q8_Z: return 35;
   }
   return 0;
 }
@@ -108,6 +116,8 @@ auto for_format(Format format, Body&& body) {
     case Format::Q6_K: return body.template operator()<Format::Q6_K>();
     case Format::IQ4_NL: return body.template operator()<Format::IQ4_NL>();
     case Format::MXFP4: return body.template operator()<Format::MXFP4>();
+    case Format::Q4_Z: return body.template operator()<Format::Q4_Z>();
+    case Format::Q8_Z: return body.template operator()<Format::Q8_Z>();
     default: return body.template operator()<Format::IQ4_XS>();
   }
 }
@@ -116,7 +126,7 @@ auto for_format(Format format, Body&& body) {
 struct Group {
   uint32_t codes[BLOCK_GROUP / 4];  // four in each
   uint16_t scale, min;              // of the group, or of the block that it is in
-  int8_t scales[2], mins[2];        // of its runs, where scales are integers
+  int8_t scales[2], mins[2];        // of its runs, where scales are integers; the first minimum may be an integer zero
 };
 
 inline uint16_t half_at(const uint8_t* p) {
@@ -236,6 +246,13 @@ void read_group(const uint8_t* block, long group, Group& out) {
   } else if constexpr (FORMAT == Format::MXFP4) {
     out.scale = scale_of_exponent(block[0]);
     read_nibbles(block + 1, out.codes);
+  } else if constexpr (FORMAT == Format::Q4_Z || FORMAT == Format::Q8_Z) {
+    out.scale = half_at(block);
+    out.mins[0] = int8_t(block[2]);
+    if constexpr (FORMAT == Format::Q4_Z)
+      read_nibbles(block + 3, out.codes);
+    else
+      std::memcpy(out.codes, block + 3, sizeof(out.codes));
   }
 }
 

@@ -47,17 +47,26 @@ class EmbedBlocks : public Operation {
 };
 
 // out = x in eight bits, for the product that follows. A token has `rows_each` rows, if it is not of the logits' rows.
+// With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
 template <class T>
 class QuantizeRows : public Operation {
  public:
-  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows, long rows_each = 1)
-      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows), rows_each_(rows_each) {}
+  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows, const int32_t* order,
+               long rows_each = 1)
+      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows), order_(order), rows_each_(rows_each) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), width_);
     for (long row = range.first; row < range.last; row++)
-      for (long group = 0; group < width_ / BLOCK_GROUP; group++)
-        quantize_group(x_.row(row) + group * BLOCK_GROUP, out_.row(row)[group]);
+      for (long group = 0; group < width_ / BLOCK_GROUP; group++) {
+        const T* x = x_.row(row) + group * BLOCK_GROUP;
+        alignas(64) T picked[BLOCK_GROUP];
+        if (order_) {
+          for (long i = 0; i < BLOCK_GROUP; i++) picked[i] = x_.row(row)[order_[group * BLOCK_GROUP + i]];
+          x = picked;
+        }
+        quantize_group(x, out_.row(row)[group]);
+      }
   }
 
  private:
@@ -66,6 +75,7 @@ class QuantizeRows : public Operation {
   Buffer<QuantizedGroup>& out_;
   long width_;
   bool of_logits_rows_;
+  const int32_t* order_;
   long rows_each_;
 };
 
