@@ -35,9 +35,12 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def front_ends(server: LiveServer) -> list[int]:
     """Return the process ids of the front ends."""
-    pid = server.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if "front_ends.process" in Path(f"/proc/{child}/cmdline").read_text()]
+    found = []
+    for file in Path(f"/proc/{server.process.pid}/task").glob("*/children"):  # any thread may have started them
+        found += [int(child) for child in file.read_text().split()]
+    return [
+        pid for pid in found if is_running(pid) and b"front_ends.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def is_running(pid: int) -> bool:
