@@ -22,7 +22,7 @@ from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.messages import Up, framed
 from oaiserve.front_ends.process import received
 from oaiserve.front_ends.serve import serve
-from oaiserve.front_ends.supervisor import FrontEnds, Supervisor
+from oaiserve.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
 from oaiserve.telemetry import Telemetry
 from tests.e2e.harness import wait_until
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
@@ -137,6 +137,7 @@ def serving(
     server: dict[str, Any] | None = None,
     most_connections: int = 100,
     first: Callable[[], Any] | None = None,
+    most_silent: int = MOST_SILENT,
     adapters: AdapterTable | None = None,
     lora_dir: Path | None = None,
     profile_dir: Path | None = None,
@@ -163,7 +164,7 @@ def serving(
         telemetry=telemetry,
         responses=responses,
         connections=connections,
-        most_silent=20,
+        most_silent=most_silent,
     )
     has_ended = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

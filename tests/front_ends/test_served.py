@@ -332,7 +332,7 @@ def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCap
 
 
 def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(number=1, first=SilentChild) as served:
+    with serving(number=1, first=SilentChild, most_silent=20) as served:
         wait_until(lambda: any(isinstance(child, ThreadChild) for child in served.children()))
         served.wait_until_up(1)
         with served.client() as client:
