@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 
 from oaiserve.app import response_store, server_telemetry
-from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
@@ -22,7 +22,7 @@ from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.messages import Up, framed
 from oaiserve.front_ends.process import received
 from oaiserve.front_ends.serve import serve
-from oaiserve.front_ends.supervisor import FrontEnds, Supervisor
+from oaiserve.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
 from oaiserve.telemetry import Telemetry
 from tests.e2e.harness import wait_until
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
@@ -137,8 +137,10 @@ def serving(
     server: dict[str, Any] | None = None,
     most_connections: int = 100,
     first: Callable[[], Any] | None = None,
+    most_silent: int = MOST_SILENT,
     adapters: AdapterTable | None = None,
     lora_dir: Path | None = None,
+    profile_dir: Path | None = None,
     **engine_options: Any,
 ) -> Iterator[Served]:
     """Serve by so many front ends, until the end of the block. `first` may start other ones in place of the first."""
@@ -147,7 +149,7 @@ def serving(
     if adapters is not None:
         engine.adapters = adapters
     options = ServerOptions(front_ends=number, **({"drain_timeout_seconds": 5} | (server or {})))
-    config = Config("demo", options, EngineOptions(lora_dir=lora_dir))
+    config = Config("demo", options, EngineOptions(lora_dir=lora_dir), TelemetryOptions(profile_dir=profile_dir))
     front_ends, connections, responses = FrontEnds(engine), Connections(most_connections, 0), response_store(options)
     telemetry = server_telemetry(config, front_ends, connections, responses)
 
@@ -162,7 +164,7 @@ def serving(
         telemetry=telemetry,
         responses=responses,
         connections=connections,
-        most_silent=20,
+        most_silent=most_silent,
     )
     has_ended = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

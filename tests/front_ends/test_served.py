@@ -10,6 +10,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +26,7 @@ from oaiserve.engine.step import ChunkResult, Step
 from oaiserve.times import PHASES
 from tests.e2e.harness import alphabet, wait_until
 from tests.e2e.raw_client import read_events, send_request
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine
 from tests.front_ends.doubles import Served, SilentChild, ThreadChild, serving
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
@@ -239,7 +240,10 @@ def test_an_adapter_that_is_loaded_is_there_at_every_front_end(tmp_path: Path) -
     def names(client: httpx.Client) -> list[str]:
         return [model["id"] for model in client.get("/v1/models").json()["data"]]
 
-    with serving(adapters=AdapterTable(add), lora_dir=tmp_path) as served, served.clients(2) as (one, other):
+    with (
+        serving(adapters=AdapterTable(add, lambda number: None), lora_dir=tmp_path) as served,
+        served.clients(2) as (one, other),
+    ):
         refused = one.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "broken"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
         assert one.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "sql"}).status_code == 200
@@ -250,6 +254,32 @@ def test_an_adapter_that_is_loaded_is_there_at_every_front_end(tmp_path: Path) -
         assert other.post("/v1/unload_lora_adapter", json={"lora_name": "a"}).status_code == 200
         wait_until(lambda: names(one) == ["demo"])
         assert one.get("/v1/models").json() == other.get("/v1/models").json()
+
+
+class TracingProfiler:
+    """A profiler whose recording writes a file."""
+
+    def start(self) -> ShownRanges:
+        return ShownRanges()
+
+    def stop(self) -> TracingProfiler:
+        return self
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(b"a trace")
+
+
+def test_a_profile_is_made_by_the_engine_process(tmp_path: Path) -> None:
+    with serving(profiler=TracingProfiler(), profile_dir=tmp_path) as served, served.clients(2) as (one, other):
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(one.post, "/debug/profile?steps=2&seconds=20")
+            wait_until(lambda: served.engine._loop._profiling._active is not None)
+            assert other.post("/debug/profile?steps=2").status_code == 409
+            assert other.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 9}).status_code == 200
+            made = asked.result(TIMEOUT_SECONDS)
+        assert (made.status_code, made.content, made.headers["x-profile-steps"]) == (200, b"a trace", "2")
+        (file,) = tmp_path.iterdir()
+        assert file.read_bytes() == b"a trace"
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -302,7 +332,7 @@ def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCap
 
 
 def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(number=1, first=SilentChild) as served:
+    with serving(number=1, first=SilentChild, most_silent=20) as served:
         wait_until(lambda: any(isinstance(child, ThreadChild) for child in served.children()))
         served.wait_until_up(1)
         with served.client() as client:

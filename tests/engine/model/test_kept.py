@@ -255,7 +255,7 @@ def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pyt
         (completion,) = engine.generate([[5, 9, 3, 17]], params)
     assert len(completion.token_ids) == 5
     (line,) = [text for text in caplog.messages if "weights in blocks" in text]
-    assert line.endswith("with weights in blocks: 24 matrices MXFP4, 17 matrices expanded")
+    assert line.endswith("with weights in blocks: 36 matrices MXFP4, 17 matrices expanded")
 
 
 def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) -> None:
