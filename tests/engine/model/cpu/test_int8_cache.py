@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -93,7 +94,7 @@ def inputs(layer: Layer, num_tokens: int, generator: torch.Generator, dtype: tor
     return Inputs(*(tensor.to(torch.bfloat16).to(dtype) for tensor in (query, key, value)))
 
 
-def options(layer: Layer) -> dict[str, object]:
+def options(layer: Layer) -> dict[str, Any]:
     of_heads = torch.linspace(0.02, 2.0, layer.heads)
     return {
         "scaling": 0.2,
@@ -211,7 +212,7 @@ def test_the_account_of_memory_is_what_a_cache_takes(
         assert all(blocks.data_ptr() % 64 == 0 for blocks in cache)
 
 
-def logits(family: str, dtype: torch.dtype, cache: str) -> Tensor:
+def logits(family: str, dtype: torch.dtype, cache: KVCacheDtype) -> Tensor:
     """Return the logits of a prompt's last token and of a decode."""
     loaded = load(config(family, initializer_range=0.1), dtype=dtype).with_cache(cache)
     native = native_decoder(loaded, num_blocks=8, block_size=BLOCK_SIZE, num_threads=2)
