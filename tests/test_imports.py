@@ -169,7 +169,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     f"{ENGINE}.backpressure": set(),
     f"{ENGINE}.pacing": set(),
     f"{ENGINE}.blocks": set(),
-    f"{ENGINE}.states": set(),
+    f"{ENGINE}.states": {f"{ENGINE}.blocks"},
     f"{ENGINE}.constraint": {f"{ENGINE}.request"},
     f"{ENGINE}.banned": {f"{ENGINE}.step"},
     f"{ENGINE}.masks": {f"{ENGINE}.sequence", f"{ENGINE}.step"},
