@@ -124,12 +124,12 @@ def test_answers_are_the_same_if_blocks_are_shared_or_copied(family: str) -> Non
         assert engine.snapshot().blocks_cached > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
-def test_200_requests_have_the_same_answers_under_constant_preemption(family: str) -> None:
+@pytest.mark.parametrize(("family", "num_requests"), [("llama", 200), ("lfm2", 40)])
+def test_requests_have_the_same_answers_under_constant_preemption(family: str, num_requests: int) -> None:
     """Half of the requests draw at random with a seed: a draw must not depend on when or how often it is computed."""
     rng, loaded = random.Random(3), prepare(random_model(config_of(family)))
     requests = []
-    for i in range(200):
+    for i in range(num_requests):
         prompt = [*range(rng.randrange(3) * 5), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
         params = SamplingParams(
             max_tokens=rng.randint(1, 16), temperature=i % 2, seed=i, n=rng.choice([1, 1, 2]), ignore_eos=True
@@ -145,7 +145,7 @@ def test_200_requests_have_the_same_answers_under_constant_preemption(family: st
             num_preemptions = engine.snapshot().num_preemptions
         chunks = [event for events in inbox.hand_overs for event in events if isinstance(event, TokenChunk)]
         answers.append({(chunk.request_id, chunk.index): chunk.token_ids for chunk in chunks})
-    assert num_preemptions > 100
+    assert num_preemptions > num_requests / 2
     assert answers[0] == answers[1]
 
 
