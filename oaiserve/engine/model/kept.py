@@ -218,8 +218,8 @@ def _check(files: _Files, layers: list[int], library: Library, sizes: dict[str, 
         name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
         kept = weights.blocks(name_in_file)
         if isinstance(kept, Blocks):
-            blocks[name] = kept[:rows] if name in (_EMBEDDING, _HEAD) else kept
-            tensors[name] = blocks[name].expand()
+            kept = kept[:rows] if name in (_EMBEDDING, _HEAD) else kept
+            blocks[name], tensors[name] = kept, kept.expand()
             continue
         tensor = weights.tensor(name_in_file)
         tensors[name] = tensor[:rows] if name in (_EMBEDDING, _HEAD) else tensor

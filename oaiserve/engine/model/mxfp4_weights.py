@@ -93,7 +93,8 @@ class Mxfp4Weights:
 
     def _matrices(self, name: str) -> list[Blocks]:
         """Return the matrix of each expert."""
-        place, found = self._places[f"{name}{_CODES}"], []
+        place = self._places[f"{name}{_CODES}"]
+        found: list[Blocks] = []
         for codes, scales in zip(*(self._read(f"{name}{part}").numpy() for part in (_CODES, _SCALES)), strict=True):
             offset, rows = place.begin + len(found) * codes.nbytes, np.arange(len(scales))
             found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, place.file, offset, scales))
