@@ -36,9 +36,9 @@ TYPES = """\
 afmoe apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5
 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite
 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense
-hunyuan_v1_moe jamba jetmoe lfm2_moe llama llama4_text longcat_flash mamba minimax minimax_m2 ministral mistral
-mixtral mpt nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next
-rwkv seed_oss smollm3 stablelm starcoder2 t5 whisper xglm
+hunyuan_v1_moe jamba jetmoe llama llama4_text longcat_flash mamba minimax minimax_m2 ministral mistral mixtral mpt
+nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next rwkv seed_oss
+smollm3 stablelm starcoder2 t5 whisper xglm
 """.split()  # noqa: SIM905 - one name per line would be a page
 
 _SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
@@ -103,9 +103,7 @@ EXTRA = {
     "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
     **{name: {**_GROUPED, **_HEADS_FOR_EACH} for name in ("dots1", "exaone_moe", "glm4_moe")},
     **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("glm4_moe_lite", "longcat_flash")},
-    **dict.fromkeys(
-        ("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "lfm2_moe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE
-    ),
+    **dict.fromkeys(("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
 }
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
