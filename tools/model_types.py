@@ -108,7 +108,7 @@ EXTRA = {
         "n_heads": 4,
         "n_layers": 3,
         "max_seq_len": 128,
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
@@ -117,9 +117,7 @@ EXTRA = {
     "jetmoe": {**_MOE, "kv_channels": 16, "num_attention_heads": 4},
     **{name: {**_GROUPED, **_HEADS_FOR_EACH} for name in ("dots1", "exaone_moe", "glm4_moe")},
     **{name: {**_DEEPSEEK, **_HEADS_FOR_EACH} for name in ("glm4_moe_lite", "longcat_flash")},
-    **dict.fromkeys(
-        ("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "lfm2_moe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE
-    ),
+    **dict.fromkeys(("afmoe", "flex_olmo", "gpt_oss", "granitemoe", "minimax_m2", "mixtral", "olmoe", "phimoe"), _MOE),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _MOE),
     "zamba2": {**_HEADS_FOR_EACH, "head_dim": None, "num_hidden_layers": 4},
 }

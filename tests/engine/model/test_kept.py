@@ -205,7 +205,7 @@ def test_experts_stay_in_blocks(family: str, kinds: str, tmp_path: Path) -> None
 
 
 def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path: Path) -> None:
-    mix = {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.Q8_0}
+    mix = {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.F16}
     path = file_of(MIXTURES["mixtral"], tmp_path, mix=mix, rest=Kind.Q8_0)
     model = dequantized(MIXTURES["mixtral"], mix)
     with_plain_experts(model, in_blocks=False)

@@ -54,7 +54,7 @@ class Assignment {
   std::vector<float> weights;   // [tokens][top_k]
   std::vector<int32_t> rows;    // [tokens][top_k], where the rows of a token are among the sorted ones
   std::vector<int32_t> tokens;  // [tokens * top_k], the token of each sorted row
-  std::vector<Group> groups;    // the longest first, so that threads end together; the first num_groups count
+  std::vector<Group> groups;    // in the order of their rows; the first num_groups count
   long num_groups = 0;
 
   // The most groups that so many tokens can have.
@@ -87,9 +87,6 @@ class Assignment {
       }
       first += of_expert;
     }
-    std::sort(groups.begin(), groups.begin() + num_groups, [](const Group& a, const Group& b) {
-      return a.rows != b.rows ? a.rows > b.rows : a.first < b.first;
-    });
     for (long i = 0; i < count; i++) {
       const int32_t row = next_[size_t(chosen[size_t(i)])]++;
       rows[size_t(i)] = row;
