@@ -83,8 +83,8 @@ class ServerOptions:
     """TCP port, 0 to 65535. 0 takes any free port."""
 
     front_ends: int = 0
-    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0: that
-    one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
+    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
+    that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
 
     tls_certificate: Path | None = None
     """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""

@@ -54,7 +54,8 @@ class Packing:
 
     def quantize(self, weight: NDArray[np.float32], seed: int = 0) -> Quantized:
         group_of = self.group_of(weight.shape[1], seed)
-        scales, zeros = [], []
+        scales: list[NDArray[np.float32]] = []
+        zeros: list[Integers] = []
         half, most = 1 << (self.bits - 1), (1 << self.bits) - 1
         for group in range(group_of.max() + 1):
             members = weight[:, group_of == group]
@@ -103,6 +104,7 @@ class Packing:
 
     def config(self) -> dict[str, Any]:
         """Return the quantization_config of config.json."""
+        settings: dict[str, Any]
         if self.layout == "awq":
             settings = {"quant_method": "awq", "version": "gemm", "zero_point": True}
         elif self.layout in ("gptq", "gptq_v2"):

@@ -179,7 +179,9 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
     if has_mxfp4:
         return _Files(config, Mxfp4Weights(folder), generation_defaults(folder))
-    weights = Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+    weights: Int4Weights | PackedWeights = (
+        Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+    )
     if _EMBEDDING not in weights.names():
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})

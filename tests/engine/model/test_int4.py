@@ -28,9 +28,10 @@ INT4 = replace(OPTIONS, quantize="int4")
 
 def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedModel:
     model = make_model(config(family, **SIZES | changes))
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
     byte_tokenizer(256).save_pretrained(folder)
-    return model.float()
+    model.float()
+    return model
 
 
 def with_quantized_weights(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

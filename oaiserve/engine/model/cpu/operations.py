@@ -437,8 +437,9 @@ def _matrices(layer: Layer) -> list[Matrix]:
 
 def _have_one_order(first: Blocks, second: Blocks) -> bool:
     """Return whether two matrices have their columns in the same order, so that they can read the same input."""
-    orders = [found.columns for found in (first, second) if found.columns is not None]
-    return not orders or (len(orders) == 2 and np.array_equal(*orders))
+    if first.columns is None or second.columns is None:
+        return first.columns is second.columns
+    return np.array_equal(first.columns, second.columns)
 
 
 def _padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
