@@ -17,7 +17,7 @@ from oaiserve.hosts import host_name, is_loopback
 TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-Quantize = Literal["none", "int8"]
+Quantize = Literal["none", "int8", "int4"]
 Attention = Literal["auto", "triton", "varlen", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
@@ -273,8 +273,10 @@ class EngineOptions:
     cache. It must divide the number of attention heads. Settings of memory then apply to each process."""
 
     quantize: Quantize = "none"
-    """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. Answers change
-    slightly; docs/benchmarks.md has figures. Needs --compile and a model that it covers."""
+    """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. int4 keeps most of
+    them in 4 bits, of a checkpoint that is not quantized yet: a third of the memory, and faster still. Answers change
+    slightly with int8, and more with int4; docs/benchmarks.md has figures. Needs --compile and a model that it
+    covers."""
 
     lora: tuple[str, ...] = ()
     """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
@@ -397,7 +399,9 @@ class EngineOptions:
             raise OptionError(f"{flag} and --tensor-parallel {self.tensor_parallel} do not go together.")
         if self.quantize != "none" and self.tensor_parallel > 1:
             both = f"--quantize {self.quantize} and --tensor-parallel {self.tensor_parallel}"
-            raise OptionError(f"{both} do not go together: weights in 8 bits cannot be split.")
+            raise OptionError(f"{both} do not go together: quantized weights cannot be split.")
+        if self.quantize == "int4":
+            self._check_int4()
         if self.draft_model is not None:
             self._check_draft_model()
         for name, least in (
@@ -452,6 +456,17 @@ class EngineOptions:
         ):
             if contradicts:
                 raise OptionError(f"--draft-model {self.draft_model} and {flag} do not go together: {why}.")
+
+    def _check_int4(self) -> None:
+        flag = "--lora" if self.lora else "--lora-dir"
+        for given, contradicts, why in (
+            ("--device cuda", self.device == "cuda", "it is for a CPU"),
+            ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
+            (flag, self.has_adapters, "adapters need the modules of transformers' code"),
+            ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
+        ):
+            if contradicts:
+                raise OptionError(f"--quantize int4 and {given} do not go together: {why}.")
 
     def step_tokens(self, default: int) -> int:
         """Return the most tokens in one step, given the default for the device."""

@@ -15,6 +15,7 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.gguf import check_gguf
 from oaiserve.model_numbers import BadFile, check_numbers
+from oaiserve.quantization import read_quantization
 from oaiserve.safetensors_header import read_header
 from oaiserve.source import ModelSource
 
@@ -37,7 +38,8 @@ def refuse_unless_sound(source: ModelSource) -> None:
             check_gguf(path)
             return
         config = json_object(path)
-        weights = _weights(folder, config)
+        read_quantization(config)
+        weights = weight_files(folder, config)
         num_tensors = 0
         for path in weights:
             num_tensors += len(read_header(path)[0])
@@ -69,7 +71,7 @@ def _refuse_nan(constant: str) -> float:
     return float(constant)
 
 
-def _weights(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
     """Return the files that transformers will take the weights from. Raises BadFile, and StartupError without any."""
     named = config.get("transformers_weights")
     if named is not None and not (

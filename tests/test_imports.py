@@ -23,7 +23,10 @@ MODEL_USES = {
     "oaiserve.cache",
     "oaiserve.gguf",
     "oaiserve.model_errors",
+    "oaiserve.model_files",
+    "oaiserve.model_numbers",
     "oaiserve.private",
+    "oaiserve.quantization",
     "oaiserve.source",
     "oaiserve.remembered",
     "oaiserve.safetensors_header",
@@ -67,12 +70,19 @@ MODEL_ROWS = {
     "graphs": "batch draw_rows logit_edits sampler spec transfer",
     "runner": "adapters batch draw_rows executor graphs logit_edits sampler",
     "started": "profiler runner",
+    # weights in blocks, or packed so that they can be
+    "cpu": "",
+    "cpu.blocks": "",
+    "weights": "cpu.blocks",
+    "tensor_files": "",
+    "integer_layouts": "",
+    "packed_weights": "cpu.blocks integer_layouts tensor_files",
     # loading, measuring, compiling, capturing
     "split": "",
     "wrapped_names": "",
     "wrapper": "",
-    "load": "attention attention.foreign attention.hook attention.select batch rehearsal spec split wrapped_names "
-    "wrapper",
+    "load": "attention attention.foreign attention.hook attention.select batch packed_weights rehearsal spec split "
+    "wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec",
     "compiled": "attention.hook batch executor rehearsal spec",
@@ -86,14 +96,13 @@ MODEL_ROWS = {
     "pooling.load": "load pooling.attention pooling.files pooling.heads pooling.linear rehearsal",
     "pooling.runner": "pooling.load",
     # the native step
-    "cpu": "",
     "cpu.cores": "",
     "cpu.amx": "",
     "cpu.variants": "cpu.amx",
     "cpu.prebuilt": "cpu.amx cpu.variants",
     "cpu.build": "cpu.amx cpu.prebuilt cpu.variants",
     "cpu.library": "cpu.build",
-    "cpu.blocks": "",
+    "cpu.encode": "cpu.blocks cpu.library",
     "cpu.description": "cpu.blocks spec",
     "cpu.describe": "cpu.blocks cpu.description spec",
     "cpu.kv_layout": "attention cpu.description kv_cache spec",
@@ -117,9 +126,11 @@ MODEL_ROWS = {
     # the model that guesses tokens
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
-    "gguf_weights": "cpu.blocks",
-    "kept": "cpu.build cpu.check cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library cpu.native cpu.start "
-    "gguf_weights load memory profiler runner spec started",
+    "gguf_weights": "cpu.blocks weights",
+    "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
+    "kept": "cpu.blocks cpu.build cpu.check cpu.cores cpu.describe cpu.description cpu.kv_layout cpu.library "
+    "cpu.native cpu.start gguf_weights int4_weights load memory packed_weights profiler runner spec started weights "
+    "wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
@@ -150,11 +161,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.model_errors": {"oaiserve.errors"},
     "oaiserve.model_numbers": set(),
     "oaiserve.gguf": {"oaiserve.model_numbers"},
+    "oaiserve.quantization": {"oaiserve.model_numbers"},
     "oaiserve.safetensors_header": {"oaiserve.model_numbers"},
     "oaiserve.model_files": {
         "oaiserve.errors",
         "oaiserve.gguf",
         "oaiserve.model_numbers",
+        "oaiserve.quantization",
         "oaiserve.safetensors_header",
         "oaiserve.source",
     },

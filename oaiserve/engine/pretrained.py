@@ -111,8 +111,8 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
     # outnumber the cores, all of them sleep between operations instead of spinning, and a decode step on a CPU
     # takes two thirds longer. Afterwards only the engine thread computes.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
-        if task == "generate" and source.gguf_file is not None:
-            kept = _of_gguf(source, tokenizer, options, times, loader)
+        if task == "generate":
+            kept = _of_kept(source, tokenizer, options, times, loader, offline=offline)
             if kept is not None:
                 return kept
         if task != "generate":
@@ -184,19 +184,28 @@ def _of_checked(
     return parts
 
 
-def _of_gguf(
-    source: ModelSource, tokenizer: Tokenizer, options: EngineOptions, times: StartTimes, loader: ThreadPoolExecutor
+def _of_kept(
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    times: StartTimes,
+    loader: ThreadPoolExecutor,
+    *,
+    offline: bool,
 ) -> EngineParts | None:
-    """Return the parts of a GGUF file whose weights stay as they are, or None if they have to be expanded."""
+    """Return the parts of a model whose weights are in blocks, or None if they have to be expanded."""
     from oaiserve.engine.model.gguf_weights import NotKept
     from oaiserve.engine.model.kept import is_kept, start_kept
 
-    if not is_kept(source, options):
+    if not is_kept(source, options, offline=offline):
         return None
+    start = partial(start_kept, source, options, offline=offline)
     try:
-        spec, started = loader.submit(times.run, "weights and check", start_kept, source, options).result()
+        spec, started = loader.submit(times.run, "weights and check", start).result()
     except NotKept as reason:
-        log.info("The weights of %s are expanded: %s", source.gguf_file, reason)
+        if options.quantize == "int4":
+            raise StartupError(f"--quantize int4 needs the native step, which cannot be used: {reason}.") from reason
+        log.info("The weights of %s are expanded: %s", source.gguf_file or source.location, reason)
         return None
     grammars = _grammars(spec, tokenizer)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)

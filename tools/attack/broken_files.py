@@ -1,10 +1,10 @@
 """Starts the server on broken model files, thousands of them: python -m tools.attack.broken_files --seed 1
 
-A small model is saved as safetensors and as GGUF, and spoiled in many ways: bytes are changed, the file is cut, numbers
-are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a process of its own. It
-must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or take memory or time
-without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way to spoil a file. The
-exit code is 1 if one is wrong.
+A small model is saved as safetensors, as packed integers and as GGUF, and spoiled in many ways: bytes are changed, the
+file is cut, numbers are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a
+process of its own. It must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or
+take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way
+to spoil a file. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
 from oaiserve.model_files import INDEX
 from tools.markdown import as_markdown
+from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer, random_model
 
 CPU_SECONDS, WALL_SECONDS = 60, 300
@@ -53,6 +54,7 @@ MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20
 
+INTEGERS = "integers"  # the folder of the same model in packed integers
 LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 64, 96, 4, 2, 16, 256
 EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets through
     *(0, 1, -1, 2, 255, 2**12, 2**16, 2**20, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
@@ -73,6 +75,8 @@ def write_folder(folder: Path) -> None:
     model = random_model(config)
     model.save_pretrained(folder)
     byte_tokenizer(VOCAB).save_pretrained(folder)
+    write_checkpoint(folder / INTEGERS, model, Packing("gptq", has_act_order=True))
+    byte_tokenizer(VOCAB).save_pretrained(folder / INTEGERS)
 
 
 def write_gguf(path: Path) -> None:
@@ -193,6 +197,11 @@ def edited_json(content: bytes, rng: random.Random) -> bytes:
     return json.dumps(edited(json.loads(content), rng)).encode()
 
 
+def edited_quantization(content: bytes, rng: random.Random) -> bytes:
+    config = json.loads(content)
+    return json.dumps(config | {"quantization_config": edited(config["quantization_config"], rng)}).encode()
+
+
 def edited_header(content: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(content[:8], "little")
     header = edited_json(content[8 : 8 + length], rng)
@@ -219,8 +228,6 @@ class Format:
 
 
 def formats(folder: Path) -> dict[str, Format]:
-    weights = (folder / "model.safetensors").read_bytes()
-    header_end = 8 + int.from_bytes(weights[:8], "little")
     reader = gguf.GGUFReader(folder / "model.gguf")
     places = [field.offset for field in reader.fields.values()] + [tensor.field.offset for tensor in reader.tensors]
     head_end = int(reader.data_offset)
@@ -228,18 +235,18 @@ def formats(folder: Path) -> dict[str, Format]:
     def extreme_length(content: bytes, rng: random.Random) -> bytes:
         return extreme_number(content, rng.randrange(8), rng)
 
+    def changed_header(content: bytes, rng: random.Random) -> bytes:
+        return changed_bytes(content, rng, 8 + int.from_bytes(content[:8], "little"))
+
     any_file: dict[str, Spoil] = {"cut": cut, "lengthened": lengthened}
+    in_safetensors = {
+        "bytes changed": changed_header,
+        "length replaced": extreme_length,
+        "header edited": edited_header,
+    }
     return {
-        "safetensors": Format(
-            "model.safetensors",
-            ".",
-            any_file
-            | {
-                "bytes changed": lambda content, rng: changed_bytes(content, rng, header_end),
-                "length replaced": extreme_length,
-                "header edited": edited_header,
-            },
-        ),
+        "safetensors": Format("model.safetensors", ".", any_file | in_safetensors),
+        "integers (GPTQ)": Format(f"{INTEGERS}/model.safetensors", INTEGERS, any_file | in_safetensors),
         "GGUF": Format(
             "model.gguf",
             "model.gguf",
@@ -251,6 +258,9 @@ def formats(folder: Path) -> dict[str, Format]:
         ),
         "JSON beside them": Format(
             "config.json", ".", {"config.json edited": edited_json, "index edited": edited_json}
+        ),
+        "JSON beside integers": Format(
+            f"{INTEGERS}/config.json", INTEGERS, {"config.json edited": edited_quantization}
         ),
     }
 

@@ -30,6 +30,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.source import find_model
+from tools.bench import gguf_files
 from tools.markdown import as_markdown, publish
 
 ROOT = Path(__file__).parents[2]
@@ -65,9 +66,9 @@ def native_logits(
     return _logits_of(native, tokens_per_step)
 
 
-def kept_logits(path: Path, tokens_per_step: int = CHUNK_TOKENS) -> Logits:
-    """Make the native step of a GGUF file whose weights stay as they are."""
-    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=CHUNK_TOKENS // BLOCK_SIZE)
+def kept_logits(path: Path, tokens_per_step: int = CHUNK_TOKENS, quantize: Quantize = "none") -> Logits:
+    """Make the native step of weights in blocks: of a GGUF file as they are, or of a folder's, quantized."""
+    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=CHUNK_TOKENS // BLOCK_SIZE, quantize=quantize)
     return _logits_of(load_kept(find_model(path), options).native, tokens_per_step)
 
 
@@ -94,6 +95,8 @@ VARIANTS: dict[str, Callable[[Path], Logits]] = {
     "native, bfloat16": lambda folder: native_logits(folder, "bfloat16"),
     "native, bfloat16, a token at a time": lambda folder: native_logits(folder, "bfloat16", tokens_per_step=1),
     "native, int8 weights": lambda folder: native_logits(folder, "bfloat16", quantize="int8"),
+    "native, int4 weights": lambda folder: kept_logits(folder, quantize="int4"),
+    "native, llama.cpp's Q4_K_M": lambda _: kept_logits(gguf_files.demo_model("Q4_K_M")),
     "native, float32": lambda folder: native_logits(folder, "float32"),
 }
 # Of a GGUF file. The reference has the weights of the file, expanded, in float32.

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, expand
+from oaiserve.engine.model.weights import Weights
 from oaiserve.gguf import GgufTensor, read_tensors
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
@@ -91,15 +92,6 @@ class GgufWeights:
     def names(self) -> set[str]:
         return set(self._tensors)
 
-    def formats(self) -> dict[str, int]:
-        """Return how many matrices there are of each format."""
-        found: dict[str, int] = {}
-        for tensor in self._tensors.values():
-            if len(tensor.shape) == 2:
-                name = FORMATS[tensor.kind].name if tensor.kind in FORMATS else "expanded to bfloat16"
-                found[name] = found.get(name, 0) + 1
-        return found
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
@@ -149,7 +141,7 @@ class GgufWeights:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def refuse_unless_whole(weights: GgufWeights, parameters: Iterable[tuple[str, Tensor]]) -> None:
+def refuse_unless_whole(weights: Weights, parameters: Iterable[tuple[str, Tensor]]) -> None:
     """Raise NotKept unless the file has exactly the parameters of the model, in their shapes."""
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
     if differing := sorted(shapes.keys() ^ weights.names()):

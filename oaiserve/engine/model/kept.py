@@ -1,4 +1,7 @@
-"""Starts a GGUF file with its weights kept as they are: the native step alone, which multiplies with their blocks.
+"""Starts a model whose weights are in blocks: the native step alone, which multiplies with them.
+
+They are the blocks of a GGUF file, or the integers of a checkpoint that was quantized before (AWQ, GPTQ and others), or
+are made here of a checkpoint's weights (--quantize int4).
 
 transformers' code needs weights that are expanded, which is what this is there to avoid. So a small model is expanded:
 a layer of each kind and the last one, with the first rows of the embedding. Transformers' code computes it, as it does
@@ -11,6 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -32,13 +37,27 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.start import transformers_logits
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
-from oaiserve.engine.model.load import limit_compiled_shapes, prepare, refuse_unless_decoder_only
+from oaiserve.engine.model.int4_weights import Int4Weights
+from oaiserve.engine.model.load import (
+    generation_defaults,
+    limit_compiled_shapes,
+    local_folder,
+    prepare,
+    quantization_of,
+    refuse_longer,
+    refuse_unless_decoder_only,
+    select_device,
+)
 from oaiserve.engine.model.memory import kv_blocks, longest_request
+from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
 from oaiserve.engine.model.started import CPU_STEP_TOKENS, Started
+from oaiserve.engine.model.weights import Weights
+from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
+from oaiserve.model_errors import reported
 from oaiserve.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -49,14 +68,26 @@ _LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def is_kept(source: ModelSource, options: EngineOptions) -> bool:
-    """Return whether the options leave the weights of a file as they are, if its family is known.
+def is_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> bool:
+    """Return whether the options have a model's weights in blocks, if its family is known.
 
-    Adapters name the modules of transformers' code, which is not there without expanded weights.
+    Adapters name the modules of transformers' code, which is not there without expanded weights. Raises StartupError
+    for --quantize int4 where there is nothing to quantize, or nothing that computes with it.
     """
+    is_quantized = source.gguf_file is not None or _has_integers(source, offline=offline)
+    if options.quantize == "int4":
+        name, device = source.gguf_file or source.location, select_device(options.device)
+        if is_quantized:
+            raise StartupError(
+                f"--quantize int4 is for weights that are not quantized yet; those of '{name}' are, and stay as they "
+                "are without the flag."
+            )
+        if device.type != "cpu":
+            raise StartupError(f"--quantize int4 is for --device cpu; the model is on {device}.")
+        return True
     on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
     return (
-        source.gguf_file is not None
+        is_quantized
         and on_cpu
         and options.compile
         and options.quantize == "none"
@@ -67,17 +98,33 @@ def is_kept(source: ModelSource, options: EngineOptions) -> bool:
     )
 
 
+def _has_integers(source: ModelSource, *, offline: bool) -> bool:
+    """Return whether a checkpoint has packed integers, as its config.json says."""
+    with reported(f"No model could be loaded from '{source.location}'"):
+        config = _config(source, offline=offline)
+        text_config(config, source.location)  # refuses integers in a multimodal checkpoint
+        return quantization_of(config, source.location) is not None
+
+
+class _Files(NamedTuple):
+    """What the files of a model say."""
+
+    config: PreTrainedConfig
+    weights: Weights
+    generation_config: GenerationConfig | None
+
+
 class Kept(NamedTuple):
-    """The native step of a file, and what serving needs to know of the model."""
+    """The native step of a model in blocks, and what serving needs to know of the model."""
 
     loaded: LoadedModel  # whose matrices have no data
     native: NativeDecoder
     num_blocks: int  # of its KV cache
 
 
-def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, Started]:
-    """Load a GGUF file and start its native step. Raises as `load_kept` does."""
-    loaded, native, num_blocks = load_kept(source, options)
+def start_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> tuple[ModelSpec, Started]:
+    """Load a model and start its native step. Raises as `load_kept` does."""
+    loaded, native, num_blocks = load_kept(source, options, offline=offline)
     started = Started(
         ModelRunner(native, loaded.device, options.block_size),
         num_blocks,
@@ -89,14 +136,14 @@ def start_kept(source: ModelSource, options: EngineOptions) -> tuple[ModelSpec, 
     return loaded, started
 
 
-def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
-    """Load a GGUF file, and check its native step.
+def load_kept(source: ModelSource, options: EngineOptions, *, offline: bool = False) -> Kept:
+    """Load a model with its weights in blocks, and check its native step.
 
     Raises NotKept for a model whose weights have to be expanded, and StartupError if there is no memory for what the
     options ask for.
     """
     try:
-        return _load(source, options)
+        return _load(source, options, offline=offline)
     except (BuildError, MemoryError, NotKnown) as error:
         raise NotKept(str(error)) from error
     except (NotKept, StartupError):
@@ -106,23 +153,41 @@ def load_kept(source: ModelSource, options: EngineOptions) -> Kept:
         raise NotKept(f"{type(error).__name__}: {error}") from error
 
 
+def _read(source: ModelSource, options: EngineOptions, library: Library, num_threads: int, *, offline: bool) -> _Files:
+    """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
+    raises."""
+    config = _config(source, offline=offline)
+    if text_config(config, source.location) is not None:
+        raise NotKept("its text model is a part of a multimodal one")
+    refuse_unless_decoder_only(config, source.gguf_file or source.location)
+    refuse_longer(options.max_model_len, config)
+    if source.gguf_file is not None:
+        return _Files(config, GgufWeights(Path(source.location) / source.gguf_file, config), None)
+    folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
+    config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
+    weights: Int4Weights | PackedWeights = (
+        Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
+    )
+    if _EMBEDDING not in weights.names():
+        raise NotKept(f"models of type '{config.model_type}' are only known expanded")
+    weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})
+    return _Files(config, weights, generation_defaults(folder))
+
+
 @torch.inference_mode()
-def _load(source: ModelSource, options: EngineOptions) -> Kept:
-    assert source.gguf_file is not None
+def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept:
     limit_compiled_shapes()
-    config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file)
-    refuse_unless_decoder_only(config, source.gguf_file)
-    weights = GgufWeights(Path(source.location) / source.gguf_file, config)
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}
+    config, weights, _ = files = _read(source, options, library, num_threads, offline=offline)
 
     model = _empty_model(config, dtype, weights)
     refuse_unless_whole(weights, _named_parameters(model))
     kinds = _kinds(config)
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
-    known = _check(weights, config, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
+    known = _check(files, sorted({*shown_by.values(), len(kinds) - 1}), library, sizes)
 
     blocks = {name: found for name in weights.names() if (found := weights.blocks(name)) is not None}
     others = {name: weights.tensor(name) for name in weights.names() if name not in blocks}
@@ -140,10 +205,7 @@ def _load(source: ModelSource, options: EngineOptions) -> Kept:
     num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
     torch.set_num_threads(NativeDecoder.torch_threads)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
-    log.info(
-        "The native step is ready, and the weights stay as the file has them: %s",
-        ", ".join(f"{count} matrices {name}" for name, count in sorted(weights.formats().items())),
-    )
+    log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return Kept(loaded, native, num_blocks)
 
 
@@ -154,10 +216,9 @@ class _Known(NamedTuple):
     parameters: dict[int, AttentionParameters]
 
 
-def _check(
-    weights: GgufWeights, config: PreTrainedConfig, layers: list[int], library: Library, sizes: dict[str, Any]
-) -> _Known:
+def _check(files: _Files, layers: list[int], library: Library, sizes: dict[str, Any]) -> _Known:
     """Compare the native step of some layers with transformers' code. Raises NotKnown if their logits differ."""
+    config, weights, generation_config = files
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
@@ -179,6 +240,8 @@ def _check(
             blocks[name] = kept
             tensors[name] = kept.expand()
     _fill(model, {name: tensor.to(library.dtype) for name, tensor in tensors.items()})
+    if generation_config is not None:
+        model.generation_config = generation_config
 
     loaded = prepare(model)
     refuse_unless_it_fits(loaded.kv_shapes.values(), sizes["block_size"])
@@ -196,7 +259,22 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
-def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: GgufWeights) -> PreTrainedModel:
+def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
+    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    if source.gguf_file is not None:
+        arguments["gguf_file"] = source.gguf_file
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
+    return config
+
+
+def _counts(blocks: Mapping[str, Blocks], others: Mapping[str, Tensor]) -> str:
+    """Return how many matrices are in which format, as text."""
+    found = Counter(FORMATS[matrix.kind].name for matrix in blocks.values())
+    found["expanded"] = sum(tensor.dim() == 2 for tensor in others.values())
+    return ", ".join(f"{count} matrices {name}" for name, count in sorted(found.items()) if count)
+
+
+def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights) -> PreTrainedModel:
     """Make a model without the data of its parameters."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
@@ -14,7 +15,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.quantization_config import Mxfp4Config
@@ -24,6 +32,7 @@ from oaiserve.engine.model.attention.foreign import bring_paged_attention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
@@ -31,7 +40,10 @@ from oaiserve.engine.model.wrapped_names import KEYS
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
-from oaiserve.source import find_model
+from oaiserve.model_files import refuse_unless_sound
+from oaiserve.model_numbers import BadFile
+from oaiserve.quantization import Quantization, read_quantization
+from oaiserve.source import ModelSource, find_model
 
 log = logging.getLogger(__name__)
 
@@ -90,18 +102,20 @@ def load_model(
             config = text
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
-    if max_model_len is not None and max_model_len > context_length(config):
-        raise StartupError(
-            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
-        )
+        quantization = quantization_of(config, str(model))
+    refuse_longer(max_model_len, config)
     if member is not None:
+        if quantization is not None:
+            raise StartupError(
+                f"--tensor-parallel {member.size} is not for weights in integers; those of '{model}' are."
+            )
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
         member.join(target)
         arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
     torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    if _quantization(config) == "mxfp4":
+    if is_mxfp4(config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # Only safetensors and GGUF are read. For a model of the Hub that is pickled, transformers would also look for a
     # conversion that anybody can propose there.
@@ -110,15 +124,21 @@ def load_model(
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     with reported(f"The weights of '{model}' could not be loaded"), quiet:
         # transformers' types do not know that it returns a pair.
-        pair: Any = AutoModelForCausalLM.from_pretrained(
-            source.location,
-            dtype=torch_dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            weights_only=True,
-            output_loading_info=True,
-            **arguments,
-        )
+        pair: Any
+        if quantization is not None:
+            name = str(torch_dtype).removeprefix("torch.")
+            log.info("The weights of '%s', in integers of %s, are expanded to %s", model, quantization.name, name)
+            pair = _load_expanded(local_folder(source, offline=offline), config, quantization, torch_dtype)
+        else:
+            pair = AutoModelForCausalLM.from_pretrained(
+                source.location,
+                dtype=torch_dtype,
+                attn_implementation="eager",
+                use_safetensors=True,
+                weights_only=True,
+                output_loading_info=True,
+                **arguments,
+            )
     loaded, found = pair
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
@@ -131,10 +151,60 @@ def load_model(
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
-def _quantization(config: PreTrainedConfig) -> str | None:
-    """Return the method that the weights of a checkpoint are quantized by."""
+def quantization_of(config: PreTrainedConfig, name: str) -> Quantization | None:
+    """Return how the weights of a checkpoint are packed into integers, if they are. Raises StartupError for a way that
+    is not read."""
+    try:
+        return read_quantization(vars(config))
+    except BadFile as error:
+        raise StartupError(f"'{name}' cannot be served: {error}.") from error
+
+
+def is_mxfp4(config: PreTrainedConfig) -> bool:
     given = getattr(config, "quantization_config", None)
-    return given.get("quant_method") if isinstance(given, dict) else None
+    return isinstance(given, dict) and given.get("quant_method") == "mxfp4"
+
+
+def local_folder(source: ModelSource, *, offline: bool) -> Path:
+    """Return the folder of a model, which is fetched as a whole if it is on the Hub. Raises StartupError."""
+    if source.is_local:
+        return Path(source.location)
+    from huggingface_hub import snapshot_download
+
+    with reported(f"The files of '{source.location}' could not be fetched"):
+        folder = snapshot_download(
+            source.location, allow_patterns=["*.json", "*.safetensors"], local_files_only=offline
+        )
+    refuse_unless_sound(find_model(folder))
+    return Path(folder)
+
+
+def generation_defaults(folder: Path) -> GenerationConfig | None:
+    """Return what a folder says of how to generate, which transformers reads beside weights that it loads itself."""
+    return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
+
+
+def _load_expanded(
+    folder: Path, config: PreTrainedConfig, quantization: Quantization, dtype: torch.dtype
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Make a model of a checkpoint's integers, expanded, and say what transformers says of loading it."""
+    weights = PackedWeights(folder, quantization)
+    tensors = {name: weights.tensor(name) for name in weights.names()}
+    plain = copy.deepcopy(config)
+    for key in ("quantization_config", "compression_config"):
+        plain.__dict__.pop(key, None)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, found = kind.from_pretrained(
+        None,
+        config=plain,
+        state_dict={name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+        dtype=dtype,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    if (generation := generation_defaults(folder)) is not None:
+        model.generation_config = generation
+    return model, found
 
 
 def limit_compiled_shapes() -> None:
@@ -206,6 +276,14 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"it has layers that keep no plain KV cache ({', '.join(sorted(set(config.layer_types)))})"
     if problem:
         raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
+
+
+def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
+    """Raise StartupError for requests that may be longer than the model is good for."""
+    if max_model_len is not None and max_model_len > context_length(config):
+        raise StartupError(
+            f"--max-model-len is {max_model_len}, but the model is good for {context_length(config)} tokens."
+        )
 
 
 def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:

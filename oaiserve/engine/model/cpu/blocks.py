@@ -1,4 +1,4 @@
-"""Matrices that stay in the blocks of a GGUF file: a few bits a weight, and scales that neighbours share."""
+"""Matrices in the blocks of a GGUF file, or in such blocks: a few bits a weight, and scales that neighbours share."""
 
 from __future__ import annotations
 
@@ -34,18 +34,25 @@ FORMATS = {
     14: Format("Q6_K", 256, 210),
     20: Format("IQ4_NL", 32, 18),
     23: Format("IQ4_XS", 256, 136),
+    # Of no file: integers from which a zero, an integer too, is subtracted before they are scaled.
+    1004: Format("4 bits with zeros", 32, 19),
+    1008: Format("8 bits with zeros", 32, 35),
 }
+_Q4_0, _Q8_0, _Q4_Z, _Q8_Z = 2, 8, 1004, 1008
+# A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
+_SCALE_ERROR = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A matrix [n, k] in a mapped file, whose rows are not copied until native code packs them."""
+    """A matrix [n, k] in a mapped file, or in memory, whose rows are not copied until native code packs them."""
 
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
     kind: int  # the number of the format
     rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
     file: mmap.mmap | None = None  # that is mapped
     offset: int = 0  # of the data in the file
+    columns: NDArray[np.int32] | None = None  # [k], which column of the matrix each one of the data is; None: the same
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,11 +81,71 @@ class Blocks:
 
     def expand(self) -> Tensor:
         """Return the weights in float32, as the reference implementation of the format has them."""
-        return expand(self.data[self.rows], self.kind)
+        weights = expand(self.data[self.rows], self.kind)
+        if self.columns is None:
+            return weights
+        return torch.empty_like(weights).index_copy_(1, torch.from_numpy(self.columns).long(), weights)
 
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
+    if kind in (_Q4_Z, _Q8_Z):
+        return _expand_with_zeros(data, kind)
     import gguf  # only a few starts need it
 
     return torch.from_numpy(np.array(gguf.dequantize(data, gguf.GGMLQuantizationType(kind)), np.float32))
+
+
+def _expand_with_zeros(data: NDArray[np.uint8], kind: int) -> Tensor:
+    blocks = torch.from_numpy(np.ascontiguousarray(data)).view(len(data), -1, FORMATS[kind].num_bytes)
+    scales = blocks[..., :2].contiguous().view(torch.float16)
+    zeros = blocks[..., 2:3].contiguous().view(torch.int8)
+    codes, half = blocks[..., 3:], 128
+    if kind == _Q4_Z:
+        codes, half = torch.cat([codes & 15, codes >> 4], dim=-1), 8
+    return ((codes.int() - half - zeros.int()).float() * scales.float()).flatten(1)
+
+
+def of_integers(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, columns: Tensor | None = None
+) -> Blocks | None:
+    """Return the weights (codes - zeros) * scales as blocks, which keep codes and zeros as they are.
+
+    `codes` are uint8 [n, k] of 4 or 8 `bits`. `scales` [n, groups] are each for k / groups neighbours, and so are
+    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. Returns None where blocks cannot
+    hold this: a group is no multiple of 32, or a scale does not fit into 16 bits.
+    """
+    (n, k), groups = codes.shape, scales.shape[1]
+    if k % groups or k // groups % 32:
+        return None
+    halves = scales.half()
+    if not bool(((halves.float() - scales.float()).abs() <= scales.float().abs() * _SCALE_ERROR).all()):
+        return None
+    half = 1 << (bits - 1)
+    if zeros is not None and bool((zeros == half).all()):
+        zeros = None
+    kind = {(4, False): _Q4_0, (8, False): _Q8_0, (4, True): _Q4_Z, (8, True): _Q8_Z}[bits, zeros is not None]
+    blocks = new_blocks(kind, n, k, columns)
+    data = torch.from_numpy(blocks.data).view(n, k // 32, FORMATS[kind].num_bytes)
+
+    def of_blocks(of_groups: Tensor) -> Tensor:
+        return of_groups.repeat_interleave(k // groups // 32, dim=1)[..., None].contiguous().view(torch.uint8)
+
+    data[..., :2] = of_blocks(halves)
+    if zeros is not None:
+        data[..., 2:3] = of_blocks((zeros.int() - half).to(torch.int8))
+    values = codes.view(n, k // 32, 32)
+    if bits == 4:
+        values = values[..., :16] | values[..., 16:] << 4
+    elif zeros is None:
+        values = values ^ 128  # this format has signed integers
+    data[..., -values.shape[-1] :] = values
+    return blocks
+
+
+def new_blocks(kind: int, n: int, k: int, columns: Tensor | None = None) -> Blocks:
+    """Return blocks of a format in memory of their own, still without values."""
+    form = FORMATS[kind]
+    row_bytes = k // form.weights * form.num_bytes
+    order = None if columns is None else columns.numpy().astype(np.int32)
+    return Blocks(np.empty((n, row_bytes), np.uint8), kind, np.arange(n), columns=order)

@@ -119,7 +119,8 @@ def _is_sound(path: Path) -> bool:
 def _kind(dtype: torch.dtype, weights: Form) -> str:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
-    return ELEMENTS[dtype] if weights == "none" else f"{ELEMENTS[dtype]}-{weights}"
+    form = "blocks" if weights == "int4" else weights
+    return ELEMENTS[dtype] if form == "none" else f"{ELEMENTS[dtype]}-{form}"
 
 
 def _flags(kind: str) -> list[str]:

@@ -151,9 +151,10 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 _BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_groups": ((_DECODER, c_long), _INDEX),
     "add_blocks": ((_DECODER, _POINTER, _POINTER, _POINTER, c_long, c_long, _POINTER), _INDEX),
+    "encode_blocks": ((_POINTER, _POINTER, c_long, c_long, c_int, _POINTER), None),
     "expand_row": ((_DECODER, _INDEX, c_long, _POINTER), None),
     "embed_blocks": ((_DECODER, _INDEX, _INDEX, c_float), _INDEX),
-    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool), _INDEX),
+    "quantize": ((_DECODER, _INDEX, _INDEX, c_long, c_bool, _POINTER), _INDEX),
 }
 
 

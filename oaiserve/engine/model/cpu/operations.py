@@ -59,6 +59,7 @@ class Operations:
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
         self._widths: dict[int, int] = {}  # of the input of weights that are in blocks, by their index
+        self._orders: dict[int, int] = {}  # of their columns, where it is not that of the input: an array that is kept
         self._block_indices: dict[int, int] = {}  # the index of such weights, by the id() of the matrix
         self._groups = -1  # the buffer of what these read
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
@@ -120,7 +121,8 @@ class Operations:
         """Return what a product with these weights reads: x, or x in eight bits, for which it adds an operation."""
         if weights not in self._widths:
             return x
-        self._operation("quantize", self._library.quantize, x, self._groups, self._widths[weights], of_logits_rows)
+        arguments = (x, self._groups, self._widths[weights], of_logits_rows, self._orders.get(weights))
+        self._operation("quantize", self._library.quantize, *arguments)
         return self._groups
 
     def _layer(self, layer: Layer, residual_scale: float) -> None:
@@ -277,7 +279,11 @@ class Operations:
             biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
             bias = torch.cat(biases).contiguous()
         blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
-        if len(blocks) == len(matrices) and all(len(rows) % PANEL == 0 for rows in blocks[:-1]):
+        if (
+            len(blocks) == len(matrices)
+            and all(len(rows) % PANEL == 0 for rows in blocks[:-1])
+            and all(_have_one_order(blocks[0], rows) for rows in blocks[1:])
+        ):
             return self._block_weights(matrices[0].weight, blocks, bias)
         tensors = [self._tensor(m.weight) for m in matrices]
         weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
@@ -289,11 +295,17 @@ class Operations:
         if gate.bias is not None or up.bias is not None:
             raise NotKnown("its gated MLP has biases")
         n, k = gate.weight.shape
-        if isinstance(gate.weight, Blocks) and isinstance(up.weight, Blocks) and gate.weight.kind == up.weight.kind:
+        if (
+            isinstance(gate.weight, Blocks)
+            and isinstance(up.weight, Blocks)
+            and gate.weight.kind == up.weight.kind
+            and _have_one_order(gate.weight, up.weight)
+        ):
             # A panel has sixteen rows of each.
             halves = [_padded(matrix.addresses(), LANES).reshape(-1, 1, LANES) for matrix in (gate.weight, up.weight)]
             rows = np.concatenate(halves, axis=1).reshape(-1)
-            index = self._pack(rows, np.full(len(rows) // PANEL, gate.weight.kind, np.int32), len(rows), k, None)
+            kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
+            index = self._pack(rows, kinds, len(rows), k, None, gate.weight.columns)
             gate.weight.give_back()
             up.weight.give_back()
             return index
@@ -306,19 +318,30 @@ class Operations:
             return self._block_indices[id(whole)]
         rows = _padded(np.concatenate([part.addresses() for part in parts]), PANEL)
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
-        index = self._pack(rows, kinds, sum(len(part) for part in parts), parts[0].shape[1], bias)
+        n, k = sum(len(part) for part in parts), parts[0].shape[1]
+        index = self._pack(rows, kinds, n, k, bias, parts[0].columns)
         for part in parts:
             part.give_back()
         if len(parts) == 1 and bias is None:
             self._block_indices[id(whole)] = index
         return index
 
-    def _pack(self, rows: NDArray[np.uintp], kinds: NDArray[np.int32], n: int, k: int, bias: Tensor | None) -> int:
+    def _pack(
+        self,
+        rows: NDArray[np.uintp],
+        kinds: NDArray[np.int32],
+        n: int,
+        k: int,
+        bias: Tensor | None,
+        columns: NDArray[np.int32] | None,
+    ) -> int:
         bias_pointer = None if bias is None else bias.data_ptr()
         index: int = self._library.add_blocks(
             self._handle, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, bias_pointer
         )
         self._widths[index] = k
+        if columns is not None:
+            self._orders[index] = self._keep(torch.from_numpy(columns))
         return index
 
     def _tensor(self, weight: Tensor | Blocks) -> Tensor:
@@ -357,6 +380,13 @@ def _matrices(layer: Layer) -> list[Matrix]:
     qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
     mlp = [layer.mlp.gate, layer.mlp.up, layer.mlp.down] if isinstance(layer.mlp, MLP) else []
     return [matrix for matrix in (*qkv, layer.attention.out, *mlp) if matrix is not None]
+
+
+def _have_one_order(first: Blocks, second: Blocks) -> bool:
+    """Return whether two matrices have their columns in the same order, so that they can read the same input."""
+    if first.columns is None or second.columns is None:
+        return first.columns is second.columns
+    return np.array_equal(first.columns, second.columns)
 
 
 def _padded(addresses: NDArray[np.uintp], multiple: int) -> NDArray[np.uintp]:

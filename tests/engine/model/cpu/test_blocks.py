@@ -12,14 +12,15 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput
 from oaiserve.engine.model.cpu.operations import _padded
 from tests.engine.model.cpu.small_models import compiled_for
 from tools.random_gguf import random_blocks
 
 pytestmark = pytest.mark.compiler
-KINDS = [Kind(kind) for kind in FORMATS]
+KINDS = list(FORMATS)
+OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
 N, K, ROWS = 80, 512, 15  # the last panel has columns beyond n, and the rows make tiles of several heights
 
 
@@ -36,13 +37,15 @@ class Product:
         self._library, self._table, self._n = library, table, len(matrix)
         n, k = matrix.shape
         self._decoder, self._pool = library.decoder(), library.pool(num_threads)
+        self._columns = matrix.columns
+        order = None if matrix.columns is None else matrix.columns.ctypes.data
         hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k)
         rows, kinds = _padded(matrix.addresses(), 32), np.full(-(-n // 32), matrix.kind, np.int32)
         self.weights = library.add_blocks(self._decoder, self._pool, rows.ctypes.data, kinds.ctypes.data, n, k, None)
         library.embed(self._decoder, hidden, table.data_ptr(), None, k, 1.0)
         library.norm(self._decoder, hidden, x, Normalize(width=k), True)
-        library.quantize(self._decoder, x, groups, k, True)
+        library.quantize(self._decoder, x, groups, k, True, order)
         library.logits(self._decoder, groups, self.weights, 1.0, 0.0)
 
     def __del__(self) -> None:
@@ -63,10 +66,19 @@ class Product:
         return out
 
 
-def random_matrix(kind: Kind) -> Blocks:
-    rng = np.random.default_rng(int(kind))
-    # In another order than the file's, as the queries and keys of some families are.
-    return Blocks(random_blocks(rng, kind, N, K), int(kind), rng.permutation(N))
+def random_matrix(kind: int) -> Blocks:
+    rng = np.random.default_rng(kind)
+    if kind not in OUR_KINDS:
+        # In another order than the file's, as the queries and keys of some families are.
+        return Blocks(random_blocks(rng, Kind(kind), N, K), kind, rng.permutation(N))
+    bits = 4 if FORMATS[kind].num_bytes < 32 else 8
+    codes, zeros = (torch.from_numpy(rng.integers(0, 1 << bits, (N, k), np.uint8)) for k in (K, K // 64))
+    scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, K // 64)).astype(np.float16))
+    # Columns in another order than the input's, as where GPTQ has quantized those first that matter most.
+    blocks = of_integers(codes, scales, zeros, bits, torch.from_numpy(rng.permutation(K)))
+    assert blocks is not None
+    assert blocks.kind == kind
+    return blocks
 
 
 def in_eight_bits(x: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -75,22 +87,58 @@ def in_eight_bits(x: NDArray[np.float32]) -> NDArray[np.float64]:
     return (np.rint(groups / scales) * scales.astype(np.float64)).reshape(x.shape)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_packed_weights_are_those_of_the_reference(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
+def test_packed_weights_are_those_of_the_reference(library: Library, kind: int) -> None:
     matrix = random_matrix(kind)
     product = Product(library, matrix, torch.zeros(1, K), 1)
-    expected = gguf.dequantize(matrix.data, kind)[matrix.rows]
     found = np.stack([product.row(index, K) for index in range(N)])
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    if kind in OUR_KINDS:
+        assert (found == matrix.expand().numpy()[:, matrix.columns]).all()
+    else:
+        expected = gguf.dequantize(matrix.data, Kind(kind))[matrix.rows]
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_threads(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("has_zeros", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int) -> None:
+    rng = np.random.default_rng(bits)
+    n, k, half = 5, 128, 1 << (bits - 1)
+    codes = torch.from_numpy(rng.integers(0, 1 << bits, (n, k), np.uint8))
+    zeros = torch.from_numpy(rng.integers(0, 1 << bits, (n, groups), np.uint8)) if has_zeros else None
+    scales = torch.from_numpy(rng.uniform(-2, 2, (n, groups)).astype(np.float16))
+    columns = torch.from_numpy(rng.permutation(k))
+    expected = torch.empty(n, k)
+    for row in range(n):
+        for place in range(k):
+            group = place // (k // groups)
+            zero = half if zeros is None else int(zeros[row, group])
+            expected[row, columns[place]] = (int(codes[row, place]) - zero) * float(scales[row, group])
+    blocks = of_integers(codes, scales, zeros, bits, columns)
+    assert blocks is not None
+    assert torch.equal(blocks.expand(), expected)
+    assert torch.equal(blocks[1:3].expand(), expected[1:3])
+
+
+def test_what_no_block_can_hold_makes_none() -> None:
+    codes, scales = torch.zeros(3, 96, dtype=torch.uint8), torch.ones(3, 2)
+    assert of_integers(codes, scales, None, 4) is None  # groups of 48
+    scales = torch.ones(3, 3)
+    assert of_integers(codes, scales, None, 4) is not None
+    for scale in (1e6, 1e-9):
+        scales[1, 1] = scale
+        assert of_integers(codes, scales, None, 4) is None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
+def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_threads(library: Library, kind: int) -> None:
     matrix = random_matrix(kind)
     table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
     product = Product(library, matrix, table, 1)
     together = product.of(list(range(ROWS)))
-    expected = in_eight_bits(table.numpy()) @ matrix.expand().double().numpy().T
+    columns = np.arange(K) if matrix.columns is None else matrix.columns
+    expected = in_eight_bits(table.numpy()[:, columns]) @ matrix.expand().double().numpy()[:, columns].T
     np.testing.assert_allclose(together, expected, atol=2e-6 * np.abs(expected).max() * 10)
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
@@ -100,6 +148,6 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
 def test_numbers_that_are_not_finite_make_products_that_are_not(library: Library) -> None:
     table = torch.ones(3, K)
     table[1, 7], table[2, 300] = float("inf"), float("nan")
-    found = Product(library, random_matrix(Kind.Q4_K), table, 1).of([0, 1, 2])
+    found = Product(library, random_matrix(int(Kind.Q4_K)), table, 1).of([0, 1, 2])
     assert np.isfinite(found[0]).all()
     assert not np.isfinite(found[1:]).any()

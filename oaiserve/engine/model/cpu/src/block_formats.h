@@ -2,7 +2,8 @@
 //
 // A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
 // minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one
-// arrangement (blocks.h), which a few numbers describe: `Layout`.
+// arrangement (blocks.h), which a few numbers describe: `Layout`. Two more formats, of no file, are for the checkpoints
+// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace oaiserve {
 constexpr long BLOCK_GROUP = 32;  // neighbours along k that are read together
 constexpr long SUPER = 256;       // neighbours that share a scale of their scales, in formats that have one
 
-// As GGUF numbers them.
+// As GGUF numbers them. Those above 1,000 are our own.
 enum class Format : int32_t {
   Q4_0 = 2,
   Q4_1 = 3,
@@ -28,6 +29,8 @@ enum class Format : int32_t {
   Q6_K = 14,
   IQ4_NL = 20,
   IQ4_XS = 23,
+  Q4_Z = 1004,
+  Q8_Z = 1008,
 };
 
 // The codes of these formats are places in this table, plus 128.
@@ -40,6 +43,7 @@ struct Layout {
   bool is_super;  // scales are small integers times a scale that 256 neighbours share
   bool has_min;
   bool is_codebook;
+  bool has_zero = false;  // the minimum is an integer times minus the scale
 
   // Runs of 16 with minimums, of which there are many, have both integers in one byte.
   constexpr bool has_nibbles() const { return has_min && run == 16; }
@@ -62,6 +66,8 @@ constexpr Layout layout_of(Format format) {
     case Format::Q6_K: return {4, 2, 32, 16, true, false, false};
     case Format::IQ4_NL: return {4, 0, 128, 32, false, false, true};
     case Format::IQ4_XS: return {4, 0, 128, 32, true, false, true};
+    case Format::Q4_Z: return {.low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
+    case Format::Q8_Z: return {.low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
   }
   return {};
 }
@@ -81,6 +87,8 @@ constexpr long block_bytes(Format format) {
     case Format::Q6_K: return 210;
     case Format::IQ4_NL: return 18;
     case Format::IQ4_XS: return 136;
+    case Format::Q4_Z: return 19;
+    case Format::Q8_Z: return 35;
   }
   return 0;
 }
@@ -100,6 +108,8 @@ auto for_format(Format format, Body&& body) {
     case Format::Q5_K: return body.template operator()<Format::Q5_K>();
     case Format::Q6_K: return body.template operator()<Format::Q6_K>();
     case Format::IQ4_NL: return body.template operator()<Format::IQ4_NL>();
+    case Format::Q4_Z: return body.template operator()<Format::Q4_Z>();
+    case Format::Q8_Z: return body.template operator()<Format::Q8_Z>();
     default: return body.template operator()<Format::IQ4_XS>();
   }
 }
@@ -108,7 +118,7 @@ auto for_format(Format format, Body&& body) {
 struct Group {
   uint8_t codes[BLOCK_GROUP];
   uint16_t scale, min;      // of the group, or of the block that it is in
-  int8_t scales[2], mins[2];  // of its runs, where scales are integers
+  int8_t scales[2], mins[2];  // of its runs, where scales are integers; the first minimum may be an integer zero
 };
 
 inline uint16_t half_at(const uint8_t* p) {
@@ -207,6 +217,13 @@ void read_group(const uint8_t* block, long group, Group& out) {
     const int low = block[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(block + 2) >> group * 2 & 3;
     out.scales[0] = int8_t((low | high << 4) - 32);
     read_nibbles(block + 8 + group * 16, out.codes);
+  } else if constexpr (FORMAT == Format::Q4_Z || FORMAT == Format::Q8_Z) {
+    out.scale = half_at(block);
+    out.mins[0] = int8_t(block[2]);
+    if constexpr (FORMAT == Format::Q4_Z)
+      read_nibbles(block + 3, out.codes);
+    else
+      std::memcpy(out.codes, block + 3, sizeof(out.codes));
   }
 }
 

@@ -45,18 +45,26 @@ class EmbedBlocks : public Operation {
   float scale_;
 };
 
-// out = x in eight bits, for the product that follows.
+// out = x in eight bits, for the product that follows. With an `order`, which the caller keeps alive, number i of a row
+// is x[order[i]].
 template <class T>
 class QuantizeRows : public Operation {
  public:
-  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows)
-      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows) {}
+  QuantizeRows(Buffer<T>& x, Buffer<QuantizedGroup>& out, long width, bool of_logits_rows, const int32_t* order)
+      : x_(x), out_(out), width_(width), of_logits_rows_(of_logits_rows), order_(order) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(rows(step), width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, rows(step), width_);
     for (long row = range.first; row < range.last; row++)
-      for (long group = 0; group < width_ / BLOCK_GROUP; group++)
-        quantize_group(x_.row(row) + group * BLOCK_GROUP, out_.row(row)[group]);
+      for (long group = 0; group < width_ / BLOCK_GROUP; group++) {
+        const T* x = x_.row(row) + group * BLOCK_GROUP;
+        alignas(64) T picked[BLOCK_GROUP];
+        if (order_) {
+          for (long i = 0; i < BLOCK_GROUP; i++) picked[i] = x_.row(row)[order_[group * BLOCK_GROUP + i]];
+          x = picked;
+        }
+        quantize_group(x, out_.row(row)[group]);
+      }
   }
 
  private:
@@ -65,6 +73,7 @@ class QuantizeRows : public Operation {
   Buffer<QuantizedGroup>& out_;
   long width_;
   bool of_logits_rows_;
+  const int32_t* order_;
 };
 
 }  // namespace oaiserve

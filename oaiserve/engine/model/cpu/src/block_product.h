@@ -175,7 +175,10 @@ Scaling load_scaling(const uint8_t* chunk, long group, int run, long column) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   Scaling out{load_halves(chunk + column * 2), {}};
-  if constexpr (L.has_min) out.min = load_halves(chunk + P::MINS + column * 2);
+  if constexpr (L.has_zero)
+    out.min = -out.scale * load_int8<Vector>(reinterpret_cast<const int8_t*>(chunk + P::MINS + column));
+  else if constexpr (L.has_min)
+    out.min = load_halves(chunk + P::MINS + column * 2);
   const uint8_t* at = chunk + P::SMALL_SCALES + group * P::INTEGERS + run * PANEL + column;
   if constexpr (L.has_nibbles()) {
     const Vector both = load_int8<Vector>(reinterpret_cast<const int8_t*>(at));

@@ -23,7 +23,7 @@ struct Places {
   static constexpr long FLOATS = PANEL * 2;                // 16-bit scales, or minimums
   static constexpr long INTEGERS = L.is_super ? PANEL * L.runs() : 0;  // of a group
   static constexpr long MINS = FLOATS;
-  static constexpr long SMALL_SCALES = FLOATS * (1 + L.has_min);
+  static constexpr long SMALL_SCALES = MINS + (L.has_zero ? PANEL : L.has_min ? FLOATS : 0);
   static constexpr long SMALL_MINS = SMALL_SCALES + INTEGERS * GROUPS;
   static constexpr long HEAD = SMALL_MINS + (L.has_min && !L.has_nibbles() ? INTEGERS * GROUPS : 0);
   static constexpr long LOW = QUADS * PLANE * L.low_bits / 8, HIGH = QUADS * PLANE * L.high_bits / 8;
@@ -74,7 +74,10 @@ void pack_panel(const uint8_t* const* rows, long k, uint8_t* panel) {
         Group group;
         read_group<FORMAT>(rows[column] + chunk * block_bytes(FORMAT), i, group);
         std::memcpy(panel + column * 2, &group.scale, 2);
-        if constexpr (L.has_min) std::memcpy(panel + P::MINS + column * 2, &group.min, 2);
+        if constexpr (L.has_zero)
+          panel[P::MINS + column] = uint8_t(group.mins[0]);
+        else if constexpr (L.has_min)
+          std::memcpy(panel + P::MINS + column * 2, &group.min, 2);
         if constexpr (L.is_super)
           for (int run = 0; run < L.runs(); run++) {
             const long at = i * P::INTEGERS + run * PANEL + column;
@@ -130,7 +133,11 @@ void expand_column(const uint8_t* panel, long column, long k, float* out) {
   constexpr Layout L = P::L;
   for (long chunk = 0; chunk < k / L.chunk(); chunk++, panel += P::CHUNK) {
     const float scale = half_to_float(half_at(panel + column * 2));
-    const float min = L.has_min ? half_to_float(half_at(panel + P::MINS + column * 2)) : 0;
+    float min = 0;
+    if constexpr (L.has_zero)
+      min = -scale * float(int8_t(panel[P::MINS + column]));
+    else if constexpr (L.has_min)
+      min = half_to_float(half_at(panel + P::MINS + column * 2));
     for (long i = 0; i < P::GROUPS; i++)
       for (int run = 0; run < L.runs(); run++, out += L.run) {
         const long at = P::SMALL_SCALES + i * P::INTEGERS + run * PANEL + column;

@@ -19,6 +19,7 @@
 #include "experts.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
+#include "encode_blocks.h"
 #endif
 #include "paged_attention.h"
 #include "quantized.h"
@@ -289,6 +290,12 @@ long oaiserve_add_blocks(Decoder* decoder, Pool* pool, const uint8_t* const* row
   });
 }
 
+// Quantizes `weights` [n, k] to blocks of a format of encode_blocks.h, as a GGUF file has them, on the threads of `pool`.
+void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Format format, uint8_t* out) {
+  EncodeRows encoding(weights, n, k, format, out);
+  pool->run(encoding);
+}
+
 // Writes row `row` of such weights, expanded, to `out` [k].
 void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* out) {
   expand_row(std::get<BlockLinear>(decoder->weights[weights]), row, out);
@@ -315,9 +322,10 @@ long oaiserve_embed_blocks(Decoder* decoder, long out, long weights, float scale
                                     scale);
 }
 
-long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows) {
+// `order` [width] may be null.
+long oaiserve_quantize(Decoder* decoder, long x, long out, long width, bool of_logits_rows, const int32_t* order) {
   return add_operation<QuantizeRows<Element>>(*decoder, decoder->elements[x], decoder->groups[out], width,
-                                              of_logits_rows);
+                                              of_logits_rows, order);
 }
 #endif
 

@@ -1,0 +1,63 @@
+"""The weights of a checkpoint, quantized to about 4 bits when they are loaded: --quantize int4.
+
+The blocks are those of GGUF files, and native code finds the scale of each (src/encode_blocks.h). Nothing else of the
+model is needed for that, so a matrix is read, quantized and forgotten, and the whole model is never in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from pathlib import Path
+
+from torch import Tensor
+
+from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
+from oaiserve.engine.model.cpu.encode import Encoder
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.tensor_files import TensorFiles
+
+_IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
+# What an error costs most in: values that attention mixes, the last matrix of a layer, and the two of tokens.
+_MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
+_MOST_BITS = re.compile(r"(embed_tokens|lm_head)\.weight$")
+
+
+class Int4Weights:
+    """The weights in the mapped files of a checkpoint, quantized each time that they are asked for."""
+
+    rope_factors = None  # which a GGUF file may have; here they follow from config.json
+
+    def __init__(self, folder: Path, library: Library, num_threads: int) -> None:
+        """Map the files. Raises BadFile for a header that does not describe its file, and MemoryError."""
+        self._files = TensorFiles(folder)
+        self._encode = Encoder(library, num_threads)
+
+    def names(self) -> set[str]:
+        return {name for name in self._files.names() if not name.endswith("inv_freq")}
+
+    def leave_out_beyond(self, parameters: Container[str]) -> None:
+        """Leave out what the model has no parameter for, and does not need."""
+        self._files.leave_out_beyond(parameters)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(name)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """Return a matrix, quantized, or None for a tensor that stays as it is."""
+        shape = self.shape(name)
+        kind = _kind(name)
+        if len(shape) != 2 or shape[1] % FORMATS[kind].weights:
+            return None
+        blocks = self._encode(self._files.tensor(name), kind)
+        self._files.give_back()
+        return blocks
+
+    def tensor(self, name: str) -> Tensor:
+        return self._files.tensor(name)
+
+
+def _kind(name: str) -> int:
+    if _MOST_BITS.search(name):
+        return _Q8_0
+    return _Q5_1 if _MORE_BITS.search(name) else _IQ4_NL

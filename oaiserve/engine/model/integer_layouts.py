@@ -1,0 +1,162 @@
+"""The layouts in which AWQ, GPTQ and compressed-tensors store a matrix: where its integers, scales and zeros are.
+
+A weight is (integer - zero) * scale, and neighbours of a row share scale and zero. All layouts put several integers
+into one of 32 bits, the first into the lowest bits; they differ in the direction, the order, and in what a zero is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# AWQ stores eight columns in this order: column 0, column 2, and so on.
+_AWQ_ORDER = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+
+
+class Integers(NamedTuple):
+    """A matrix [n, k] in integers. Its columns may be in another order, so that each group consists of neighbours."""
+
+    codes: Tensor  # uint8 [n, k]
+    scales: Tensor  # [n, groups]
+    zeros: Tensor | None  # uint8 [n, groups]; None: half of the range
+    bits: int
+    columns: Tensor | None = None  # [k], which column of the matrix each one of the codes is; None: the same
+
+    def expand(self) -> Tensor:
+        """Return the weights in float32."""
+        (n, k), groups = self.codes.shape, self.scales.shape[1]
+        zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.float()[..., None]
+        grouped = self.codes.view(n, groups, k // groups).float()
+        weights = ((grouped - zeros) * self.scales.float()[..., None]).view(n, k)
+        if self.columns is None:
+            return weights
+        return torch.empty_like(weights).index_copy_(1, self.columns, weights)
+
+
+class BadLayout(Exception):
+    """The parts of a matrix do not fit together; the message says which, and goes on after the name of the matrix."""
+
+
+def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
+    """Return a matrix of 4 bits: `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], `scales` [groups, n]."""
+    _check_packed(qweight=qweight, qzeros=qzeros)
+    _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
+    (k, words), (groups, n) = qweight.shape, scales.shape
+    _check(words * 8 == n, f"has the shape {tuple(qweight.shape)}, but its scales are for {n} rows")
+    _check(qzeros.shape == (groups, words), f"has qzeros of the shape {tuple(qzeros.shape)}, and not {(groups, words)}")
+    _check_groups(k, groups)
+
+    def columns(packed: Tensor) -> Tensor:
+        found = _fields(packed, 4).unflatten(1, (-1, 8))
+        return torch.empty_like(found).index_copy_(2, _AWQ_ORDER, found).flatten(1).T.contiguous()
+
+    return Integers(columns(qweight), scales.T.contiguous(), columns(qzeros), 4)
+
+
+def gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, bits: int, *, zeros_less_one: bool
+) -> Integers:
+    """Return a matrix: `qweight` int32 [k * bits / 32, n] and `qzeros` int32 [groups, n * bits / 32].
+
+    `scales` are [groups, n], and `g_idx` [k] has the group of each column.
+    """
+    _check_packed(qweight=qweight, qzeros=qzeros)
+    _check(scales.dim() == 2, f"has scales of the shape {tuple(scales.shape)}")
+    (words, n), groups = qweight.shape, len(scales)
+    k = words * 32 // bits
+    _check(scales.shape == (groups, n), f"has scales for {scales.shape[-1]} rows, but {n} rows")
+    expected = (groups, n * bits // 32)
+    _check(qzeros.shape == expected, f"has qzeros of the shape {tuple(qzeros.shape)}, and not {expected}")
+    _check_groups(k, groups)
+    codes, zeros = _fields(qweight.T.contiguous(), bits), _fields(qzeros, bits)
+    if zeros_less_one:  # a zero of 0 has become the largest number
+        zeros = (zeros + 1) & (1 << bits) - 1
+    return _grouped(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, g_idx)
+
+
+def packed(
+    weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, bits: int, k: int
+) -> Integers:
+    """Return a matrix as compressed-tensors packs it: `weight` int32 [n, k * bits / 32] and `scale` [n, groups].
+
+    `zero_point` is int32 [n * bits / 32, groups], or int8 [n, groups] and signed.
+    """
+    _check_packed(weight_packed=weight)
+    _check(scale.dim() == 2, f"has scales of the shape {tuple(scale.shape)}")
+    (n, words), groups = weight.shape, scale.shape[-1]
+    _check(words == -(-k * bits // 32), f"has the shape {tuple(weight.shape)}, which does not hold {k} columns")
+    _check(scale.shape == (n, groups), f"has scales of the shape {tuple(scale.shape)}, but {n} rows")
+    _check_groups(k, groups)
+    zeros = None
+    if zero_point is not None and zero_point.dtype == torch.int32:
+        expected = (-(-n * bits // 32), groups)
+        _check(zero_point.shape == expected, f"has zeros of the shape {tuple(zero_point.shape)}, and not {expected}")
+        zeros = _fields(zero_point.T.contiguous(), bits)[:, :n].T.contiguous()
+    elif zero_point is not None:
+        zeros = _signed_zeros(zero_point, n, groups, bits)
+    return _grouped(_fields(weight, bits)[:, :k].contiguous(), scale, zeros, bits, g_idx)
+
+
+def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Integers:
+    """Return a matrix whose integers are int8 [n, k], with `scale` [n, groups] and `zero_point` int8 [n, groups].
+
+    Both may be for all rows together, and then have one number.
+    """
+    is_right = weight.dtype == torch.int8 and weight.dim() == 2
+    _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and int8")
+    n, k = weight.shape
+    scale = scale.expand(n, 1).contiguous() if scale.numel() == 1 else scale.view(len(scale), -1)
+    _check(len(scale) == n, f"has scales of the shape {tuple(scale.shape)}, but {n} rows")
+    groups = scale.shape[1]
+    _check_groups(k, groups)
+    zeros = None
+    if zero_point is not None:
+        zeros = _signed_zeros(zero_point.expand(n, 1) if zero_point.numel() == 1 else zero_point, n, groups, 8)
+    return _grouped(weight.contiguous().view(torch.uint8) ^ 128, scale, zeros, 8, g_idx)
+
+
+def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None) -> Integers:
+    """Return the integers with the columns of each group side by side, and in the order of the groups."""
+    k, groups = codes.shape[1], scales.shape[1]
+    if g_idx is None:
+        return Integers(codes, scales, zeros, bits)
+    _check(g_idx.shape == (k,), f"has a group for each of {g_idx.numel()} columns, and not {k}")
+    if bool((g_idx == torch.arange(k) // (k // groups)).all()):
+        return Integers(codes, scales, zeros, bits)
+    least, most = int(g_idx.min()), int(g_idx.max())
+    _check(least >= 0 and most < groups, f"has columns of the groups {least} to {most}, but only {groups} groups")
+    columns = g_idx.long().argsort(stable=True)
+    sizes = g_idx.long().bincount(minlength=groups)
+    _check(bool((sizes == k // groups).all()), f"has groups of {int(sizes.min())} to {int(sizes.max())} columns")
+    return Integers(codes[:, columns], scales, zeros, bits, columns)
+
+
+def _fields(packed: Tensor, bits: int) -> Tensor:
+    """Return the unsigned numbers of 4 or 8 bits in each row, lowest bits first."""
+    in_bytes = packed.contiguous().view(torch.uint8)
+    return in_bytes if bits == 8 else torch.stack([in_bytes & 15, in_bytes >> 4], dim=-1).flatten(1)
+
+
+def _signed_zeros(zero_point: Tensor, n: int, groups: int, bits: int) -> Tensor:
+    half = 1 << (bits - 1)
+    _check(zero_point.shape == (n, groups), f"has zeros of the shape {tuple(zero_point.shape)}, and not {(n, groups)}")
+    zeros = zero_point.int() + half
+    _check(bool(((zeros >= 0) & (zeros < 2 * half)).all()), f"has zeros beyond {bits} bits")
+    return zeros.to(torch.uint8)
+
+
+def _check_packed(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        is_right = tensor.dtype == torch.int32 and tensor.dim() == 2
+        _check(is_right, f"has a {name} of {tensor.dim()} dimensions of {tensor.dtype}, and not 2 of int32")
+
+
+def _check_groups(k: int, groups: int) -> None:
+    _check(0 < groups <= k and k % groups == 0, f"has {k} columns, which make no {groups} groups of one size")
+
+
+def _check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise BadLayout(problem)

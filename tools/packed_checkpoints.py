@@ -1,0 +1,157 @@
+"""Writes checkpoints whose matrices are packed integers, as AWQ, GPTQ and compressed-tensors write them.
+
+For tests and attacks. What is written is said plainly: numbers are quantized to the nearest integer between the
+extremes of a group, and packed field by field.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+Integers = NDArray[np.int64]
+Layout = Literal["awq", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+class Quantized(NamedTuple):
+    """A matrix [n, k]: (codes - zeros) * scales, where column j belongs to the group `group_of[j]`."""
+
+    codes: Integers  # [n, k]
+    zeros: Integers  # [n, groups]
+    scales: NDArray[np.float32]  # [n, groups]
+    group_of: Integers  # [k]
+
+    def weights(self) -> NDArray[np.float32]:
+        integers = self.codes - self.zeros[:, self.group_of]
+        return integers.astype(np.float32) * self.scales[:, self.group_of]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the matrices of a checkpoint are quantized and stored."""
+
+    layout: Layout
+    bits: int = 4
+    group_size: int = 32  # -1: all of a row
+    is_symmetric: bool = False
+    has_act_order: bool = False  # columns belong to groups in any order
+    scales: torch.dtype = torch.float16
+
+    def group_of(self, k: int, seed: int = 0) -> Integers:
+        """Return the group of each of k columns."""
+        groups = np.arange(k) // (k if self.group_size == -1 else self.group_size)
+        return np.random.default_rng(seed).permutation(groups) if self.has_act_order else groups
+
+    def quantize(self, weight: NDArray[np.float32], seed: int = 0) -> Quantized:
+        group_of = self.group_of(weight.shape[1], seed)
+        scales: list[NDArray[np.float32]] = []
+        zeros: list[Integers] = []
+        half, most = 1 << (self.bits - 1), (1 << self.bits) - 1
+        for group in range(group_of.max() + 1):
+            members = weight[:, group_of == group]
+            low, high = np.minimum(members.min(1), 0), np.maximum(members.max(1), 0)
+            scale = np.maximum(-low, high) / (half - 1) if self.is_symmetric else (high - low) / most
+            scale = torch.from_numpy(scale.astype(np.float32)).to(self.scales).float().numpy()
+            scales.append(scale)
+            zeros.append(np.full(len(scale), half) if self.is_symmetric else np.rint(-low / scale).astype(np.int64))
+        all_scales, all_zeros = np.stack(scales, 1), np.stack(zeros, 1)
+        codes = np.rint(weight / all_scales[:, group_of]).astype(np.int64) + all_zeros[:, group_of]
+        return Quantized(np.clip(codes, 0, most), all_zeros, all_scales, group_of)
+
+    def tensors(self, name: str, matrix: Quantized) -> dict[str, Tensor]:
+        """Return what the file has of a matrix, by the name of its module."""
+        codes, zeros, scales, group_of = matrix
+        in_type = torch.from_numpy(scales).to(self.scales)
+        if self.layout == "awq":
+            found = {
+                "qweight": packed(codes.T, 4, _AWQ_ORDER),
+                "qzeros": packed(zeros.T, 4, _AWQ_ORDER),
+                "scales": in_type.T.contiguous(),
+            }
+        elif self.layout in ("gptq", "gptq_v2"):
+            stored = zeros - 1 & (1 << self.bits) - 1 if self.layout == "gptq" else zeros
+            found = {
+                "qweight": packed(codes, self.bits).T.contiguous(),
+                "qzeros": packed(stored.T, self.bits),
+                "scales": in_type.T.contiguous(),
+                "g_idx": torch.from_numpy(group_of).int(),
+            }
+        elif self.layout == "pack-quantized":
+            found = {
+                "weight_packed": packed(codes, self.bits),
+                "weight_scale": in_type,
+                "weight_shape": torch.tensor(codes.shape),
+            }
+            if not self.is_symmetric:
+                found["weight_zero_point"] = packed(zeros.T, self.bits).T.contiguous()
+        else:
+            found = {"weight": torch.from_numpy(codes - 128).to(torch.int8), "weight_scale": in_type}
+            if not self.is_symmetric:
+                found["weight_zero_point"] = torch.from_numpy(zeros - 128).to(torch.int8)
+        if self.has_act_order and self.layout in ("pack-quantized", "int-quantized"):
+            found["weight_g_idx"] = torch.from_numpy(group_of).int()
+        return {f"{name}.{part}": tensor for part, tensor in found.items()}
+
+    def config(self) -> dict[str, Any]:
+        """Return the quantization_config of config.json."""
+        settings: dict[str, Any]
+        if self.layout == "awq":
+            settings = {"quant_method": "awq", "version": "gemm", "zero_point": True}
+        elif self.layout in ("gptq", "gptq_v2"):
+            settings = {"quant_method": "gptq", "checkpoint_format": self.layout, "desc_act": self.has_act_order}
+        else:
+            weights = {
+                "num_bits": self.bits,
+                "type": "int",
+                "symmetric": self.is_symmetric,
+                "strategy": "channel" if self.group_size == -1 else "group",
+                "group_size": None if self.group_size == -1 else self.group_size,
+                "actorder": "group" if self.has_act_order else None,
+            }
+            group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+            return {
+                "quant_method": "compressed-tensors",
+                "format": self.layout,
+                "config_groups": {"group_0": group},
+                "ignore": ["lm_head"],
+            }
+        return settings | {"bits": self.bits, "group_size": self.group_size}
+
+
+def packed(values: Integers, bits: int, order: list[int] | None = None) -> Tensor:
+    """Pack the numbers of each row into int32, the first into the lowest bits. `order` is that within an int32."""
+    each = 32 // bits
+    fields = values.reshape(len(values), -1, each)[:, :, order or list(range(each))]
+    words = sum(fields[:, :, place] << bits * place for place in range(each))
+    return torch.from_numpy(np.asarray(words).astype(np.uint32).view(np.int32))
+
+
+def write_checkpoint(folder: Path, model: PreTrainedModel, packing: Packing) -> None:
+    """Write a model with its linear layers quantized, except for the last, and give it the weights that this makes."""
+    tensors: dict[str, Tensor] = {}
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
+    for name, parameter in model.named_parameters():
+        module = name.removesuffix(".weight")
+        if module in linear and name.endswith(".weight"):
+            matrix = packing.quantize(parameter.detach().float().numpy())
+            parameter.data = torch.from_numpy(matrix.weights()).to(parameter.dtype)
+            tensors |= packing.tensors(module, matrix)
+        else:
+            parameter.data = parameter.data.to(torch.float16).to(parameter.dtype)
+            tensors[name] = parameter.data.to(torch.float16)
+    folder.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    model.config.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": packing.config(), "dtype": "float16"}
+    path.write_text(json.dumps(config))
