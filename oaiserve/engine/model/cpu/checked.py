@@ -71,7 +71,7 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
     modules = [describe, description, operations]
     code = hashlib.sha256()
     if is_gguf:
-        # The record may have copies of these tensors. All others are read from the file, and compared, at each start.
+        # The record may have copies of these tensors. All others are read from the file at each start.
         packages, digest = (*_PACKAGES, "gguf"), partial(gguf.digest, counts=_is_copied)
         modules += [blocks, part]
         code.update(_GGUF_READER.read_bytes())
