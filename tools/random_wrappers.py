@@ -28,10 +28,6 @@ def _of_states(name: str) -> dict[str, Any]:
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 6},
-    "gemma4_text": {
-        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
-        "sliding_window": 6, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
-    },
     "glm4v_moe_text": {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "first_k_dense_replace": 1,

@@ -15,7 +15,7 @@ from oaiserve.errors import StartupError
 # The wrappers whose text model reads a text as it does without the wrapper. Others attend to a prompt in both
 # directions, or have layers for images between those of the text model.
 WRAPPERS = {
-    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "exaone4_5", "gemma3", "gemma4", "glm46v", "glm4v"),
+    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "exaone4_5", "gemma3", "glm46v", "glm4v"),
     *("glm4v_moe", "got_ocr2", "idefics2", "idefics3", "internvl", "janus", "lfm2_vl", "lighton_ocr", "llava"),
     *("llava_next", "llava_next_video", "llava_onevision", "mistral3", "ovis2", "qwen2_5_vl", "qwen2_vl", "qwen3_5"),
     *("qwen3_5_moe", "qwen3_vl", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
