@@ -2,7 +2,6 @@
 
 four    four replicas beside one with four times the cache, with the real scheduler, under all policies
 model   the model of a replica beside the real one, on the same requests
-cost    the highest rate at which each policy keeps latency within a goal
 scale   1,000 replicas and 100,000 requests a second, with a burst, a zone that fails and a rolling update
 state   what a router takes: time for a decision, memory for a replica and for a prefix
 apart   prefill on replicas of its own, at several shares of them
@@ -13,10 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.fleet import apart, cost, four, model, scale, state
+from tools.fleet import apart, four, model, scale, state
 from tools.markdown import publish
 
-PARTS = {"four": four, "model": model, "cost": cost, "scale": scale, "state": state, "apart": apart}
+PARTS = {"four": four, "model": model, "scale": scale, "state": state, "apart": apart}
 
 
 def main() -> None:
