@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -106,10 +105,13 @@ class Server(uvicorn.Server):
             tls=tls,
             handshake_timeout_seconds=self._timeouts.head_seconds,
         )
-        refusal = None if tls else partial(too_many_connections, self.server_state.default_headers)
+        refusal = None if tls else self._refusal
         for sock in sockets or ():
             self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
         self.started = True
+
+    def _refusal(self) -> bytes:
+        return too_many_connections(self.server_state.default_headers)
 
     def _make_connection(self, on_lost: Callable[[], None]) -> Connection:
         return Connection(
