@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,10 +20,10 @@ from starlette.routing import Route
 
 from oaiserve import __version__, demo
 from oaiserve.config import Config, ServerOptions
-from oaiserve.connections import Connections
-from oaiserve.engine.engine import Engine
-from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.shared_limit import SharedLimit
+from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.keys import Keyring
+from oaiserve.record import AccessRefusal, RequestRecord, StepRecord
 from oaiserve.response_database import ResponseDatabase
 from oaiserve.response_store import MemoryStore, ResponseStore, StoreLimits
 from oaiserve.routes import (
@@ -45,9 +46,10 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import Published
 from oaiserve.routes.parse.forms import answer_forms
-from oaiserve.routes.serving import Serving
-from oaiserve.telemetry import Telemetry
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
+from oaiserve.telemetry import Snapshot, Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.snapshot import ConnectionCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
 
@@ -56,33 +58,63 @@ KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
+class AppEngine(ServedEngine, RequestEngine, Protocol):
+    """The engine as the app needs it: of this process, or of the one that this is a front end of."""
+
+    def start(self) -> None: ...
+
+    def stop(self, drain_timeout_seconds: float, /) -> None: ...
+
+
+class MeasuredEngine(Protocol):
+    """The numbers of the engine, as `server_telemetry` needs them."""
+
+    @property
+    def model_info(self) -> Mapping[str, str]: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def take_steps(self) -> list[StepRecord]: ...
+
+
+class AppTelemetry(Protocol):
+    """The telemetry as the app needs it; `Telemetry` has these attributes."""
+
+    @property
+    def recent(self) -> RecentRequests: ...
+
+    @property
+    def live(self) -> LiveSamples: ...
+
+    def record(self, record: RequestRecord, /) -> None: ...
+
+    def is_sampled(self, trace: TraceContext, /) -> bool: ...
+
+    def count_refused_access(self, reason: AccessRefusal, /) -> None: ...
+
+    def observe_event_loop_lag(self, seconds: float, /) -> None: ...
+
+    def render(self, accept: str, /) -> tuple[bytes, str]: ...
+
+    def close(self, timeout_seconds: float, /) -> bool: ...
+
+
 def create_app(
     config: Config,
-    engine: Engine,
-    telemetry: Telemetry | None = None,
-    connections: Connections | None = None,
-    log_limit: LogLimit | None = None,
+    engine: AppEngine,
+    telemetry: AppTelemetry,
+    responses: ResponseStore | None = None,
+    created: float | None = None,
 ) -> Starlette:
-    """Return the application, which starts and stops the engine, and shows the numbers of the server's connections.
+    """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Raises StartupError for wrong OTEL_* variables and for files of keys that cannot be used.
+    Without `responses`, it makes the store that the settings ask for. `created` is when the server was started, in Unix
+    seconds; None is now. Raises StartupError for files of keys, and for a
+    file of responses, that cannot be used.
     """
     model_name = config.server.served_model_name or config.model
-    stored = response_store(config.server)
-    if telemetry is None:
-        telemetry = Telemetry(
-            snapshot=engine.snapshot,
-            take_steps=engine.take_steps,
-            connections=connections,
-            stored_responses=stored.counts,
-            model=model_name,
-            version=__version__,
-            recent_requests=config.telemetry.recent_requests,
-            model_info=engine.model_info,
-            vllm_metrics=config.telemetry.vllm_metrics,
-            trace_step_share=config.telemetry.trace_step_share,
-            log_limit=log_limit,
-        )
+    stored = response_store(config.server) if responses is None else responses
+    num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
     keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
 
     @asynccontextmanager
@@ -90,7 +122,7 @@ def create_app(
         feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
         app.state.serving = Serving(
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop()),
+            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
             record=telemetry.record,
             recent=telemetry.recent,
             live=telemetry.live,
@@ -99,8 +131,9 @@ def create_app(
             model_name=model_name,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            created=int(time.time()),
+            created=int(time.time() if created is None else created),
             body_limit_bytes=config.server.body_limit,
+            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
             stores_responses=config.server.response_store_number > 0,
             forms=answer_forms(
@@ -135,6 +168,29 @@ def create_app(
         middleware=middleware(config, keys, telemetry.count_refused_access, telemetry.is_sampled),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
+    )
+
+
+def server_telemetry(
+    config: Config,
+    engine: MeasuredEngine,
+    connections: ConnectionCounts,
+    responses: ResponseStore,
+    log_limit: LogLimit | None = None,
+) -> Telemetry:
+    """Return the telemetry of a server with these parts. Raises StartupError for wrong OTEL_* variables."""
+    return Telemetry(
+        snapshot=engine.snapshot,
+        take_steps=engine.take_steps,
+        connections=connections,
+        stored_responses=responses.counts,
+        model=config.server.served_model_name or config.model,
+        version=__version__,
+        recent_requests=config.telemetry.recent_requests,
+        model_info=engine.model_info,
+        vllm_metrics=config.telemetry.vllm_metrics,
+        trace_step_share=config.telemetry.trace_step_share,
+        log_limit=log_limit,
     )
 
 

@@ -55,7 +55,7 @@ class APIError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error by its attributes: a subclass may make its message of other arguments."""
-        return _restored, (type(self), self.args, vars(self))
+        return restored, (type(self), self.args, vars(self))
 
     def body(self, **ids: str) -> dict[str, Any]:
         """Return `{"error": {...}}` with all keys; `code` is a string or None.
@@ -80,7 +80,8 @@ class APIError(Exception):
         return {"x-should-retry": "false"} if self.status == 500 else {}
 
 
-def _restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, Any]) -> APIError:
+def restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, Any]) -> APIError:
+    """Return the error of this kind that has had these arguments and attributes in another process."""
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error

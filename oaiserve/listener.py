@@ -1,7 +1,7 @@
-"""`Listener` accepts connections from a socket as far as `Connections` admits them, and makes the TLS handshake.
+"""`Listener` accepts connections as far as `Connections` admits them, and `Connector` begins them, by TLS if need be.
 
-It accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one without a
-handshake does, too, and one that is too many never becomes more than an accepted socket.
+The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, so that one
+without a handshake does, too, and one that is too many never becomes more than an accepted socket.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from oaiserve.connections import Connections, Refusal
+from oaiserve.connections import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -27,44 +26,49 @@ MOST_BYTES_READ = 64 * 1024  # of what a refused client has sent
 MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
 
 
-class Listener:
-    """Accepts connections from a listening socket until `close`.
+class ListeningSocket(Protocol):
+    """The methods of a socket that a listener calls."""
 
-    `refusal` returns the bytes for a client that is one too many. With TLS it gets none, because it could not read
-    them before a handshake.
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def accept(self) -> tuple[socket.socket, Any]: ...
+
+
+class Admission(Protocol):
+    """Counts connections by their addresses, and refuses those that are too many; `Connections` does."""
+
+    def admit(self, address: str) -> Refusal | None: ...
+    def release(self, address: str) -> None: ...
+    def count(self, refusal: Refusal) -> None: ...
+
+
+class Listener:
+    """Accepts connections from a listening socket until `close`, and passes those that are admitted to `begin`.
+
+    `refusal` returns the bytes for a client that is one too many. Without it, as with TLS, it gets none: it could not
+    read them before a handshake.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
-        connections: Connections,
-        make_protocol: MakeProtocol,
+        sock: ListeningSocket,
+        connections: Admission,
+        begin: Callable[[socket.socket, str], None],
         *,
-        refusal: Callable[[], bytes],
-        tls: ssl.SSLContext | None,
-        handshake_timeout_seconds: float,
+        refusal: Callable[[], bytes] | None,
     ) -> None:
+        """Listen at once. `begin` gets an accepted socket and the client's address."""
         self._sock = sock
         self._connections = connections
-        self._make_protocol = make_protocol
+        self._begin = begin
         self._refusal = refusal
-        self._options: dict[str, Any] = {}
-        if tls is not None:
-            self._options = {
-                "ssl": tls,
-                "ssl_handshake_timeout": handshake_timeout_seconds,
-                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
-            }
         self._loop = asyncio.get_running_loop()
-        self._beginning: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
-        self._is_closed = False
         sock.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        """Accept no more connections, and drop those that only become ready from now on."""
-        self._is_closed = True
+        """Accept no more connections."""
         self._loop.remove_reader(self._sock)
         if self._retry is not None:
             self._retry.cancel()
@@ -85,21 +89,65 @@ class Listener:
                 return
             client.setblocking(False)
             if self._connections.admit(address[0]) is None:
-                task = self._loop.create_task(self._begin(client, partial(self._connections.release, address[0])))
-                self._beginning.add(task)
-                task.add_done_callback(self._beginning.discard)
+                self._begin(client, address[0])
             else:
                 self._turn_away(client)
 
-    async def _begin(self, client: socket.socket, release: Callable[[], None]) -> None:
-        """Connect the accepted socket with a protocol, after the handshake if there is TLS."""
+    def _turn_away(self, client: socket.socket) -> None:
+        with client:
+            if self._refusal is None:
+                return
+            try:
+                client.send(self._refusal())  # few bytes, which always fit into the empty buffer of the kernel
+                client.shutdown(socket.SHUT_WR)
+                client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
+            except OSError:
+                pass  # the client has left, or has sent nothing yet
+
+
+class Connector:
+    """Connects accepted sockets with their protocols, after the handshake if there is TLS. `Admission` learns when a
+    connection has ended."""
+
+    def __init__(
+        self,
+        connections: Admission,
+        make_protocol: MakeProtocol,
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_timeout_seconds: float,
+    ) -> None:
+        self._connections = connections
+        self._make_protocol = make_protocol
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": handshake_timeout_seconds,
+                "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
+            }
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def begin(self, client: socket.socket, address: str) -> None:
+        """Begin a connection that has been admitted."""
+        task = self._loop.create_task(self._begin(client, address))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    def close(self) -> None:
+        """Drop connections that only become ready from now on."""
+        self._is_closed = True
+
+    async def _begin(self, client: socket.socket, address: str) -> None:
         is_lost = False
 
         def on_lost() -> None:
             nonlocal is_lost
             if not is_lost:
                 is_lost = True
-                release()
+                self._connections.release(address)
 
         protocol = self._make_protocol(on_lost)
         try:
@@ -111,14 +159,3 @@ class Listener:
         else:
             if self._is_closed:
                 transport.close()
-
-    def _turn_away(self, client: socket.socket) -> None:
-        with client:
-            if self._options:
-                return
-            try:
-                client.send(self._refusal())  # few bytes, which always fit into the empty buffer of the kernel
-                client.shutdown(socket.SHUT_WR)
-                client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
-            except OSError:
-                pass  # the client has left, or has sent nothing yet

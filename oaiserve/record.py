@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from oaiserve.times import RequestTimes
 from oaiserve.trace import TraceContext
+
+if TYPE_CHECKING:
+    Integers = array[int]
+else:  # Python 3.11 has no array[int] when annotations are read, as they are for messages between processes
+    Integers = array
 
 # A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
@@ -90,7 +95,7 @@ class EngineAccount:
     events: list[RequestEvent] = field(default_factory=list)
     num_events_dropped: int = 0  # the number of events after the first MOST_EVENTS
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
-    inter_token_ns: array[int] = field(default_factory=lambda: array("q"))  # of all choices
+    inter_token_ns: Integers = field(default_factory=lambda: array("q"))  # of all choices
     num_choices: int = 0  # the choices that the request asked for, over all its prompts
     longest_choice_tokens: int = 0  # generated tokens of the longest of them
     num_preemptions: int = 0  # over all its sequences

@@ -10,7 +10,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 import uvicorn
@@ -18,9 +19,8 @@ from uvicorn.config import STARTUP_FAILURE
 
 from oaiserve.config import ServerOptions
 from oaiserve.connection import Connection, Timeouts, closing_answer
-from oaiserve.connections import Connections
 from oaiserve.errors import Unavailable
-from oaiserve.listener import Listener
+from oaiserve.listener import Admission, Connector, Listener, ListeningSocket
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +28,25 @@ CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutd
 POLL_SECONDS = 0.02
 RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
 HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess what it is
+ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once.
+    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. Without
+    `takes_signals`, the server ends only by `handle_exit`, which another part of the process then calls.
     """
 
     def __init__(
         self,
         app: Callable[..., Awaitable[None]],
         options: ServerOptions,
-        connections: Connections,
+        connections: Admission,
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
+        takes_signals: bool = True,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -66,9 +69,17 @@ class Server(uvicorn.Server):
             write_seconds=options.write_timeout_seconds,
         )
         self._listeners: list[Listener] = []
+        self._connector: Connector | None = None
+        self._takes_signals = takes_signals
         self._drain_timeout_seconds = options.drain_timeout_seconds
         self._on_drain = on_drain
         self._failure = failure
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM in the block. uvicorn calls this around all that it does."""
+        with super().capture_signals() if self._takes_signals else nullcontext():
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: the first begins the shutdown, the second skips the wait for running requests.
@@ -82,22 +93,25 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_drain()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[ListeningSocket] | None = None) -> None:
         """Start the app, then accept connections. This stands in for uvicorn's method, which has no limit on them."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
+        tls = self.config.ssl
+        self._connector = Connector(
+            self.connections,
+            self._make_connection,
+            tls=tls,
+            handshake_timeout_seconds=self._timeouts.head_seconds,
+        )
+        refusal = None if tls else self._refusal
         for sock in sockets or ():
-            listener = Listener(
-                sock,
-                self.connections,
-                self._make_connection,
-                refusal=self._refusal,
-                tls=self.config.ssl,
-                handshake_timeout_seconds=self._timeouts.head_seconds,
-            )
-            self._listeners.append(listener)
+            self._listeners.append(Listener(sock, self.connections, self._connector.begin, refusal=refusal))
         self.started = True
+
+    def _refusal(self) -> bytes:
+        return too_many_connections(self.server_state.default_headers)
 
     def _make_connection(self, on_lost: Callable[[], None]) -> Connection:
         return Connection(
@@ -108,13 +122,6 @@ class Server(uvicorn.Server):
             count=self.connections.count,
             on_lost=on_lost,
         )
-
-    def _refusal(self) -> bytes:
-        error = Unavailable(
-            "The server has too many open connections. Please try again later, and reuse connections.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        )
-        return closing_answer(error, self.server_state.default_headers)
 
     async def on_tick(self, counter: int) -> bool:
         """End the server if there is a failure. uvicorn calls this ten times a second."""
@@ -128,6 +135,8 @@ class Server(uvicorn.Server):
         self._on_drain()
         for listener in self._listeners:
             listener.close()
+        if self._connector is not None:
+            self._connector.close()
         for sock in sockets or ():
             sock.close()
         connections = self.server_state.connections
@@ -153,3 +162,12 @@ class Server(uvicorn.Server):
             if may_skip and self.force_exit:
                 return
             await asyncio.sleep(POLL_SECONDS)
+
+
+def too_many_connections(headers: Iterable[tuple[bytes, bytes]] = ENCODED_HEADERS) -> bytes:
+    """Return the answer to a connection that is one too many, with these headers."""
+    error = Unavailable(
+        "The server has too many open connections. Please try again later, and reuse connections.",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+    )
+    return closing_answer(error, headers)

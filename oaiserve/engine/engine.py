@@ -51,7 +51,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.shared_limit import SharedLimit
 from oaiserve.engine.step_account import EngineSnapshot
-from oaiserve.engine.tokenize import REST, TokenizeStage
+from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.record import HostPart, Profile, StepRecord
@@ -269,10 +269,44 @@ class Engine:
         the engine drains and after its end, and Overloaded if too much waits. If nothing waits, a request of any size
         is taken. If one client has filled the queue, others still get their share.
         """
+        self.open(request, deliver)
+        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
+
+    def open(self, request: Request, deliver: Deliver, submitted_ns: int | None = None) -> None:
+        """Accept a request whose prompts another process encodes; these stay unread. It was submitted there.
+
+        `encoding_started`, `encoded` and `not_encoded` tell how that goes. Raises as `submit` does.
+        """
         self._check_open()
         self._take(request.client, request.num_choices, request.num_bytes)
-        self._loop.post(Submitted(request, deliver, self._clock_ns()))
-        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
+        self._loop.post(Submitted(request, deliver, self._clock_ns() if submitted_ns is None else submitted_ns))
+
+    def encoding_started(self, started: TokenizeStarted) -> None:
+        self._loop.post(started)
+
+    def encoded(self, tokenized: Tokenized) -> None:
+        """Go on with an open request: its prompts have been encoded. Its grammar is compiled here, if it has one."""
+        request = tokenized.request
+        self._body_bytes.give_back(request.client, request.num_bytes)
+        if request.params.grammar is None or not tokenized.token_ids:
+            self._loop.post(tokenized)
+        else:
+            self._tokenize.compile(tokenized)
+
+    def not_encoded(self, failed: TokenizeFailed) -> None:
+        """Fail an open request: its prompts cannot be encoded."""
+        self._body_bytes.give_back(failed.request.client, failed.request.num_bytes)
+        self._loop.post(failed)
+
+    def take_room(self, client: str, num_bytes: int) -> None:
+        """Count work on a body as waiting, which another process does in turns. Raises as `run_in_turns` does."""
+        self._check_open()
+        self._take(client, 1, num_bytes)
+
+    def give_room_back(self, client: str, num_bytes: int) -> None:
+        """Count such work as done."""
+        self._waiting.give_back(client, 1)
+        self._body_bytes.give_back(client, num_bytes)
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer among that of requests, in turns by client: each `yield` of it ends a turn.
@@ -280,13 +314,8 @@ class Engine:
         Cancelling the future ends it. `num_bytes` is the size of the body that it comes from. Raises Unavailable and
         Overloaded, as `submit` does.
         """
-        self._check_open()
-        self._take(client, 1, num_bytes)
-
-        def on_end() -> None:
-            self._waiting.give_back(client, 1)
-            self._body_bytes.give_back(client, num_bytes)
-
+        self.take_room(client, num_bytes)
+        on_end = partial(self.give_room_back, client, num_bytes)
         return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def give_back_later(self) -> None:

@@ -53,6 +53,17 @@ class TokenLogprobs(Sequence[TokenLogprob]):
                 [entry.logprob for entry in entries],
             )
 
+    @classmethod
+    def of_columns(cls, ids: array[int], texts: list[bytes], logprobs: array[float], ends: array[int]) -> TokenLogprobs:
+        """Return the log-probabilities of which these are the columns."""
+        self = cls()
+        self._ids, self._bytes, self._logprobs, self._ends = ids, texts, logprobs, ends
+        return self
+
+    def columns(self) -> tuple[array[int], list[bytes], array[float], array[int]]:
+        """Return the arrays themselves: ids, texts and log-probabilities of all entries, and where positions end."""
+        return self._ids, self._bytes, self._logprobs, self._ends
+
     def add(self, ids: Iterable[int], texts: Iterable[bytes], logprobs: Iterable[float]) -> None:
         """Add a position: the token first, then its alternatives."""
         self._ids.extend(ids)

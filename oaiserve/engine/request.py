@@ -10,12 +10,17 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
 from oaiserve.record import EngineAccount
 from oaiserve.times import RequestTimes
+
+if TYPE_CHECKING:
+    Floats = array[float]
+else:  # as of `Integers` in record.py
+    Floats = array
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ class Pooled:
 
     request_id: str
     index: int  # of the prompt
-    vector: array[float]  # 32-bit floats, as the model makes it: of any length
+    vector: Floats  # 32-bit floats, as the model makes it: of any length
 
 
 @dataclass(slots=True)

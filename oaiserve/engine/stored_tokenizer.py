@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _PACKAGES = ("oaiserve", "transformers", "tokenizers")
+_PARTS = (
+    *("class_name", "length", "split_special_tokens", "eos_token_id", "special_tokens_map", "chat_template"),
+    "response_template",
+)
 
 
 @dataclass(slots=True)
@@ -58,21 +62,28 @@ def recall_tokenizer(asked: Subject) -> StoredTokenizer:
         raise NotRemembered(f"{found.path} has another form") from error
 
 
+def stored(tokenizer: Any) -> StoredTokenizer:
+    """Return what there is of a tokenizer of transformers that has a Rust form, or of one that was stored."""
+    response_template = getattr(tokenizer, "response_template", None)
+    return StoredTokenizer(
+        class_name=getattr(tokenizer, "class_name", type(tokenizer).__name__),
+        backend_tokenizer=tokenizer.backend_tokenizer,
+        length=len(tokenizer),
+        split_special_tokens=tokenizer.split_special_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        special_tokens_map=tokenizer.special_tokens_map,
+        chat_template=tokenizer.chat_template,
+        response_template=dict(response_template) if response_template else None,
+    )
+
+
 def remember_tokenizer(asked: Subject, tokenizer: Any) -> None:
     """Remember a tokenizer of transformers, if it has a Rust form and if the cache can be written."""
     if not getattr(tokenizer, "is_fast", False):
         return
     definition = tokenizer.backend_tokenizer.to_str().encode()
-    response_template = getattr(tokenizer, "response_template", None)
-    parts = {
-        "class_name": type(tokenizer).__name__,
-        "length": len(tokenizer),
-        "split_special_tokens": tokenizer.split_special_tokens,
-        "eos_token_id": tokenizer.eos_token_id,
-        "special_tokens_map": tokenizer.special_tokens_map,
-        "chat_template": tokenizer.chat_template,
-        "response_template": dict(response_template) if response_template else None,
-    }
+    found = stored(tokenizer)
+    parts = {name: getattr(found, name) for name in _PARTS}
     try:
         remember(asked, {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from oaiserve.engine.grammar import CompiledGrammar
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.times import monotonic_ns
+
+if TYPE_CHECKING:
+    from oaiserve.engine.grammar import CompiledGrammar
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. What parses and renders keeps the interpreter's lock for up to 10 ms, for which a step waits.
@@ -82,7 +84,7 @@ class Encoder(Protocol):
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
 
-Compile = Callable[[Grammar], CompiledGrammar]  # may raise an APIError
+Compile = Callable[[Grammar], "CompiledGrammar"]  # may raise an APIError
 Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed], None]
 
 
@@ -111,7 +113,7 @@ class TokenizeStage:
     def __init__(
         self,
         tokenizer: Encoder,
-        compile_grammar: Compile,
+        compile_grammar: Compile | None,
         post: Post,
         *,
         max_model_len: int,
@@ -122,7 +124,8 @@ class TokenizeStage:
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
-        workers, `submit` encodes on the caller's thread, for comparisons."""
+        workers, `submit` encodes on the caller's thread, for comparisons. Without `compile_grammar`, another process
+        compiles grammars: it passes what has been encoded here to `compile`."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post
@@ -142,6 +145,16 @@ class TokenizeStage:
     def submit(self, request: Request, on_end: OnEnd = _nothing) -> None:
         """Add a request, without blocking. Its id must be unique among the open requests. `on_end` is called when the
         stage has done with it, before the result is posted."""
+        self._add(request, self._tokenize(request), on_end)
+
+    def compile(self, encoded: Tokenized) -> None:
+        """Add a request whose prompts another process has encoded: its grammar is left to compile.
+
+        The result is posted as for any other request. It is tokenized when its grammar is ready.
+        """
+        self._add(encoded.request, self._with_grammar(encoded), _nothing)
+
+    def _add(self, request: Request, work: Generator[None, None, Tokenized], on_end: OnEnd) -> None:
         submitted = _Submitted()
         with self._lock:
             self._requests[request.request_id] = submitted
@@ -157,7 +170,7 @@ class TokenizeStage:
             Task(
                 request.client,
                 request.num_bytes,
-                self._tokenize(request),
+                work,
                 done=ended,
                 failed=lambda error: ended(TokenizeFailed(request, error)),
                 dropped=lambda: ended(Tokenized(request, [])),
@@ -168,18 +181,24 @@ class TokenizeStage:
         )
 
     def run(
-        self, work: Generator[None, None, Result], *, client: str, num_bytes: int, on_end: OnEnd = _nothing
+        self,
+        work: Generator[None, None, Result],
+        *,
+        client: str,
+        num_bytes: int,
+        on_end: OnEnd = _nothing,
+        future: Future[Result] | None = None,
     ) -> Future[Result]:
         """Run other work of a client between the requests: a turn goes on to its next `yield`.
 
-        It ends early if the future is cancelled. An error that is no APIError becomes an InternalError. `on_end` is
-        called when the stage has done with it.
+        It ends early if the future is cancelled, which may be given. An error that is no APIError becomes an
+        InternalError. `on_end` is called when the stage has done with it.
         """
-        future: Future[Result] = Future()
+        promised: Future[Result] = Future() if future is None else future
 
         def settle(settle: Callable[[Any], None], value: object) -> None:
             on_end()
-            if future.set_running_or_notify_cancel():
+            if promised.set_running_or_notify_cancel():
                 settle(value)
 
         # The future must not hold the task: a circle would keep the body until the next collection of garbage.
@@ -188,15 +207,15 @@ class TokenizeStage:
                 client,
                 num_bytes,
                 work,
-                done=lambda result: settle(future.set_result, result),
-                failed=lambda error: settle(future.set_exception, error),
+                done=lambda result: settle(promised.set_result, result),
+                failed=lambda error: settle(promised.set_exception, error),
                 dropped=on_end,
-                is_unwanted=future.cancelled,
+                is_unwanted=promised.cancelled,
                 name="work on a body",
                 rest=REST,
             )
         )
-        return future
+        return promised
 
     def give_back_later(self) -> None:
         """Give memory back to the system in a moment: large bodies that were no work for the stage have been freed."""
@@ -220,9 +239,8 @@ class TokenizeStage:
         self._check_ids(request.params.allowed_token_ids or (), "allowed_token_ids")
         bad_words = self._encode_bad_words(request.params.bad_words)
         grammar = None
-        if request.params.grammar is not None:
-            grammar = self._compile_grammar(request.params.grammar)
-            self._post(GrammarCompiled(request, grammar, self._clock()))
+        if request.params.grammar is not None and self._compile_grammar is not None:
+            grammar = self._compiled(request, request.params.grammar, self._compile_grammar)
             yield  # it may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
@@ -233,6 +251,19 @@ class TokenizeStage:
             token_ids.append(ids)
             second_starts.append(second_start)
         return Tokenized(request, token_ids, second_starts, bad_words, grammar, self._clock())
+
+    def _with_grammar(self, encoded: Tokenized) -> Generator[None, None, Tokenized]:
+        yield from ()
+        asked = encoded.request.params.grammar
+        assert asked is not None
+        assert self._compile_grammar is not None
+        grammar = self._compiled(encoded.request, asked, self._compile_grammar)
+        return replace(encoded, grammar=grammar, at_ns=self._clock())
+
+    def _compiled(self, request: Request, asked: Grammar, compile_grammar: Compile) -> CompiledGrammar:
+        grammar = compile_grammar(asked)
+        self._post(GrammarCompiled(request, grammar, self._clock()))
+        return grammar
 
     def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_bad_words(words) if words else []

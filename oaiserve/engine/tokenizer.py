@@ -9,6 +9,7 @@ import json
 import logging
 from array import array
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -17,7 +18,13 @@ from oaiserve.engine.chat_template import ChatTemplate
 from oaiserve.engine.detokenize import TokenTable
 from oaiserve.engine.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
-from oaiserve.engine.stored_tokenizer import recall_tokenizer, remember_tokenizer, tokenizer_subject
+from oaiserve.engine.stored_tokenizer import (
+    StoredTokenizer,
+    recall_tokenizer,
+    remember_tokenizer,
+    stored,
+    tokenizer_subject,
+)
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.model_errors import reported, within
 from oaiserve.remembered import NotRemembered
@@ -88,6 +95,7 @@ class Tokenizer:
         }
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
+        self._made_of, self._template = tokenizer, template
 
     @classmethod
     def from_pretrained(
@@ -117,6 +125,10 @@ class Tokenizer:
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
             return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
+
+    def stored(self) -> StoredTokenizer:
+        """Return what another process makes the same tokenizer of, without transformers, with its template."""
+        return replace(stored(self._made_of), chat_template=self._template)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""

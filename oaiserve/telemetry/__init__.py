@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from oaiserve.telemetry.otlp_metrics import MetricsExport
     from oaiserve.telemetry.tracing import Tracing
 
-__all__ = ["Snapshot", "Telemetry"]
+__all__ = ["Snapshot", "Telemetry", "sampling"]
+
+
+def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[[TraceContext], bool]:
+    """Return what says of a trace whether another process, with the same environment, exports its spans."""
+    if exporter_kind(environ, "traces") is None:
+        return lambda trace: False
+    from oaiserve.telemetry import tracing  # late, as below
+
+    return tracing.Sampling(resource(version)).is_sampled
 
 
 class Telemetry:

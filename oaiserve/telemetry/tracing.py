@@ -15,6 +15,7 @@ from opentelemetry import trace as otel
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
@@ -57,6 +58,30 @@ def exporter_from_environment(environ: Mapping[str, str]) -> SpanExporter | None
     return OTLPSpanExporter()  # reads endpoint, headers, timeout and the rest from the environment
 
 
+class Sampling:
+    """Decides which traces are exported. The default `sampler` is the one that OTEL_TRACES_SAMPLER names.
+
+    Any thread may ask. Raises ValueError if an OTEL_* variable has an invalid value.
+    """
+
+    def __init__(self, resource: Resource, sampler: Sampler | None = None) -> None:
+        _check_sampler_variables()
+        # The provider only supplies the sampler that the environment names. Its tracer would take five times as long.
+        self.sampler = TracerProvider(sampler, resource, shutdown_on_exit=False).sampler
+
+    def is_sampled(self, trace: TraceContext) -> bool:
+        """Return whether the spans of this request will be exported. It decides as for its record, since the samplers
+        of OTEL_TRACES_SAMPLER look at the trace and at the client's flag only."""
+        decision = self.decide(trace, _client_span(trace), "", {}).decision
+        return decision is Decision.RECORD_AND_SAMPLE
+
+    def decide(
+        self, trace: TraceContext, parent: otel.SpanContext | None, name: str, attributes: Attributes
+    ) -> SamplingResult:
+        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
+        return self.sampler.should_sample(context, trace.trace_id, name, otel.SpanKind.SERVER, attributes, links=())
+
+
 class Tracing:
     """Makes spans of requests and steps, and queues them for export.
 
@@ -84,9 +109,8 @@ class Tracing:
         self._resource = resource(version)
         self._scope = InstrumentationScope(names.SERVICE_NAME, version)
         self._limits = SpanLimits()
-        _check_sampler_variables()
-        # The provider only supplies the sampler that the environment names. Its tracer would take five times as long.
-        self._sampler = TracerProvider(sampler, self._resource, shutdown_on_exit=False).sampler
+        self._sampling = Sampling(self._resource, sampler)
+        self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans)
         self._step_share = step_share
         self._steps: deque[tuple[int, otel.SpanContext]] = deque(
@@ -101,7 +125,7 @@ class Tracing:
         if random() >= self._step_share:
             return
         trace_id, attributes = getrandbits(128) or 1, _step_attributes(step)
-        sampling = self._sampler.should_sample(
+        sampling = self._sampling.sampler.should_sample(
             Context(), trace_id, names.STEP_SPAN, otel.SpanKind.INTERNAL, attributes, links=()
         )
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
@@ -111,24 +135,12 @@ class Tracing:
         self._export.put([self._span(interval, context, None, dict(sampling.attributes or {}))])
         self._steps.append((step.number, context))
 
-    def is_sampled(self, trace: TraceContext) -> bool:
-        """Return whether the spans of this request will be exported. It decides as `record` does, since the samplers of
-        OTEL_TRACES_SAMPLER look at the trace and at the client's flag only."""
-        decision = self._sampling(trace, _client_span(trace), "", {}).decision
-        return decision is Decision.RECORD_AND_SAMPLE
-
-    def _sampling(
-        self, trace: TraceContext, parent: otel.SpanContext | None, name: str, attributes: Attributes
-    ) -> SamplingResult:
-        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
-        return self._sampler.should_sample(context, trace.trace_id, name, otel.SpanKind.SERVER, attributes, links=())
-
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
         trace, phases = record.trace, record.times.phases()
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
-        sampling = self._sampling(trace, parent, name, _http_attributes(record))
+        sampling = self._sampling.decide(trace, parent, name, _http_attributes(record))
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
             return
 

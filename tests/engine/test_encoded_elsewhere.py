@@ -1,0 +1,120 @@
+"""Requests whose prompts another process encodes: the engine does with them what it does with its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+)
+from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
+from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
+from tests.engine.doubles import TOKENIZER, Inbox, ScriptedRunner, make_engine
+
+
+def request(**params: Any) -> Request:
+    """Return a request as it comes from another process: without its prompt."""
+    return Request("r", (TokenPrompt(()),), SamplingParams(max_tokens=4, **params), num_bytes=100, received_ns=5)
+
+
+def opened(engine: Engine, asked: Request) -> Inbox:
+    inbox = Inbox()
+    engine.open(asked, inbox, 10)
+    engine.encoding_started(TokenizeStarted(asked, 11))
+    return inbox
+
+
+def text_of(inbox: Inbox) -> str:
+    events: list[Event] = [event for events in inbox.hand_overs for event in events]
+    return "".join(event.text for event in events if isinstance(event, TokenChunk))
+
+
+def ids(text: str) -> list[list[int]]:
+    return [TOKENIZER.encode(TextPrompt(text))]
+
+
+def test_its_stamps_are_those_of_the_other_process() -> None:
+    with make_engine() as engine:
+        asked = request()
+        inbox = opened(engine, asked)
+        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+        end = inbox.wait_terminal("r")["r"]
+        assert isinstance(end, Finished)
+        times = end.times
+        assert (times.received, times.submitted, times.tokenize_started, times.tokenized) == (5, 10, 11, 12)
+        assert (text_of(inbox), end.usage.prompt_tokens) == ("abcd", len(ids("Hello")[0]))
+        assert engine._body_bytes.total == engine.num_waiting == 0
+
+
+def test_its_grammar_is_compiled_before_it_is_tokenized() -> None:
+    with make_engine() as engine:
+        asked = request(grammar=Grammar("regex", "[a-z]{4}"))
+        inbox = opened(engine, asked)
+        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+        end = inbox.wait_terminal("r")["r"]
+        assert isinstance(end, Finished)
+        assert end.times.tokenized is not None
+        assert end.times.tokenized > 12
+        assert end.account.grammar_compile_ns is not None
+        assert text_of(inbox) == "abcd"
+
+
+def test_a_grammar_that_cannot_be_obeyed_is_a_bad_request() -> None:
+    with make_engine() as engine:
+        asked = request(grammar=Grammar("regex", "(", param="guided_regex"))
+        inbox = opened(engine, asked)
+        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+        end = inbox.wait_terminal("r")["r"]
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, InvalidRequest)
+        assert end.error.param == "guided_regex"
+        assert engine._body_bytes.total == engine.num_waiting == 0
+
+
+def test_a_prompt_that_cannot_be_encoded_ends_its_request() -> None:
+    with make_engine() as engine:
+        asked = request()
+        inbox = opened(engine, asked)
+        engine.not_encoded(TokenizeFailed(asked, InvalidRequest("It has no tokens.", param="prompt")))
+        end = inbox.wait_terminal("r")["r"]
+        assert isinstance(end, Failed)
+        assert end.error.message == "It has no tokens."
+        assert engine._body_bytes.total == engine.num_waiting == 0
+
+
+def test_what_is_aborted_while_it_is_encoded_leaves_nothing() -> None:
+    with make_engine() as engine:
+        asked = request()
+        inbox = opened(engine, asked)
+        engine.abort("r")
+        inbox.wait_terminal("r")
+        engine.encoded(Tokenized(asked, []))
+        assert engine._body_bytes.total == engine.num_waiting == 0
+
+
+def test_what_waits_in_other_processes_counts() -> None:
+    with make_engine(ScriptedRunner(), max_waiting=2) as engine:
+        opened(engine, request())
+        engine.take_room("other", 10)
+        with pytest.raises(Overloaded):
+            engine.take_room("other", 10)
+        with pytest.raises(Overloaded):
+            engine.open(Request("more", (TokenPrompt(()),)), Inbox(), 10)
+        engine.give_room_back("other", 10)
+        engine.take_room("other", 10)
+        engine.give_room_back("other", 10)
+        engine.abort("r")
+        engine.drain()
+        with pytest.raises(Unavailable):
+            engine.take_room("other", 10)
