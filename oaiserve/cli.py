@@ -16,8 +16,9 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
 from cyclopts.argument import ArgumentCollection
@@ -33,6 +34,9 @@ from oaiserve.keys import Keyring, exposure
 from oaiserve.source import find_model
 from oaiserve.start_times import StartTimes
 
+if TYPE_CHECKING:
+    from oaiserve.front_ends.child import Child
+
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
@@ -41,6 +45,7 @@ logger = logging.getLogger(__name__)
 # For which a thread that computes in Python may keep the others from it. The engine thread needs Python some times in
 # each step of some milliseconds, so Python's own 5 ms would let one large request double the time of each step.
 SWITCH_SECONDS = 0.0005
+BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.cache`
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
@@ -254,6 +259,11 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
             logger.warning("%s", warning)
     logger.info("Loading %s ...", config.model)
     sys.setswitchinterval(SWITCH_SECONDS)
+    children: list[Child] = []
+    if config.server.front_ends:  # which import what they need while the model is loaded
+        from oaiserve.front_ends.child import start_child
+
+        children = [start_child(config, SWITCH_SECONDS) for _ in range(config.server.front_ends)]
 
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
@@ -266,10 +276,27 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     with times.part("model"):
         engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
     with times.part("server"):
-        from oaiserve.app import create_app
+        from oaiserve.app import create_app, response_store, server_telemetry
 
         connections = allowed_connections(config.server)
-        app = create_app(config, engine, connections=connections, log_limit=log_limit)
+        responses = response_store(config.server)
+        if children:
+            from oaiserve.front_ends.supervisor import FrontEnds, Supervisor
+
+            front_ends = FrontEnds(engine)
+            supervisor = Supervisor(
+                front_ends,
+                children,
+                partial(start_child, config, SWITCH_SECONDS),
+                config.server,
+                telemetry=server_telemetry(config, front_ends, connections, responses, log_limit),
+                responses=responses,
+                connections=connections,
+                log_limit=log_limit,
+            )
+        else:
+            telemetry = server_telemetry(config, engine, connections, responses, log_limit)
+            app = create_app(config, engine, telemetry, responses)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
     # but the load of a model by transformers does.
@@ -281,7 +308,13 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     keep_freed()
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
-    run_until_signal(app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task)
+    if children:
+        _listen(config, sock, task)
+        supervisor.serve(sock)
+    else:
+        run_until_signal(
+            app, config, sock, connections, on_drain=engine.drain, failure=lambda: engine.failure, task=task
+        )
     return 0 if engine.failure is None else 1
 
 
@@ -311,13 +344,18 @@ def run_until_signal(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
             signal.signal(number, server.handle_exit)
+    _listen(config, sock, task)
+    server.run(sockets=[sock])
+
+
+def _listen(config: Config, sock: socket.socket, task: Task) -> None:
+    """Listen, and print what to try. Raises StartupError if another process listens on the same port."""
     try:
-        sock.listen(server.config.backlog)
-    except OSError as error:  # another process has bound the same port and listens already
+        sock.listen(BACKLOG)
+    except OSError as error:  # it has bound the port, too
         raise _cannot_listen(config.server.host, config.server.port, error) from error
     if config.server.log_format == "console":
         print(_banner(config, sock.getsockname()[1], task), file=sys.stderr, flush=True)
-    server.run(sockets=[sock])
 
 
 # What each task is tried with: a path, and a body without its model.

@@ -26,6 +26,8 @@ ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
+MOST_FRONT_ENDS = 64
+
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
@@ -78,6 +80,10 @@ class ServerOptions:
 
     port: int = 8000
     """TCP port, 0 to 65535. 0 takes any free port."""
+
+    front_ends: int = 0
+    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
+    that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
 
     tls_certificate: Path | None = None
     """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
@@ -174,6 +180,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _check(bool(self.host), "--host", "empty", "an address or a name")
         _check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
+        _check(0 <= self.front_ends <= MOST_FRONT_ENDS, "--front-ends", self.front_ends, f"0 to {MOST_FRONT_ENDS}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")

@@ -331,6 +331,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The parsers know texts, and nothing of requests or HTTP.
     "oaiserve.routes.parse": {"oaiserve.routes.parse"},
+    # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
+    "oaiserve.front_ends": {
+        *("oaiserve.config", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends", "oaiserve.record"),
+        *("oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize", "tokenizer")),
+    },
+    "oaiserve.front_ends.messages": {
+        *("oaiserve.adapter_files", "oaiserve.config", "oaiserve.connections", "oaiserve.errors", "oaiserve.record"),
+        *("oaiserve.response_store", "oaiserve.trace"),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "logprobs", "pooling", "request")),
+    },
+    "oaiserve.front_ends.link": {"oaiserve.front_ends.messages"},
+    "oaiserve.front_ends.handed_over": set(),
+    "oaiserve.front_ends.front_end": {
+        *("oaiserve.adapter_files", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends"),
+        *("oaiserve.record", "oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize")),
+    },
+    "oaiserve.front_ends.supervisor": {
+        *("oaiserve.config", "oaiserve.connections", "oaiserve.front_ends", "oaiserve.listener", "oaiserve.record"),
+        *("oaiserve.response_store", "oaiserve.server", "oaiserve.telemetry"),
+        *(f"{ENGINE}.{m}" for m in ("adapters", "step_account", "tokenizer")),
+    },
+    "oaiserve.front_ends.serve": {
+        *("oaiserve.app", "oaiserve.config", "oaiserve.front_ends", "oaiserve.server", "oaiserve.telemetry"),
+        *("oaiserve.trace", f"{ENGINE}.tokenizer"),
+    },
+    "oaiserve.front_ends.process": {"oaiserve"},
     "oaiserve.connections": {"oaiserve.config", "oaiserve.errors", "oaiserve.times"},
     "oaiserve.listener": {"oaiserve.connections"},
     "oaiserve.connection": {"oaiserve.connections", "oaiserve.errors", "oaiserve.routes.extensions"},
@@ -371,7 +399,7 @@ ONLY_IN: dict[str, set[str]] = {
     "prometheus_client": {"oaiserve.telemetry"},
     "opentelemetry": {"oaiserve.telemetry"},
     "starlette": {"oaiserve.routes", "oaiserve.app"},
-    "msgspec": {"oaiserve.routes", "loadtest.http_target"},
+    "msgspec": {"oaiserve.routes", "oaiserve.front_ends.messages", "loadtest.http_target"},
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},
@@ -444,14 +472,16 @@ def test_imports_make_no_circle() -> None:
         imports = {name: imported for name, imported in imports.items() if name not in free}
 
 
-def test_only_cli_imports_app_and_only_main_imports_cli() -> None:
+def test_only_cli_and_front_ends_import_app_and_only_main_imports_cli() -> None:
     for path in MODULES:
         module, imported = module_name(path), imports_of(path)
-        assert "oaiserve.app" not in imported or module == "oaiserve.cli"
+        assert "oaiserve.app" not in imported or module in ("oaiserve.cli", "oaiserve.front_ends.serve")
         assert "oaiserve.cli" not in imported or module == "oaiserve.__main__"
 
 
-@pytest.mark.parametrize("module", ["oaiserve", "oaiserve.engine.engine", "oaiserve.cli", "loadtest.cli"])
+@pytest.mark.parametrize(
+    "module", ["oaiserve", "oaiserve.engine.engine", "oaiserve.cli", "oaiserve.front_ends.serve", "loadtest.cli"]
+)
 def test_torch_is_imported_late(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

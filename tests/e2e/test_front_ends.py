@@ -1,0 +1,169 @@
+"""Front ends as processes: whoever is killed, nobody else is harmed, and nobody stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.times import PHASES
+from tests.e2e.conftest import STOP_SECONDS, LiveServer, serve_process
+from tests.e2e.test_exit_code import FAILING_SEED, FAILING_SERVER, MESSAGE
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+
+FLAGS = ("--front-ends", "2", "--kv-blocks", "900", "--no-compile")
+ENV = {"OMP_NUM_THREADS": "1"}
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    log_file = tmp_path_factory.mktemp("front_ends") / "log"
+    with serve_process(str(small_model), log_file, *FLAGS, env=ENV) as server:
+        yield server
+
+
+def front_ends(server: LiveServer) -> list[int]:
+    """Return the process ids of the front ends."""
+    found = []
+    for file in Path(f"/proc/{server.process.pid}/task").glob("*/children"):  # any thread may have started them
+        found += [int(child) for child in file.read_text().split()]
+    return [
+        pid for pid in found if is_running(pid) and b"front_ends.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.01)
+
+
+def wait_until_running(server: LiveServer, number: int) -> None:
+    wait_until(lambda: f"oaiserve_requests_running {number}.0" in httpx.get(f"{server.url}/metrics").text)
+
+
+def complete(url: str, request_id: str, **body: Any) -> list[Any]:
+    """Return the events of a stream on a connection of its own; the last one is an error if it was cut."""
+    events: list[Any] = []
+    body = {"prompt": "Hi", "stream": True, "ignore_eos": True, "temperature": 0, "max_tokens": 20} | body
+    headers = {"x-request-id": request_id}
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=WAIT_SECONDS) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line.removeprefix("data: ")))
+    except httpx.TransportError as error:
+        events.append(error)
+    return events
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+def account(server: LiveServer, request_id: str) -> dict[str, Any]:
+    with server.http() as http:
+        wait_until(lambda: http.get(f"/debug/requests/{request_id}").status_code == 200)
+        found: dict[str, Any] = http.get(f"/debug/requests/{request_id}").json()
+        return found
+
+
+def test_the_phases_of_a_request_add_up_across_processes(server: LiveServer) -> None:
+    answers = [complete(server.url, f"tiles-{number}") for number in range(4)]
+    assert len({text_of(events) for events in answers}) == 1
+    for number in range(4):
+        found = account(server, f"tiles-{number}")
+        assert [phase["name"] for phase in found["phases"]] == list(PHASES)
+        assert sum(phase["duration_ns"] for phase in found["phases"]) == found["duration_ns"]
+        assert min(phase["duration_ns"] for phase in found["phases"]) >= 0
+
+
+def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_streams(server: LiveServer) -> None:
+    before = front_ends(server)
+    assert len(before) == 2
+    with ThreadPoolExecutor(6) as threads:
+        asked = [threads.submit(complete, server.url, f"killed-{number}", max_tokens=600) for number in range(6)]
+        wait_until_running(server, 6)
+        os.kill(before[0], signal.SIGKILL)
+        answers = [one.result() for one in asked]
+    cut = [events for events in answers if isinstance(events[-1], httpx.TransportError)]
+    whole = [events for events in answers if not isinstance(events[-1], httpx.TransportError)]
+    assert min(len(cut), len(whole)) > 0  # connections were shared out
+    assert all(events[-1]["choices"][0]["finish_reason"] == "length" for events in whole)
+    wait_until(lambda: len(front_ends(server)) == 2)
+    assert set(front_ends(server)) != set(before)
+    wait_until(lambda: "has ended by SIGKILL" in server.log_file.read_text())
+    line = next(line for line in server.log() if "has ended by SIGKILL" in line["message"])
+    assert line["message"].endswith(f"which have failed: {len(cut)}")
+    after = [complete(server.url, f"after-{number}") for number in range(4)]
+    assert all(events[-1]["choices"][0]["finish_reason"] == "length" for events in after)
+    with server.http() as http:
+        ended = http.get("/debug/requests", params={"outcome": "failed"}).json()["requests"]
+        assert len(ended) == len(cut)
+        page = http.get("/metrics").text
+    assert "oaiserve_requests_running 0.0" in page
+    assert 'oaiserve_kv_blocks{state="used"} 0.0' in page
+
+
+def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> None:
+    left = front_ends(server)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(complete, server.url, "cut", max_tokens=1500)
+        wait_until_running(server, 1)
+        server.process.kill()
+        *_, error = asked.result()
+    assert error["error"]["message"] == "The engine's process is gone; the server must be restarted."
+    wait_until(lambda: not any(map(is_running, left)))
+
+
+def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: Path, tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    program = ("-c", FAILING_SERVER)
+    with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=program) as server:
+        left = front_ends(server)
+        with ThreadPoolExecutor(2) as threads:
+            asked = threads.submit(complete, server.url, "runs", max_tokens=1500)
+            wait_until_running(server, 1)
+            with suppress(httpx.TransportError):
+                assert complete(server.url, "fails", seed=FAILING_SEED)
+            *_, error = asked.result()
+        assert error["error"]["message"] == MESSAGE
+        assert server.process.wait(STOP_SECONDS) == 1
+    assert not any(map(is_running, left))
+
+
+def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_path: Path) -> None:
+    """A service manager sends the signal to every process of a service."""
+    with serve_process(str(small_model), tmp_path / "log", *FLAGS, env=ENV) as server:
+        left = front_ends(server)
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(complete, server.url, "drains", max_tokens=600)
+            wait_until_running(server, 1)
+            for pid in (*left, server.process.pid):
+                os.kill(pid, signal.SIGTERM)
+            *_, last = asked.result()
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(STOP_SECONDS) == 0
+    assert not any(map(is_running, left))
+    (end,) = (line for line in server.log() if line["logger"] == "oaiserve.request")
+    assert (end["outcome"], end["completion_tokens"]) == ("finished", 600)
+    assert [line for line in server.log() if line["level"] != "INFO"] == []
