@@ -28,9 +28,8 @@ INT4 = replace(OPTIONS, quantize="int4")
 
 def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedModel:
     model = make_model(config(family, **SIZES | changes))
-    model.bfloat16().save_pretrained(folder)
+    model.save_pretrained(folder)
     byte_tokenizer(256).save_pretrained(folder)
-    model.float()
     return model
 
 
