@@ -282,8 +282,9 @@ class EngineOptions:
 
     quantize: Quantize = "none"
     """On a CPU, int8 keeps the weights in 8 bits: half the memory, and faster if few sequences run. int4 keeps most of
-    them in 4 bits, of a checkpoint that is not quantized yet: a third of the memory. Answers change slightly
-    with int8, and much more with int4 if the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile and a model that it covers."""
+    them in 4 bits, of a checkpoint that is not quantized yet: a third of the memory. Answers change slightly with int8,
+    and much more with int4 if the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile
+    and a model that it covers."""
 
     lora: tuple[str, ...] = ()
     """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
