@@ -22,7 +22,7 @@ def test_every_flag_has_its_default_and_its_choices() -> None:
     assert f"| `--port` | `{ServerOptions().port}` | TCP port" in table
     assert "| `--prefix-cache`, `--no-prefix-cache` | `on` |" in table
     assert "| `--max-model-len` |  | Most tokens" in table
-    assert "One of `none`, `int8`. |" in table
+    assert "One of `none`, `int8`, `int4`. |" in table
     assert "--empty" not in table
 
 
