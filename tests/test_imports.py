@@ -131,7 +131,7 @@ MODEL_ROWS = {
     "draft": "adapters batch cpu.build cpu.cores cpu.description cpu.native runner spec",
     # what starts a model that has been checked, without transformers
     "gguf_weights": "cpu.blocks cpu.stored weights",
-    "mxfp4_weights": "cpu.blocks gguf_weights",
+    "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
     "kept": "cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout "
     "cpu.library cpu.native cpu.part cpu.start gguf_weights int4_weights load memory mxfp4_weights packed_weights "

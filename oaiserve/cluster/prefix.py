@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Prompt(NamedTuple):
-    """What a router knows of a prompt."""
+    """The facts that a router knows of a prompt."""
 
     keys: Sequence[int]  # of its full blocks
     talk: int  # of its text up to the end of the first message of a user, which all turns of a talk have in common

@@ -1,4 +1,4 @@
-"""What a replica publishes about itself, for routers: its load, and which beginnings of prompts it holds.
+"""The report that a replica publishes for routers: its load, and which beginnings of prompts it holds.
 
 A report is whole: it replaces the one before, so one that gets lost is made good by the next. It is bounded: however
 large the cache, it has at most MOST_KEYS keys, which are 8 KiB. One a second is enough.
@@ -31,7 +31,7 @@ class ReplicaReport:
 
     @property
     def is_full(self) -> bool:
-        """Whether it may hold more than the report has room for."""
+        """Return whether the replica may hold more than the report has room for."""
         return len(self.keys) >= MOST_KEYS
 
 

@@ -224,7 +224,7 @@ class Router:
 
 
 class _Replica:
-    """What the router knows of a replica."""
+    """A replica as the router knows it."""
 
     __slots__ = (
         "heard_ns",

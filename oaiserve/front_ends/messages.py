@@ -217,7 +217,7 @@ class AccessRefused(Message):
 
 
 class LoopLag(Message):
-    """How late the event loop has woken up a sleeping task, several times."""
+    """The event loop has woken up a sleeping task so late, several times."""
 
     seconds: list[float]
 

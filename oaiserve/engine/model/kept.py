@@ -16,8 +16,9 @@ import copy
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +76,7 @@ _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.
 
 
 class _Files(NamedTuple):
-    """What the files of a model say."""
+    """The configuration and the weights that are in the files of a model."""
 
     config: PreTrainedConfig
     weights: Weights
@@ -204,9 +205,10 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept
     shown_by = {kind: kinds.index(kind) for kind in kinds}  # the layer of each kind that is compared
     rows = min(_CHECKED_ROWS, weights.shape(_EMBEDDING)[0])
     part = Part(sorted({*shown_by.values(), len(kinds) - 1}), rows)
-    known = _ask_transformers(files, part, max_model_len, dtype, options)
+    blocks_of = cache(weights.blocks)  # which may make them, and that takes a while
+    known = _ask_transformers(files, blocks_of, part, max_model_len, dtype, options)
 
-    blocks = {parameter: found for parameter in weights.names() if (found := weights.blocks(parameter)) is not None}
+    blocks = {parameter: found for parameter in weights.names() if (found := blocks_of(parameter)) is not None}
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
     _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
@@ -237,7 +239,12 @@ class _Known(NamedTuple):
 
 
 def _ask_transformers(
-    files: _Files, part: Part, max_model_len: int, dtype: torch.dtype, options: EngineOptions
+    files: _Files,
+    blocks_of: Callable[[str], Blocks | ExpertBlocks | None],
+    part: Part,
+    max_model_len: int,
+    dtype: torch.dtype,
+    options: EngineOptions,
 ) -> _Known:
     """Expand a part of the model, and return what transformers' code makes of it."""
     config, weights, generation_config = files
@@ -255,7 +262,7 @@ def _ask_transformers(
     tensors = {}
     for name, _ in _named_parameters(model):
         name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
-        whole = weights.blocks(name_in_file)
+        whole = blocks_of(name_in_file)
         used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
         tensors[name] = whole[used].expand() if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})

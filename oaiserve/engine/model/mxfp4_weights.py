@@ -6,10 +6,7 @@ tensors of their own. All other tensors are as in any other checkpoint.
 
 from __future__ import annotations
 
-import math
-import mmap
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,19 +14,10 @@ from torch import Tensor
 
 from oaiserve.engine.model.cpu.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
 from oaiserve.engine.model.gguf_weights import NotKept
-from oaiserve.safetensors_header import read_header
+from oaiserve.engine.model.tensor_files import TensorFiles
 
 _CODES, _SCALES = "_blocks", "_scales"
-_DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-class _Place(NamedTuple):
-    """Where a tensor is."""
-
-    file: mmap.mmap
-    begin: int
-    dtype: str
-    shape: tuple[int, ...]
+_OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
 
 
 class Mxfp4Weights:
@@ -39,32 +27,31 @@ class Mxfp4Weights:
 
     def __init__(self, folder: Path) -> None:
         """Map the files of a folder. Raises BadFile, and NotKept for tensors that are not known."""
-        self._places: dict[str, _Place] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            header, start = read_header(path)
-            with path.open("rb") as file:
-                # The map is private, because torch warns of memory that it must not write to.
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            for name, found in header.items():
-                begin = start + found["data_offsets"][0]
-                self._places[name] = _Place(mapped, begin, found["dtype"], tuple(found["shape"]))
-        self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
+        self._files = files = TensorFiles(folder)
+        self._experts = {name.removesuffix(_CODES) for name in files.names() if name.endswith(_CODES)}
         for name in self._experts:
-            codes, scales = self._places[f"{name}{_CODES}"], self._places.get(f"{name}{_SCALES}")
-            if scales is None or codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {"U8"}:
+            codes, scales = f"{name}{_CODES}", f"{name}{_SCALES}"
+            if (
+                scales not in files
+                or files.shape(codes) != (*files.shape(scales), 16)
+                or {files.kind(codes), files.kind(scales)} != {"U8"}
+            ):
                 raise NotKept(f"its '{name}' is no MXFP4")
         if not self._experts:
             raise NotKept("it has no weights in MXFP4")
+        for name in self.names() - self._experts:
+            if files.kind(name) not in _OTHER_KINDS:
+                raise NotKept(f"its tensor '{name[:100]}' is of type {files.kind(name)}")
 
     def names(self) -> set[str]:
         of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
-        return self._experts | (self._places.keys() - of_experts)
+        return self._experts | (set(self._files.names()) - of_experts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
         if name not in self._experts:
-            return self._places[name].shape
-        experts, rows, blocks = self._places[f"{name}{_SCALES}"].shape
+            return self._files.shape(name)
+        experts, rows, blocks = self._files.shape(f"{name}{_SCALES}")
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
     def blocks(self, name: str) -> ExpertBlocks | None:
@@ -80,24 +67,15 @@ class Mxfp4Weights:
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         if name not in self._experts:
-            return self._read(name)
+            return self._files.tensor(name)
         return torch.stack([matrix.expand().T for matrix in self._matrices(name)])
 
     def _matrices(self, name: str) -> list[Blocks]:
         """Return the matrix of each expert."""
-        place = self._places[f"{name}{_CODES}"]
+        file, begin = self._files.place(f"{name}{_CODES}")
         found: list[Blocks] = []
-        for codes, scales in zip(*(self._read(f"{name}{part}").numpy() for part in (_CODES, _SCALES)), strict=True):
-            offset, rows = place.begin + len(found) * codes.nbytes, np.arange(len(scales))
-            found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, place.file, offset, scales))
+        parts = (self._files.tensor(f"{name}{part}").numpy() for part in (_CODES, _SCALES))
+        for codes, scales in zip(*parts, strict=True):
+            offset, rows = begin + len(found) * codes.nbytes, np.arange(len(scales))
+            found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
         return found
-
-    def _read(self, name: str) -> Tensor:
-        place = self._places[name]
-        if place.dtype not in _DTYPES:
-            raise NotKept(f"its tensor '{name[:100]}' is of type {place.dtype}")
-        dtype = _DTYPES[place.dtype]
-        if place.begin % dtype.itemsize:
-            raise NotKept(f"its tensor '{name[:100]}' begins between two numbers")
-        count = math.prod(place.shape)
-        return torch.frombuffer(place.file, dtype=dtype, count=count, offset=place.begin).view(place.shape)

@@ -18,7 +18,7 @@ from oaiserve.engine.model.transfer import on_device
 
 
 class LayerStates(NamedTuple):
-    """What one layer keeps of all sequences. The first dimension is the place in the pool of states."""
+    """The states that one layer keeps of all sequences. The first dimension is the place in the pool of states."""
 
     conv: Tensor | None  # [num_states, channels, kernel size]
     recurrent: Tensor | None  # [num_states, ...]

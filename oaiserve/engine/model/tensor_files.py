@@ -64,6 +64,14 @@ class TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
+    def kind(self, name: str) -> str:
+        """Return the type of a tensor's numbers, as safetensors names it."""
+        return self._places[name].dtype
+
+    def place(self, name: str) -> tuple[mmap.mmap, int]:
+        """Return the mapped file that a tensor is in, and where it begins there."""
+        return self._map(self._places[name].path), self._places[name].begin
+
     def refusal(self, name: str, reason: str) -> StartupError:
         """Return the error that says what is wrong with a tensor."""
         return StartupError(f"'{self._places[name].path}' cannot be used: its tensor {name[:100]!r} {reason}.")

@@ -1,4 +1,4 @@
-"""What the native step needs of a model's weights to keep them in blocks, wherever they come from."""
+"""The protocol of weights that the native step keeps in blocks, wherever they come from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Weights(Protocol):
 
     @property
     def rope_factors(self) -> Tensor | None:
-        """What the frequencies of rotary embeddings are divided by."""
+        """The factors by which the frequencies of rotary embeddings are divided."""
 
     def names(self) -> set[str]: ...
 

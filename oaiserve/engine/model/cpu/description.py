@@ -135,7 +135,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """What the experts of gpt-oss do with their gate and their up projection, in place of an activation function."""
+    """The way in which experts of gpt-oss combine their gate and their up projection, in place of an activation."""
 
     alpha: float
     limit: float

@@ -42,7 +42,7 @@ class Rotary(Structure):
 
 
 class Gating(Structure):
-    """What an expert does with its gate and its up projection; src/experts.h says what the fields mean."""
+    """The way in which an expert combines its gate and its up projection, as src/experts.h has it."""
 
     _fields_ = (("activation", c_int64), ("alpha", c_float), ("limit", c_float))
 

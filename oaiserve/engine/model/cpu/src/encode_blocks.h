@@ -170,7 +170,6 @@ class EncodeRows : public Work {
     };
     switch (format_) {
       case Format::IQ4_NL: return encode.template operator()<Format::IQ4_NL>();
-      case Format::Q4_1: return encode.template operator()<Format::Q4_1>();
       case Format::Q5_1: return encode.template operator()<Format::Q5_1>();
       default: return encode.template operator()<Format::Q8_0>();
     }
