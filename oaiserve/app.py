@@ -109,8 +109,7 @@ def create_app(
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
     Without `responses`, it makes the store that the settings ask for. `created` is when the server was started, in Unix
-    seconds; None is now. Raises StartupError for files of keys, and for a
-    file of responses, that cannot be used.
+    seconds; None is now. Raises StartupError for files of keys, and for a file of responses, that cannot be used.
     """
     model_name = config.server.served_model_name or config.model
     stored = response_store(config.server) if responses is None else responses
