@@ -246,7 +246,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _keep_a_log(connection)
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
         connection.execute("BEGIN IMMEDIATE")
@@ -260,6 +260,22 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
                 raise StartupError(f"--response-store is '{path}', which is the database of another program.")
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
+
+
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """Switch the file to a write-ahead log, which takes turns where several processes open a new file together.
+
+    SQLite does not wait by itself here: the switch asks for more of a lock that is held, which could wait for ever.
+    """
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> StartupError:

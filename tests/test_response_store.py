@@ -419,6 +419,37 @@ def test_a_process_that_is_killed_loses_nothing_that_was_answered(tmp_path: Path
     assert talk_in(path, f"a-{last}") == [f"a-{k}" for k in range(last + 1)]
 
 
+OPENS_A_NEW_FILE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("opened", flush=True)
+sys.stdin.readline()
+connection.execute("COMMIT")
+"""
+
+
+def test_a_new_file_may_be_opened_by_another_process_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas that start together find no file, and SQLite does not wait by itself for the switch to a log."""
+    path = tmp_path / "responses.db"
+    other = subprocess.Popen(
+        [sys.executable, "-c", OPENS_A_NEW_FILE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"opened\n"
+    waits = []
+
+    def until_the_other_is_done(seconds: float) -> None:
+        waits.append(seconds)
+        other.communicate(b"go on\n")
+
+    monkeypatch.setattr(response_database.time, "sleep", until_the_other_is_done)
+    response_database.check(path)
+    assert len(waits) == 1
+
+
 def test_two_processes_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     with writer(path, "a", 30) as one, writer(path, "b", 30) as other:
