@@ -55,7 +55,8 @@ MODEL_ROWS = {
     "plain_sampling": "draw_rows transfer",
     "sampler": "draw_rows logit_edits numpy_sampling plain_sampling transfer",
     "triton_sampling_kernels": "",
-    "triton_sampling": "draw_rows transfer triton_sampling_kernels",
+    "padded_head": "",
+    "triton_sampling": "draw_rows padded_head transfer triton_sampling_kernels",
     "rehearsal": "sampler",
     # attention
     "attention": "batch",
@@ -68,7 +69,7 @@ MODEL_ROWS = {
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
-    "graphs": "batch draw_rows logit_edits sampler spec transfer",
+    "graphs": "batch draw_rows logit_edits padded_head sampler spec transfer",
     "runner": "adapters batch draw_rows executor graphs logit_edits sampler states",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
@@ -84,8 +85,8 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.select batch eager mixers packed_weights rehearsal "
-    "spec split states wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.select batch eager mixers packed_weights padded_head "
+    "rehearsal spec split states wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",

@@ -19,6 +19,7 @@ import torch
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
 from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampledIds, draw_row, numbers, seeds
 from oaiserve.engine.model.logit_edits import is_edited
+from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampler import Sampled
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import ReadBack, pinned
@@ -124,7 +125,9 @@ class DecodeGraphs:
             self._first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device
         )
         self._tables = torch.zeros(most, -(-max_model_len // block_size), dtype=torch.int64, device=device)
-        self._logits = torch.zeros(most, loaded.vocab_size, dtype=loaded.dtype, device=device)
+        # Rows that begin at aligned addresses, see `padded_head`.
+        logits = torch.zeros(most, aligned(loaded.vocab_size), dtype=loaded.dtype, device=device)
+        self._logits = logits[:, : loaded.vocab_size]
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         # The largest is captured first: all others fit into the memory that it has allocated.
