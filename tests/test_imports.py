@@ -85,12 +85,13 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.select batch eager mixers packed_weights padded_head "
+    "load": "attention attention.foreign attention.hook attention.reference batch eager mixers packed_weights padded_head "
     "rehearsal spec split states wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
-    "graph_capture": "executor graphs spec triton_sampling",
+    "fast_paths": "attention attention.reference batch draw_rows eager logit_edits plain_sampling rehearsal spec states",
+    "graph_capture": "batch executor fast_paths graphs rehearsal spec triton_sampling",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -139,8 +140,8 @@ MODEL_ROWS = {
     "profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
-    "cpu.start device_memory draft draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch compiled "
+    "cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture graphs logit_edits memory parallel.executor "
     "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
     "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",

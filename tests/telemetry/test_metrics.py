@@ -312,6 +312,12 @@ def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
     assert samples(metrics)[key(names.MODEL_INFO.name, **labels)] == 1
 
 
+def test_each_optional_way_to_compute_is_on_or_off() -> None:
+    page = samples(metrics_of(features={"cuda_graphs": True, "attention": False}))
+    assert page[key(names.ENGINE_FEATURE.name, feature="cuda_graphs")] == 1
+    assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 0
+
+
 @pytest.mark.parametrize("form", FORMS)
 @given(model=st.text(st.characters(exclude_categories=["Cs"])), record=records())
 @settings(max_examples=12)

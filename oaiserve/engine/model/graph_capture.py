@@ -7,8 +7,11 @@ import warnings
 
 import torch
 
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.fast_paths import is_usable, reason
 from oaiserve.engine.model.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.times import monotonic_ns
 
@@ -18,6 +21,8 @@ log = logging.getLogger(__name__)
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
 POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
 DRAW_BYTES = 12  # for each logit: its weight, and a candidate's weight and id for top_k and top_p
+
+COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
 
 
 def ladder(most: int) -> list[int]:
@@ -40,35 +45,46 @@ def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: 
 
 
 def capture_decodes(
-    executor: Executor, loaded: LoadedModel, *, max_running: int, max_model_len: int, block_size: int
+    executor: Executor,
+    loaded: LoadedModel,
+    *,
+    max_running: int,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
 ) -> DecodeGraphs | None:
-    """Capture the decode steps of the executor.
+    """Capture the decode steps of the executor, and write into the first blocks of its cache.
 
-    If the model cannot be captured, log the reason and return None.
+    If the model cannot be captured, or the graphs compute something else, log the reason and return None.
     """
     from oaiserve.engine.model import triton_sampling
 
     sizes, began_ns = ladder(max_running), monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(loaded.device)
-    try:
-        graphs = DecodeGraphs(
-            executor.forward,
-            triton_sampling,
-            CudaCapture(loaded.device),
-            loaded,
-            sizes=sizes,
-            max_model_len=max_model_len,
-            block_size=block_size,
-        )
-    except RuntimeError as error:
-        # After a capture has failed, ending it fails too, with an error that does not have the reason.
-        reason = str(error.__context__ or error).strip().partition("\n")[0]
-        log.warning(
-            "Decode steps are launched operation by operation, which is slower: they cannot be captured as CUDA graphs "
-            "(%s). --no-cuda-graph does not try.",
-            reason,
-        )
+    captured: list[DecodeGraphs] = []
+
+    def problem() -> str | None:
+        try:
+            graphs = DecodeGraphs(
+                executor.forward,
+                triton_sampling,
+                CudaCapture(loaded.device),
+                loaded,
+                sizes=sizes,
+                max_model_len=max_model_len,
+                block_size=block_size,
+            )
+        except RuntimeError as error:
+            # After a capture has failed, ending it fails too, with an error that does not have the reason.
+            return reason(error.__context__ or error)
+        captured.append(graphs)
+        return replay_problem(graphs, executor, loaded, sizes, num_blocks=num_blocks, block_size=block_size)
+
+    instead = "steps are launched operation by operation, which is slower (--no-cuda-graph does not try)"
+    if not is_usable("CUDA graphs", instead, problem):
+        captured.clear()
+        torch.cuda.empty_cache()
         return None
     left_bytes, _ = torch.cuda.mem_get_info(loaded.device)
     log.info(
@@ -78,7 +94,34 @@ def capture_decodes(
         (monotonic_ns() - began_ns) / 1e9,
         (free_bytes - left_bytes) / 2**30,
     )
-    return graphs
+    return captured[0]
+
+
+@torch.inference_mode()
+def replay_problem(
+    graphs: DecodeGraphs,
+    executor: Executor,
+    loaded: LoadedModel,
+    sizes: list[int],
+    *,
+    num_blocks: int,
+    block_size: int,
+) -> str | None:
+    """Return how replayed steps differ from the same steps launched operation by operation, if they do."""
+    most = min(len(COMPARED_LENGTHS), num_blocks // -(-max(COMPARED_LENGTHS) // block_size), sizes[-1])
+    for num_rows in sorted({1, most}) if most > 0 else []:
+        lengths = [min(length, loaded.max_model_len) for length in COMPARED_LENGTHS[:num_rows]]
+        prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
+        executor.forward(build_batch(prompts, block_size, loaded.device))
+        want = executor.forward(build_batch(decodes, block_size, loaded.device)).clone()
+        logits, replayed = graphs.launch(decodes, None, {})
+        found, limit = difference(logits, want), tolerance(loaded.dtype)
+        if not found <= limit:
+            return f"the outputs of {num_rows} sequences would differ by {found:.1%} (allowed: {limit:.1%})"
+        assert replayed is not None
+        if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
+            return "other tokens than the best would be drawn"
+    return None
 
 
 class CudaCapture:

@@ -30,7 +30,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.attention.foreign import bring_paged_attention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
-from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
@@ -374,7 +374,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
     kept: dict[int, LayerStateShapes] = {}
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
-    probe = _Probe(select_backend(model.device)(batch))
+    probe = _Probe(ReferenceAttention(batch))
     with torch.inference_mode():
         output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
         expected = output.logits[0]
@@ -418,8 +418,7 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
     """
     logits = []
     for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
-        backend = select_backend(loaded.device)
-        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS, backend=backend)
+        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)
         states = States(loaded.state_shapes, 1, loaded.device)
         start = 0
         for end in ends:
