@@ -44,6 +44,7 @@ MODEL_ROWS = {
     "kv_cache": "transfer",
     "states": "kv_cache spec transfer",
     "batch": "adapters states transfer",
+    "block_tables": "transfer",
     "executor": "adapters batch",
     "triton_adapter_kernels": "",
     "triton_adapters": "batch transfer triton_adapter_kernels",
@@ -69,8 +70,8 @@ MODEL_ROWS = {
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
-    "graphs": "batch draw_rows logit_edits padded_head sampler spec transfer",
-    "runner": "adapters batch draw_rows executor graphs logit_edits sampler states",
+    "graphs": "batch block_tables draw_rows logit_edits padded_head sampler spec transfer",
+    "runner": "adapters batch block_tables draw_rows executor graphs logit_edits sampler states",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
@@ -85,13 +86,14 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.reference batch eager mixers packed_weights padded_head "
-    "rehearsal spec split states wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch eager mixers packed_weights "
+    "padded_head rehearsal spec split states wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
-    "fast_paths": "attention attention.reference batch draw_rows eager logit_edits plain_sampling rehearsal spec states",
-    "graph_capture": "batch executor fast_paths graphs rehearsal spec triton_sampling",
+    "fast_paths": "attention attention.reference batch draw_rows eager logit_edits plain_sampling rehearsal spec "
+    "states",
+    "graph_capture": "batch block_tables executor fast_paths graphs rehearsal spec triton_sampling",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -140,9 +142,9 @@ MODEL_ROWS = {
     "profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch compiled "
-    "cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture graphs logit_edits memory parallel.executor "
-    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
+    "block_tables compiled cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture "
+    "graphs logit_edits memory parallel.executor parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
     "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }

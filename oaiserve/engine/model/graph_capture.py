@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.fast_paths import is_usable, reason
 from oaiserve.engine.model.graphs import DecodeGraphs, Run
@@ -47,6 +48,7 @@ def graph_memory_bytes(loaded: LoadedModel, *, max_running: int, max_model_len: 
 def capture_decodes(
     executor: Executor,
     loaded: LoadedModel,
+    tables: BlockTables,
     *,
     max_running: int,
     max_model_len: int,
@@ -71,6 +73,7 @@ def capture_decodes(
                 triton_sampling,
                 CudaCapture(loaded.device),
                 loaded,
+                tables,
                 sizes=sizes,
                 max_model_len=max_model_len,
                 block_size=block_size,
@@ -114,7 +117,7 @@ def replay_problem(
         prompts, decodes = prompts_and_decodes(lengths, loaded.vocab_size, block_size)
         executor.forward(build_batch(prompts, block_size, loaded.device))
         want = executor.forward(build_batch(decodes, block_size, loaded.device)).clone()
-        logits, replayed = graphs.launch(decodes, None, {})
+        logits, replayed = graphs.launch(decodes, graphs.tables.update(decodes), None, {})
         found, limit = difference(logits, want), tolerance(loaded.dtype)
         if not found <= limit:
             return f"the outputs of {num_rows} sequences would differ by {found:.1%} (allowed: {limit:.1%})"

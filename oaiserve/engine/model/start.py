@@ -20,6 +20,7 @@ from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, start_native
 from oaiserve.engine.model.draft import DraftWeights
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from oaiserve.engine.model.parallel.workers import Workers
 
 log = logging.getLogger(__name__)
+
+LEAST_TABLES = 3  # sequences of a step that warms up or compares, which may be more than are to run
+
 
 
 def start_runner(
@@ -95,13 +99,18 @@ def start_runner(
         from oaiserve.engine.model.compiled import compile_layers
 
         features[COMPILED] = compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+    tables: BlockTables | None = None
+    if not on_cpu and workers is None:  # which get the tables of a step with it
+        most = max(options.max_running, LEAST_TABLES)
+        tables = BlockTables(most, -(-max_model_len // block_size), block_size, loaded.device)
     graphs: DecodeGraphs | None = None
-    if _has_graphs(options, backend, sample_ids):
+    if tables is not None and _has_graphs(options, backend, sample_ids):
         from oaiserve.engine.model.graph_capture import capture_decodes
 
         graphs = capture_decodes(
             executor,
             loaded,
+            tables,
             max_running=options.max_running,
             max_model_len=max_model_len,
             num_blocks=num_blocks,
@@ -115,6 +124,7 @@ def start_runner(
         sample_ids=sample_ids,
         apply_masks=apply_masks,
         graphs=graphs,
+        tables=tables,
         states=States(loaded.state_shapes, most_states, loaded.device) if most_states else None,
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=None if workers is None else workers.check,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,8 +48,7 @@ def without_the_last_key(batch: Batch) -> ReferenceAttention:
     """Return attention in which decodes do not see their own token."""
     lengths = batch.seq_lens.clone()
     lengths[: batch.num_decodes] -= 1
-    batch.seq_lens = lengths
-    return ReferenceAttention(batch)
+    return ReferenceAttention(replace(batch, seq_lens=lengths))
 
 
 # -- each check by itself ---------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def no_sampling(device: Device) -> None:
 
 
 def wrong_sampling(device: Device) -> None:
-    device.set(start, "_sampling", lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), None))
+    device.set(start, "_sampling", lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch))
 
 
 def no_compiled_layers(device: Device) -> None:
