@@ -65,13 +65,15 @@ MODEL_ROWS = {
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
-    "attention.triton": "attention attention.triton_kernels batch transfer",
+    "attention.tiles": "batch transfer",
+    "attention.triton": "attention attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
     "graphs": "batch block_tables draw_rows logit_edits padded_head sampler spec transfer",
-    "runner": "adapters batch block_tables draw_rows executor graphs logit_edits sampler states",
+    "prompt_graphs": "attention.tiles batch block_tables graphs padded_head spec transfer",
+    "runner": "adapters batch block_tables draw_rows executor graphs logit_edits prompt_graphs sampler states",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
@@ -93,7 +95,7 @@ MODEL_ROWS = {
     "compiled": "attention.hook batch executor rehearsal spec",
     "fast_paths": "attention attention.reference batch draw_rows eager logit_edits plain_sampling rehearsal spec "
     "states",
-    "graph_capture": "batch block_tables executor fast_paths graphs rehearsal spec triton_sampling",
+    "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -144,7 +146,7 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
     "block_tables compiled cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture "
-    "graphs logit_edits memory parallel.executor parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
+    "graphs logit_edits memory parallel.executor prompt_graphs parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
     "triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }

@@ -313,8 +313,8 @@ def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
 
 
 def test_each_optional_way_to_compute_is_on_or_off() -> None:
-    page = samples(metrics_of(features={"cuda_graphs": True, "attention": False}))
-    assert page[key(names.ENGINE_FEATURE.name, feature="cuda_graphs")] == 1
+    page = samples(metrics_of(features={"decode_graphs": True, "attention": False}))
+    assert page[key(names.ENGINE_FEATURE.name, feature="decode_graphs")] == 1
     assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 0
 
 

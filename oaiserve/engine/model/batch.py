@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,13 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
+
+
+class Tiles(Protocol):
+    """The prompts of a batch, cut into what programs of a kernel compute at a time."""
+
+    def of(self, num_tokens: int) -> torch.Tensor:
+        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4]: sequence, first token, tokens, first position."""
 
 
 @dataclass(slots=True)
@@ -44,6 +52,7 @@ class Batch:
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     states: StepStates | None = None  # of models with layers that keep one
+    tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
 
     def own_tables(self) -> torch.Tensor:
         """Return the block tables of the batch's sequences, [B, M]."""

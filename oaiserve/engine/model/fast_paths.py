@@ -29,7 +29,9 @@ from oaiserve.errors import StartupError
 log = logging.getLogger(__name__)
 
 # The names under which /metrics says what is on.
-FEATURES = ATTENTION, SAMPLING, COMPILED, GRAPHS = ("attention", "sampling", "compiled_layers", "cuda_graphs")
+ATTENTION, SAMPLING, COMPILED = "attention", "sampling", "compiled_layers"
+DECODE_GRAPHS, PROMPT_GRAPHS = "decode_graphs", "prompt_graphs"
+FEATURES = (ATTENTION, SAMPLING, COMPILED, DECODE_GRAPHS, PROMPT_GRAPHS)
 
 LENGTHS = (3, 20, 9, 75)  # of sequences whose attention is compared
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
@@ -54,7 +56,7 @@ def is_usable(name: str, instead: str, problem: Callable[[], str | None]) -> boo
         found = reason(error)
     if found is None:
         return True
-    log.warning("%s is off, and %s: %s", name, instead, found)
+    log.warning("%s: off, and %s: %s", name, instead, found)
     return False
 
 

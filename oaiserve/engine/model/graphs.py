@@ -22,7 +22,7 @@ from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampledIds, draw_ro
 from oaiserve.engine.model.logit_edits import is_edited
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampler import Sampled
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -101,7 +101,7 @@ class DecodeGraphs:
         forward: Callable[[Batch], torch.Tensor],
         sampler: GraphSampler,
         capture: Capture,
-        loaded: LoadedModel,
+        spec: ModelSpec,
         tables: BlockTables,
         *,
         sizes: list[int],
@@ -113,10 +113,10 @@ class DecodeGraphs:
         self._sampler = sampler
         self._sizes = sizes
         self._block_size = block_size
-        self._vocab_size = loaded.vocab_size
+        self._vocab_size = spec.vocab_size
         self._max_model_len = max_model_len
-        self._device = loaded.device
-        most, device = sizes[-1], loaded.device
+        self._device = spec.device
+        most, device = sizes[-1], spec.device
         # One tensor has what the last step drew, as in `Replayed`, followed by all inputs of rows from the host. So a
         # single look-up can take ids from either part.
         self._first_input = 2 * _aligned(most)
@@ -126,8 +126,8 @@ class DecodeGraphs:
             self._first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device
         )
         # Rows that begin at aligned addresses, see `padded_head`.
-        logits = torch.zeros(most, aligned(loaded.vocab_size), dtype=loaded.dtype, device=device)
-        self._logits = logits[:, : loaded.vocab_size]
+        logits = torch.zeros(most, aligned(spec.vocab_size), dtype=spec.dtype, device=device)
+        self._logits = logits[:, : spec.vocab_size]
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         # The largest is captured first: all others fit into the memory that it has allocated.

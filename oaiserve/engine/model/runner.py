@@ -19,6 +19,7 @@ from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.logit_edits import ApplyMasks
+from oaiserve.engine.model.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.sampler import Sampling, take
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.sequence import Sequence
@@ -52,8 +53,8 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
-    executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of sequences, which
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are captured
+    from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of sequences, which
     `graphs` read, too. `states` are those of a model with layers that keep one. `check_results`
     is called when the results of a step have arrived, and raises if they may be wrong.
     """
@@ -67,6 +68,7 @@ class ModelRunner:
         sample_ids: SampleIds | None = None,
         apply_masks: ApplyMasks | None = None,
         graphs: DecodeGraphs | None = None,
+        prompt_graphs: PromptGraphs | None = None,
         tables: BlockTables | None = None,
         states: States | None = None,
         check_results: Callable[[], None] | None = None,
@@ -78,6 +80,7 @@ class ModelRunner:
         self._sample_ids = sample_ids
         self._apply_masks = apply_masks
         self._graphs = graphs
+        self._prompt_graphs = prompt_graphs
         self._tables = tables
         self._states = states
         self._check_results = check_results
@@ -156,16 +159,23 @@ class ModelRunner:
         sample_chunks = list(range(num_replayed))
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
-        if num_replayed < len(step.chunks):
-            others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
-            batch = self._pack(others, table_rows and table_rows[num_replayed:])
-            if began is not None and not num_replayed:
-                began.record()
-            batch.adapters = adapters
-            parts.append(executor.forward(batch))
-            sample_chunks += [num_replayed + index for index in batch.sample_chunks]
-            prompt_rows = [(num_replayed + index, num_replayed + row, count) for index, row, count in batch.prompt_rows]
-            known = _known_tokens(others, batch)
+        others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
+        if others.chunks:
+            rows = None if table_rows is None else table_rows[num_replayed:]
+            begins = None if num_replayed else began  # it has begun with the decodes
+            graphs = None if adapters else self._prompt_graphs
+            if graphs is not None and rows is not None and graphs.can_run(others):
+                logits, of_rows = graphs.launch(others, rows, begins)
+            else:
+                batch = self._pack(others, rows)
+                if begins is not None:
+                    begins.record()
+                batch.adapters = adapters
+                logits, of_rows = executor.forward(batch), batch.sample_chunks
+                prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
+                known = _known_tokens(others, batch)
+            parts.append(logits)
+            sample_chunks += [num_replayed + index for index in of_rows]
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
         num_drawn = 0 if replayed is None else num_replayed
         waiting_rows = [row for row in range(num_drawn, len(sample_chunks)) if draws[row].draws_late]

@@ -30,8 +30,9 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.fast_paths import (
     ATTENTION,
     COMPILED,
+    DECODE_GRAPHS,
     FEATURES,
-    GRAPHS,
+    PROMPT_GRAPHS,
     SAMPLING,
     attention_problem,
     is_usable,
@@ -52,6 +53,7 @@ from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.graphs import DecodeGraphs
+    from oaiserve.engine.model.prompt_graphs import PromptGraphs
     from oaiserve.engine.model.parallel.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -104,19 +106,19 @@ def start_runner(
         most = max(options.max_running, LEAST_TABLES)
         tables = BlockTables(most, -(-max_model_len // block_size), block_size, loaded.device)
     graphs: DecodeGraphs | None = None
+    prompt_graphs: PromptGraphs | None = None
     if tables is not None and _has_graphs(options, backend, sample_ids):
-        from oaiserve.engine.model.graph_capture import capture_decodes
+        from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes, capture_prompts
 
+        capture = CudaCapture(loaded.device)  # all graphs share its memory
+        sizes = {"num_blocks": num_blocks, "block_size": block_size}
         graphs = capture_decodes(
-            executor,
-            loaded,
-            tables,
-            max_running=options.max_running,
-            max_model_len=max_model_len,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            executor, loaded, tables, capture, max_running=options.max_running, max_model_len=max_model_len, **sizes
         )
-    features[GRAPHS] = graphs is not None
+        step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+        if options.attention != "varlen":  # which looks at the lengths of prompts on the host
+            prompt_graphs = capture_prompts(executor, loaded, tables, capture, max_step_tokens=step_tokens, **sizes)
+    features |= {DECODE_GRAPHS: graphs is not None, PROMPT_GRAPHS: prompt_graphs is not None}
     runner = ModelRunner(
         executor,
         loaded.device,
@@ -124,6 +126,7 @@ def start_runner(
         sample_ids=sample_ids,
         apply_masks=apply_masks,
         graphs=graphs,
+        prompt_graphs=prompt_graphs,
         tables=tables,
         states=States(loaded.state_shapes, most_states, loaded.device) if most_states else None,
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
@@ -293,6 +296,7 @@ def _gpu_sizes(
         graph_bytes = graph_memory_bytes(
             loaded,
             max_running=options.max_running,
+            max_step_tokens=max_step_tokens,
             max_model_len=loaded.max_model_len,
             block_size=options.block_size,
         )

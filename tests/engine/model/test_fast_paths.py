@@ -127,6 +127,7 @@ class Device:
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
         self.set(graph_capture, "CudaCapture", lambda device: self.capture)
+        self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padding_backend(NUM_BLOCKS)
 
     def set(self, where: Any, name: str, double: Any) -> None:
@@ -173,7 +174,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy, drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = {"attention": True, "sampling": True, "compiled_layers": True, "cuda_graphs": True}
+ON = {"attention": True, "sampling": True, "compiled_layers": True, "decode_graphs": True, "prompt_graphs": False}
 NONE: dict[str, bool] = {}
 
 
@@ -198,7 +199,7 @@ def no_compiled_layers(device: Device) -> None:
 
 
 def no_graphs(device: Device) -> None:
-    device.set(graph_capture, "CudaCapture", broken)
+    device.set(device, "capture", broken)
 
 
 def wrong_graphs(device: Device) -> None:
@@ -209,13 +210,13 @@ def wrong_graphs(device: Device) -> None:
     ("fail", "off", "name"),
     [
         (lambda device: None, NONE, None),
-        (no_attention, {"attention": False, "cuda_graphs": False}, "Attention by Triton's kernels"),
-        (wrong_attention, {"attention": False, "cuda_graphs": False}, "Attention by Triton's kernels"),
-        (no_sampling, {"sampling": False, "cuda_graphs": False}, "Sampling by Triton's kernels"),
-        (wrong_sampling, {"sampling": False, "cuda_graphs": False}, "Sampling by Triton's kernels"),
+        (no_attention, {"attention": False, "decode_graphs": False}, "Attention by Triton's kernels"),
+        (wrong_attention, {"attention": False, "decode_graphs": False}, "Attention by Triton's kernels"),
+        (no_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
+        (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
         (no_compiled_layers, {"compiled_layers": False}, "The model's layers are not compiled"),
-        (no_graphs, {"cuda_graphs": False}, "CUDA graphs"),
-        (wrong_graphs, {"cuda_graphs": False}, "CUDA graphs"),
+        (no_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
+        (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -245,7 +246,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
 def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
-        assert engine.features == ON | {"attention": False, "compiled_layers": False, "cuda_graphs": False}
+        assert engine.features == ON | {"attention": False, "compiled_layers": False, "decode_graphs": False}
 
 
 def test_the_reason_of_a_missing_compiler_is_in_the_log(

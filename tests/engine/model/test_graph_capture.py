@@ -142,13 +142,20 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     tables = BlockTables(2, 4, 4, DEVICE)
     with caplog.at_level(logging.INFO):
         graphs = capture_decodes(
-            executor, loaded, tables, max_running=2, max_model_len=16, num_blocks=8, block_size=4
+            executor,
+            loaded,
+            tables,
+            CudaCapture(DEVICE),
+            max_running=2,
+            max_model_len=16,
+            num_blocks=8,
+            block_size=4,
         )
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
         "before": f"(--no-cuda-graph does not try): RuntimeError: {SYNCHRONIZES}",
         "within": "(--no-cuda-graph does not try): ValueError: the reason why the capture failed",
-        "not": "CUDA graphs for up to 2 sequences: 2 sizes captured in ",
+        "not": "CUDA graphs of decodes, for up to 2 sequences: 2 sizes captured in ",
     }
     assert expected[fails] in line

@@ -395,14 +395,17 @@ def test_decodes_are_replayed_beside_prompts_and_all_draw_the_same_tokens(
     for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
         drive = Drive(runner, overlap=is_overlapping)
         drive.settle()
+        in_flight: set[int] = set()
         for indices, parts in steps:
             decodes = [(i, drive.sequences[i].num_tokens - 1, 1) for i in indices]
-            idle = [i for i in range(len(KINDS)) if i not in indices and not drive.sequences[i].num_pending]
+            idle = [i for i in range(len(KINDS)) if i not in in_flight.union(indices)]
             prompts = []
-            for i, num_left in zip(idle, parts, strict=False):
+            for i, num_more in zip(idle, parts, strict=False):
                 length = drive.sequences[i].num_tokens
-                prompts.append((i, length - min(length, num_left + 1), min(length, num_left + 1)))
+                num_tokens = min(length, num_more + 1)
+                prompts.append((i, length - num_tokens, num_tokens))
             drive.step(decodes + prompts)
+            in_flight = {*indices, *(i for i, *_ in prompts)}
         found.append(drive.answers)
     assert found[1] == found[0]
 
@@ -522,7 +525,7 @@ def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_r
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
     held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
-    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE}
+    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE, "max_step_tokens": 16}
     estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 10_000
     assert estimates == sorted(estimates)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.request import SamplingParams
@@ -189,7 +190,7 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
         backend.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        backend.prefill(query, cache, batch, out, scoring, backend.PrefillTiles(batch), tile)
+        backend.prefill(query, cache, batch, out, scoring, BatchTiles(batch), tile)
     plan = backend.plan_decodes(batch, window or 0, wanted, least_tokens=16, alignment=16)
     backend.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
@@ -248,7 +249,7 @@ def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
 
 def test_tiles_that_see_the_most_keys_come_first() -> None:
     batch = make_inputs(((9, 1), (0, 5), (100, 3))).batch
-    assert backend.PrefillTiles(batch).of(2).tolist() == [
+    assert BatchTiles(batch).of(2).tolist() == [
         [2, 8, 1, 102],
         [2, 6, 2, 100],
         [1, 5, 1, 4],

@@ -23,7 +23,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers(tmp_path: Pat
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert {kernel["kernel"] for kernel in found} == {
-        *("write_kernel", "prefill_kernel", "decode_kernel", "reduce_kernel"),
+        *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel", "reduce_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
         *("shrink_kernel", "expand_kernel"),
         *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),

@@ -17,6 +17,7 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import (
     decode_kernel,
     plan_kernel,
@@ -24,8 +25,7 @@ from oaiserve.engine.model.attention.triton_kernels import (
     reduce_kernel,
     write_kernel,
 )
-from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.model.batch import Batch, Tiles
 
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once. With
 # more, the last ones end sooner after each other; with fewer, there is less to combine.
@@ -74,7 +74,7 @@ class TritonAttention:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._tiles = PrefillTiles(batch)
+        self._tiles = batch.tiles or BatchTiles(batch)
         self._plans: dict[tuple[int, int], DecodePlan] = {}  # by sliding window and number of key heads
 
     def __call__(
@@ -118,28 +118,8 @@ class TritonAttention:
         """Compute the rows of `out` of the batch's decodes. Layers that cut their work in the same way share a plan."""
         window, kv_heads = scoring.sliding_window or 0, key.shape[1]
         if (window, kv_heads) not in self._plans:
-            at_once = _num_multiprocessors(query.device) * PROGRAMS_PER_SM
-            num_wanted = max(1, at_once * ITEMS_PER_PROGRAM // kv_heads)
-            self._plans[window, kv_heads] = plan_decodes(self._batch, window, num_wanted)
+            self._plans[window, kv_heads] = plan_decodes(self._batch, window, num_items(kv_heads, query.device))
         decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads])
-
-
-class PrefillTiles:
-    """The prefills of a step cut into tiles. The list is made once for each size of tile, since all layers share it."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._tiles: dict[int, torch.Tensor] = {}
-
-    def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, as int32 [N, 4].
-
-        The columns are the sequence, the first token, the number of tokens and the position of the first
-        token. Tiles that see the most keys come first, so that the device does not end with one long tile alone.
-        """
-        if num_tokens not in self._tiles:
-            self._tiles[num_tokens] = _cut(self._batch, num_tokens)
-        return self._tiles[num_tokens]
 
 
 class DecodePlan(NamedTuple):
@@ -147,6 +127,11 @@ class DecodePlan(NamedTuple):
 
     items: torch.Tensor  # int32 [most, 4]
     first_items: torch.Tensor  # int32 [num_decodes + 1]
+
+
+def num_items(kv_heads: int, device: torch.device) -> int:
+    """Return into how many items the decodes of a step are cut, if that does not make them too small."""
+    return max(1, _num_multiprocessors(device) * PROGRAMS_PER_SM * ITEMS_PER_PROGRAM // kv_heads)
 
 
 def plan_decodes(
@@ -281,7 +266,7 @@ def prefill(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    tiles: PrefillTiles,
+    tiles: Tiles,
     tile: Tile | None = None,
 ) -> None:
     """Compute the rows of `out`, [T, heads, value_dim], that belong to prefills.
@@ -354,19 +339,6 @@ def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, i
         # Each thread writes 8 numbers, of 2 bytes in most models.
         "num_warps": min(8, max(1, tile_heads * max(tile_key_dim, tile_value_dim) // 256)),
     }
-
-
-def _cut(batch: Batch, num_tokens: int) -> torch.Tensor:
-    """Cut the prefills into the tiles that `PrefillTiles.of` returns."""
-    tiles, first = [], batch.num_decodes
-    for row in range(batch.num_decodes, len(batch.query_lens)):
-        query_len = batch.query_lens[row]
-        position = batch.context_lens[row] - query_len
-        for offset in range(0, query_len, num_tokens):
-            tiles.append((row, first + offset, min(num_tokens, query_len - offset), position + offset))
-        first += query_len
-    tiles.sort(key=lambda tile: tile[3], reverse=True)
-    return on_device(tiles, batch.block_tables.device, torch.int32)
 
 
 @functools.cache
