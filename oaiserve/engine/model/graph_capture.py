@@ -46,8 +46,7 @@ def ladder(most: int) -> list[int]:
 def token_ladder(most: int) -> list[int]:
     """Return the numbers of prompt tokens to capture, ascending, up to the most that a step has.
 
-    A token of padding costs what any other does, except for attention, so sizes are closer to each other than a factor
-    of one and a half.
+    A token of padding costs what any other does, except for attention, so larger sizes are closer to each other.
     """
     sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
     most = min(most, sizes[-1])
