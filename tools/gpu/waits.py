@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def check(runner: ModelRunner, name: str, asked: dict[str, Any]) -> dict[str, An
                 first = 0 if start == 0 else PROMPT_TOKENS + start - 1
                 num_tokens = PROMPT_TOKENS if start == 0 else 1
                 step = Step([Chunk(one, first, num_tokens) for one in sequences])
-                with watched() if is_watched else _unwatched():
+                with watched() if is_watched else nullcontext():
                     launched = runner.launch(step)
                     runner.draw(launched)
                 for one, result in zip(sequences, runner.collect(launched).chunks, strict=True):
@@ -74,11 +74,6 @@ def watched() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@contextmanager
-def _unwatched() -> Iterator[None]:
-    yield
 
 
 def _sequence(number: int, name: str, asked: dict[str, Any]) -> Sequence:
