@@ -163,6 +163,8 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     tokens = min(64, max(16, DECODE_BYTES // token_bytes))
     num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
     rows = max(16, triton.next_power_of_2(group))
+    if rows >= 64:  # each thread has several rows, and registers for fewer keys
+        return Tile(rows, min(tokens, 32), num_warps=8, num_stages=2)
     return Tile(rows, tokens, num_warps=8 if itemsize == 4 else 4, num_stages=num_stages)
 
 
