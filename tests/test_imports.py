@@ -93,8 +93,9 @@ MODEL_ROWS = {
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
-    "fast_paths": "attention attention.reference batch draw_rows eager logit_edits plain_sampling rehearsal spec "
-    "states",
+    "fused_projections": "",
+    "fast_paths": "attention attention.reference batch draw_rows eager fused_projections logit_edits plain_sampling "
+    "rehearsal spec states",
     "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # models that pool
     "pooling": "",

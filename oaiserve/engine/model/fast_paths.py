@@ -19,8 +19,9 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.logit_edits import ApplyMasks, apply_masks_in_torch
-from oaiserve.engine.model.rehearsal import difference, prompts_and_decodes
+from oaiserve.engine.model.rehearsal import difference, prompt, prompts_and_decodes, tolerance
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.step import Chunk, Step
@@ -29,11 +30,12 @@ from oaiserve.errors import StartupError
 log = logging.getLogger(__name__)
 
 # The names under which /metrics says what is on.
-ATTENTION, SAMPLING, COMPILED = "attention", "sampling", "compiled_layers"
+ATTENTION, SAMPLING, PROJECTIONS, COMPILED = "attention", "sampling", "fused_projections", "compiled_layers"
 DECODE_GRAPHS, PROMPT_GRAPHS = "decode_graphs", "prompt_graphs"
-FEATURES = (ATTENTION, SAMPLING, COMPILED, DECODE_GRAPHS, PROMPT_GRAPHS)
+FEATURES = (ATTENTION, SAMPLING, PROJECTIONS, COMPILED, DECODE_GRAPHS, PROMPT_GRAPHS)
 
 LENGTHS = (3, 20, 9, 75)  # of sequences whose attention is compared
+PROMPT_TOKENS = 20  # of the prompt whose logits are compared
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 # What attention may differ by in one layer, relative to its norm: it rounds its weights and its results.
 ATTENTION_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
@@ -92,6 +94,28 @@ def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) ->
     if compared.largest <= limit:
         return None
     return f"attention would differ by {compared.largest:.1%} in a layer (allowed: {limit:.1%})"
+
+
+@torch.inference_mode()
+def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
+    """Fuse the projections of a model, unless its logits would differ. Return whether any are."""
+    step = prompt(min(PROMPT_TOKENS, loaded.max_model_len), loaded.vocab_size, block_size)
+    num_blocks = len(step.chunks[0].sequence.blocks)
+    executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
+    number = 0
+
+    def problem() -> str | None:
+        nonlocal number
+        want = executor.forward(build_batch(step, block_size, loaded.device)).clone()
+        number = fuse_projections(loaded.model)
+        found = difference(executor.forward(build_batch(step, block_size, loaded.device)), want)
+        limit = tolerance(loaded.dtype)
+        return None if found <= limit else f"the outputs would differ by {found:.1%} (allowed: {limit:.1%})"
+
+    if is_usable("Fused projections", "each of them is a product of its own", problem):
+        return number > 0
+    separate_projections(loaded.model)
+    return False
 
 
 class _Compared:

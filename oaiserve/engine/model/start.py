@@ -32,9 +32,11 @@ from oaiserve.engine.model.fast_paths import (
     COMPILED,
     DECODE_GRAPHS,
     FEATURES,
+    PROJECTIONS,
     PROMPT_GRAPHS,
     SAMPLING,
     attention_problem,
+    fuse_checked,
     is_usable,
     sampling_problem,
 )
@@ -87,6 +89,8 @@ def start_runner(
         log.info("The model's layers are not compiled: steps may have adapters")
     backend, (sample_ids, apply_masks) = _fast_paths(loaded, options, is_split=workers is not None)
     features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
+    if not on_cpu and workers is None and options.compile and not options.has_adapters and not loaded.state_shapes:
+        features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
     num_blocks, most_states = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 

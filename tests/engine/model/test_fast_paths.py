@@ -14,13 +14,14 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import compiled, graph_capture, start
+from oaiserve.engine.model import compiled, fast_paths, graph_capture, start
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.compiled import restore_layers
 from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.fast_paths import attention_problem, is_usable, sampling_problem
+from oaiserve.engine.model.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.graphs import Run
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.logit_edits import apply_masks_in_torch
@@ -165,6 +166,7 @@ def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
             yield engine
     finally:
         restore_layers(loaded)
+        separate_projections(loaded.model)
 
 
 def answers(engine: Engine) -> list[list[int]]:
@@ -174,7 +176,10 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy, drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = {"attention": True, "sampling": True, "compiled_layers": True, "decode_graphs": True, "prompt_graphs": False}
+ON = {
+    **{"attention": True, "sampling": True, "fused_projections": True, "compiled_layers": True},
+    **{"decode_graphs": True, "prompt_graphs": False},
+}
 NONE: dict[str, bool] = {}
 
 
@@ -198,6 +203,20 @@ def no_compiled_layers(device: Device) -> None:
     device.set(torch, "compile", broken)
 
 
+def no_fused_projections(device: Device) -> None:
+    device.set(fast_paths, "fuse_projections", broken)
+
+
+def wrong_fused_projections(device: Device) -> None:
+    def mix_up(model: Any) -> int:
+        number = fuse_projections(model)
+        layer = model.model.layers[0].self_attn
+        layer.k_proj.index, layer.v_proj.index = 2, 1  # as a model that calls them in another order
+        return number
+
+    device.set(fast_paths, "fuse_projections", mix_up)
+
+
 def no_graphs(device: Device) -> None:
     device.set(device, "capture", broken)
 
@@ -215,6 +234,8 @@ def wrong_graphs(device: Device) -> None:
         (no_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
         (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
         (no_compiled_layers, {"compiled_layers": False}, "The model's layers are not compiled"),
+        (no_fused_projections, {"fused_projections": False}, "Fused projections"),
+        (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
         (no_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
         (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
@@ -246,7 +267,8 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
 def test_everything_can_be_switched_off(device: Device, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
-        assert engine.features == ON | {"attention": False, "compiled_layers": False, "decode_graphs": False}
+        off = dict.fromkeys(("attention", "fused_projections", "compiled_layers", "decode_graphs"), False)
+        assert engine.features == ON | off
 
 
 def test_the_reason_of_a_missing_compiler_is_in_the_log(
