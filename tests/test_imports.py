@@ -147,8 +147,8 @@ MODEL_ROWS = {
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
     "block_tables compiled cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture "
-    "graphs logit_edits memory parallel.executor prompt_graphs parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
-    "triton_sampling",
+    "graphs logit_edits memory parallel.executor parallel.group parallel.workers pooling.load pooling.runner profiler "
+    "prompt_graphs rehearsal runner spec started states triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

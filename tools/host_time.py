@@ -1,9 +1,9 @@
 """Measures the engine thread's time in a step, with doubles for the device: python -m tools.host_time
 
-In the first table, the double computes one step after the other, beside the host, each in a set time. Some rows may have
-a penalty, so that their draw needs the ids of the step before. Printed are the host's time per step, and how long the
-device waits for it. In the second table, replayed graphs do nothing, and the time is that of the runner to launch a step:
-with sequences of equal lengths, with a long one among them, and with prompts beside decodes.
+In the first table, the double computes one step after the other, beside the host, each in a set time. Some rows may
+have a penalty, so that their draw needs the ids of the step before. Printed are the host's time per step, and how long
+the device waits for it. In the second table, replayed graphs do nothing, and the time is that of the runner to launch a
+step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,12 @@ def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> 
     )
     prompts = PromptGraphs(forward, capture, spec, tables, sizes=[2048], block_size=BLOCK_SIZE)
     runner = ModelRunner(
-        Nothing(), spec.device, BLOCK_SIZE, graphs=decodes, prompt_graphs=prompts, tables=tables  # type: ignore[arg-type]
+        Nothing(),
+        spec.device,
+        BLOCK_SIZE,
+        graphs=decodes,
+        prompt_graphs=prompts,
+        tables=tables,  # type: ignore[arg-type]
     )
     running = [_sequence(length, length + num_steps + 1) for length in lengths]
     times_us = []

@@ -1,4 +1,4 @@
-"""Measures streams over HTTP: the server as a process, with front ends, and clients that read as cheaply as they can."""
+"""Measures streams over HTTP: a server with front ends, and clients that read as cheaply as they can."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class SpeedTarget:
 
 
 def ceilings(sections: Sections) -> dict[str, float]:
-    """Return what the device can do, as measured, or else as it is sold. Raises KeyError for a device that is not known."""
+    """Return what the device can do, as measured, or else as it is sold. Raises KeyError for a device that is not
+    known."""
     environment = sections["environment"]
     if isinstance(environment.get("ceilings"), dict):
         return environment["ceilings"]  # type: ignore[no-any-return]

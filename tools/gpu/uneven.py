@@ -1,4 +1,4 @@
-"""Measures decodes where serving gets ragged: a long sequence among short ones, and prompts that arrive beside decodes."""
+"""Measures ragged decodes: a long sequence among short ones, and prompts that arrive beside decodes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Tiles(Protocol):
     """The prompts of a batch, cut into what programs of a kernel compute at a time."""
 
     def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4]: sequence, first token, tokens, first position."""
+        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ def build_batch(
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `tables` are block tables that the device has already, and the row of each chunk in them. Without these, the batch has
-    its own, padded to the longest. `drawn_rows` is needed if the ids of some tokens are not on the host yet. It maps each sequence that drew a token in
-    the step before to its row among the ids of that step.
+    `tables` are block tables that the device has already, and the row of each chunk in them. Without these, the batch
+    has its own, padded to the longest. `drawn_rows` is needed if the ids of some tokens are not on the host yet. It
+    maps each sequence that drew a token in the step before to its row among the ids of that step.
     """
     input_ids: list[int] = []
     positions: list[int] = []

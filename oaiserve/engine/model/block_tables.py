@@ -29,7 +29,8 @@ class _Row:
 class BlockTables:
     """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
 
-    Work that the device has been given reads what was there when it was given: all copies are in the order of the stream.
+    Work that the device has been given reads what was there when it was given: all copies are in the order of the
+    stream.
     """
 
     def __init__(self, most: int, width: int, block_size: int, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Decides when the server starts which faster ways to compute are used on a GPU.
 
-Each of them is optional: it computes what a plain way in torch does, too. So it is tried on the device, and compared with
-the plain way. One that fails, or computes something else, is switched off, and the log says so; the start goes on.
+Each of them is optional: it computes what a plain way in torch does, too. So it is tried on the device, and compared
+with the plain way. One that fails, or computes something else, is switched off, and the log says so; the start goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Computes projections of the same input as one matrix product on a GPU: query, key and value, and gate and up.
 
-One product of a wide matrix takes less time than several of narrow ones, and fewer launches. The modules stay: the first
-one that is called computes the product of all, and each returns its own columns. Their weights are parts of one matrix.
+One product of a wide matrix takes less time than several of narrow ones, and fewer launches. The modules stay: the
+first one that is called computes the product of all, and each returns its own columns. Their weights are parts of one
+matrix.
 """
 
 from __future__ import annotations

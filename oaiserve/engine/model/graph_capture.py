@@ -1,4 +1,4 @@
-"""Captures decodes and prompts as CUDA graphs: chooses their sizes, estimates their memory, and checks what they compute."""
+"""Captures decodes and prompts as CUDA graphs: which sizes, how much memory, and whether they compute the same."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def graph_memory_bytes(
     table_bytes = -(-max_model_len // block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     launch_bytes = (len(sizes) + len(token_sizes)) * len(loaded.kv_shapes) * LAYER_BYTES
-    widest = max((max(p.shape) for p in loaded.model.parameters() if p.dim() > 1 and loaded.vocab_size not in p.shape))
+    widest = max(max(p.shape) for p in loaded.model.parameters() if p.dim() > 1 and loaded.vocab_size not in p.shape)
     prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
     return max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
 

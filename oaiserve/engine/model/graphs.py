@@ -158,8 +158,8 @@ class DecodeGraphs:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         If no logits are edited and no log-probabilities are asked for, sampling is launched too, and its result is
-        returned. `table_rows` are those that `tables` has for the step. `drawn_ids` int64 [R] are the ids of the step before; for `drawn_rows` see `build_batch`. `began` is
-        recorded when the device has the step's inputs.
+        returned. `table_rows` are those that `tables` has for the step. `drawn_ids` int64 [R] are the ids of the step
+        before; for `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
         chunks = step.chunks
         num_rows = len(chunks)

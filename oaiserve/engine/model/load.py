@@ -313,8 +313,9 @@ def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
 def select_dtype(
     name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool, for_tensor_cores: bool = False
 ) -> torch.dtype:
-    """Return the dtype of this name, or the one that suits the model and the device. With `for_tensor_cores`, a model in
-    float32 gets one of 16 bits on a GPU: in float32, its tensor cores are idle, and the KV cache takes twice the memory.
+    """Return the dtype of this name, or the one that suits the model and the device. With `for_tensor_cores`, a model
+    in float32 gets one of 16 bits on a GPU: in float32, its tensor cores are idle, and the KV cache takes twice the
+    memory.
     """
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
@@ -345,8 +346,8 @@ def context_length(config: PreTrainedConfig) -> int:
 def _fix_rotary_frequencies(model: PreTrainedModel) -> None:
     """Let rotary embeddings keep their frequencies.
 
-    Those of some types look at the positions of each step, on the device, to choose frequencies by the longest. The host
-    would wait for that, and a step that waits cannot be captured. `context_length` allows no length with others.
+    Those of some types look at the positions of each step, on the device, to choose frequencies by the longest. The
+    host would wait for that, and a step that waits cannot be captured. `context_length` allows no length with others.
     """
     for module in model.modules():
         kind: Any = getattr(module, "rope_type", None)

@@ -53,10 +53,10 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are captured
-    from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of sequences, which
-    `graphs` read, too. `states` are those of a model with layers that keep one. `check_results`
-    is called when the results of a step have arrived, and raises if they may be wrong.
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
+    captured from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of
+    sequences, which `graphs` read, too. `states` are those of a model with layers that keep one. `check_results` is
+    called when the results of a step have arrived, and raises if they may be wrong.
     """
 
     def __init__(

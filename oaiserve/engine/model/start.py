@@ -55,13 +55,12 @@ from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.graphs import DecodeGraphs
-    from oaiserve.engine.model.prompt_graphs import PromptGraphs
     from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.prompt_graphs import PromptGraphs
 
 log = logging.getLogger(__name__)
 
 LEAST_TABLES = 3  # sequences of a step that warms up or compares, which may be more than are to run
-
 
 
 def start_runner(
@@ -182,8 +181,8 @@ def _warm_up(
     waits for that.
 
     The thread that runs the steps calls this, because each thread has its own handles, and may have its own compiled
-    code: `compiled` is an executor that has some. The kernels for long prompts and long sequences have been compiled when
-    memory was measured.
+    code: `compiled` is an executor that has some. The kernels for long prompts and long sequences have been compiled
+    when memory was measured.
     """
     steps = sampling_steps()
     if compiled is not None:

@@ -185,8 +185,8 @@ def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> S
 
 
 def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
-    """Return the logits with contiguous rows, and the numbers of rows, of ids, of numbers that may be read of a row, and
-    of chunks in a row."""
+    """Return the logits with contiguous rows, and the numbers of rows, of ids, of numbers that may be read of a row,
+    and of chunks in a row."""
     num_rows, vocab = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -51,7 +51,9 @@ class Machine(RuleBasedStateMachine):
         self.next_block += number
         return list(range(self.next_block - number, self.next_block))
 
-    @rule(indices=st.lists(st.integers(0, 5), min_size=1, max_size=MOST, unique=True), counts=st.lists(st.integers(1, 9)))
+    @rule(
+        indices=st.lists(st.integers(0, 5), min_size=1, max_size=MOST, unique=True), counts=st.lists(st.integers(1, 9))
+    )
     def compute(self, indices: list[int], counts: list[int]) -> None:
         step = Step()
         for index, count in zip(indices, [*counts, 1, 1, 1], strict=False):

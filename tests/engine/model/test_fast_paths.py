@@ -177,8 +177,12 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 ON = {
-    **{"attention": True, "sampling": True, "fused_projections": True, "compiled_layers": True},
-    **{"decode_graphs": True, "prompt_graphs": False},
+    "attention": True,
+    "sampling": True,
+    "fused_projections": True,
+    "compiled_layers": True,
+    "decode_graphs": True,
+    "prompt_graphs": False,
 }
 NONE: dict[str, bool] = {}
 
@@ -196,7 +200,11 @@ def no_sampling(device: Device) -> None:
 
 
 def wrong_sampling(device: Device) -> None:
-    device.set(start, "_sampling", lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch))
+    device.set(
+        start,
+        "_sampling",
+        lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch),
+    )
 
 
 def no_compiled_layers(device: Device) -> None:

@@ -36,9 +36,7 @@ def logits(model: Any, num_tokens: int = 7) -> tuple[torch.Tensor, int]:
     return found, products.number
 
 
-@pytest.mark.parametrize(
-    ("family", "fewer"), [("llama", 3), ("qwen3", 3), ("gemma2", 3), ("gpt2", 0)]
-)
+@pytest.mark.parametrize(("family", "fewer"), [("llama", 3), ("qwen3", 3), ("gemma2", 3), ("gpt2", 0)])
 def test_logits_are_the_same_in_fewer_products(family: str, fewer: int) -> None:
     model = random_model(FAMILIES[family])
     expected, before = logits(model)

@@ -46,7 +46,7 @@ class Asynchronous(TorchDispatchMode):
             assert kwargs.get("non_blocking"), f"a copy from {tensors[0].device} to {kwargs['device']} waits"
             return torch.empty(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype, device=kwargs["device"])
         if on_device and len(on_device) < len(tensors):
-            assert name == "copy_" and args[2:] == (True,), f"{name} copies a tensor of the host to the device and waits"
+            assert (name, args[2:]) == ("copy_", (True,)), f"{name} copies a tensor to the device and waits"
             return args[0]
         return func(*args, **kwargs)
 
@@ -138,8 +138,14 @@ def test_the_double_finds_what_waits() -> None:
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
 SMALL = {
-    **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0},
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
 }
 
 

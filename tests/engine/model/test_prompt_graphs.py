@@ -1,8 +1,9 @@
-"""Replayed prompts give the same logits as prompts that are launched operation by operation, and draw the same tokens."""
+"""Replayed prompts give the same logits as those that are launched one operation after the other."""
 
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,9 +44,7 @@ def loaded() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def made(loaded: LoadedModel) -> tuple[EagerExecutor, PromptGraphs, BlockTables]:
-    executor = EagerExecutor.with_cache(
-        loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention
-    )
+    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
     tables = BlockTables(MOST_PROMPTS + 1, WIDTH, BLOCK_SIZE, CPU)
     graphs = PromptGraphs(executor.forward, run_again, loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
     return executor, graphs, tables
@@ -109,9 +108,7 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
 
 
 def capture(loaded: LoadedModel, capturing: Any) -> PromptGraphs | None:
-    executor = EagerExecutor.with_cache(
-        loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention
-    )
+    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
     tables = BlockTables(3, WIDTH, BLOCK_SIZE, CPU)
     sizes = {"max_step_tokens": 16, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     return capture_prompts(executor, loaded, tables, capturing, **sizes)
@@ -135,4 +132,4 @@ def test_each_number_of_tokens_has_a_size_that_is_not_much_larger(most: int) -> 
     sizes = token_ladder(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == min(most, 2048)
-    assert all(after <= 2 * before for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(after <= 2 * before for before, after in pairwise(sizes))

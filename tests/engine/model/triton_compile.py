@@ -79,7 +79,14 @@ def disassemble(binary: bytes) -> tuple[str, str]:
 
 
 def attend(
-    dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, heads: int = 32, kv_heads: int = 8, **scoring: Any
+    dim: int,
+    *,
+    num_decodes: int,
+    query_len: int,
+    dtype: torch.dtype,
+    heads: int = 32,
+    kv_heads: int = 8,
+    **scoring: Any,
 ) -> None:
     """Compute a layer's attention for decodes and a prefill, with blocks of 16."""
     step = Step()

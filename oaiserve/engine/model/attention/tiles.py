@@ -8,7 +8,9 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.transfer import on_device, pinned
 
 
-def cut(query_lens: list[int], context_lens: list[int], num_tokens: int, first: int = 0, row: int = 0) -> list[list[int]]:
+def cut(
+    query_lens: list[int], context_lens: list[int], num_tokens: int, first: int = 0, row: int = 0
+) -> list[list[int]]:
     """Cut prompts into tiles of up to `num_tokens` tokens. `first` is the first token, and `row` the first sequence.
 
     A tile is the sequence, its first token, the number of tokens, and the position of the first one. Tiles that see the
@@ -44,7 +46,8 @@ class BatchTiles:
 class StaticTiles:
     """The tiles of up to `most_tokens` tokens of `most_prompts` prompts, always at the same addresses.
 
-    So work that reads them can be captured, and replayed for other prompts. What is left of them is tiles without tokens.
+    So work that reads them can be captured, and replayed for other prompts. What is left of them is tiles without
+    tokens.
     """
 
     def __init__(self, most_tokens: int, most_prompts: int, device: torch.device) -> None:

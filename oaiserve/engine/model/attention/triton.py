@@ -2,9 +2,9 @@
 
 This module makes every choice from numbers that are on the host; nothing is read back from the device. The grid of a
 decode step depends only on its number of rows. What its programs do is in a plan, a list of items of work, which a
-kernel makes of the lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of any
-lengths: a long one among short ones is many items, and a short one is a single item. A padded row has seq_len 0 and slot
--1: nothing is written for it, and its result is zeros.
+kernel makes of the lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of
+any lengths: a long one among short ones is many items, and a short one is a single item. A padded row has seq_len 0 and
+slot -1: nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from oaiserve.engine.model.attention.triton_kernels import (
 )
 from oaiserve.engine.model.batch import Batch, Tiles
 
-# The keys and values of all sequences are cut into about so many items for each program that the device runs at once. With
-# more, the last ones end sooner after each other; with fewer, there is less to combine.
+# The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
+# With more, the last ones end sooner after each other; with fewer, there is less to combine.
 ITEMS_PER_PROGRAM = 2
 PROGRAMS_PER_SM = 3  # the number of programs of the decode kernel that fit into an SM
 LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it saves

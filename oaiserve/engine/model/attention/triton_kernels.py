@@ -302,8 +302,8 @@ def plan_kernel(
 ):
     """Cut what the queries of all sequences see into items of about the same size. The program is (sequence).
 
-    The size is such that about `num_wanted` items of it would be all. Those of a sequence have equal shares of its tokens.
-    There are at most num_rows + num_wanted items, and one for a sequence without tokens.
+    The size is such that about `num_wanted` items of it would be all. Those of a sequence have equal shares of its
+    tokens. There are at most num_rows + num_wanted items, and one for a sequence without tokens.
     """
     total = tl.zeros([TILE], tl.int64)
     for begin in range(0, num_rows, TILE):
