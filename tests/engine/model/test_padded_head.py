@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config
 
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.padded_head import aligned, pad_head
@@ -18,10 +17,10 @@ from tools.random_models import FAMILIES, random_model
 VOCAB = 97
 
 
-@pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["gemma2"], GPT2Config(97, 32, 32, 2, 4)], ids=type)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @torch.inference_mode()
-def test_logits_are_the_same_and_their_rows_are_aligned(config: object) -> None:
-    model = random_model(config)  # type: ignore[arg-type]
+def test_logits_are_the_same_and_their_rows_are_aligned(family: str) -> None:
+    model = random_model(FAMILIES[family])
     ids = torch.arange(5)[None]
     expected = model(input_ids=ids).logits
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -29,7 +28,7 @@ def test_logits_are_the_same_and_their_rows_are_aligned(config: object) -> None:
     pad_head(model)
     logits = model(input_ids=ids).logits
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
-    assert head(torch.zeros(3, 32)).stride() == (aligned(VOCAB), 1)
+    assert head(torch.zeros(3, head.in_features)).stride() == (aligned(VOCAB), 1)
     assert (head.weight.data_ptr() == embedding.weight.data_ptr()) == is_tied
     assert prepare(model).vocab_size == VOCAB
 
