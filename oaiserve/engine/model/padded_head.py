@@ -6,9 +6,13 @@ them number by number. The logits that a model returns are a view without the pa
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ALIGNMENT = 64  # rows: 128 bytes of logits in bfloat16
 
