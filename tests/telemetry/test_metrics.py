@@ -46,6 +46,7 @@ def metrics_of(**changes: Any) -> Metrics:
         "model": "demo",
         "version": "1.2.3",
         "model_info": {"dtype": "bfloat16", "block_size": "16"},
+        "features": {"attention": True},
         "vllm": True,
         "epoch_offset_ns": 1_700_000_000 * 10**9,
     }

@@ -44,7 +44,11 @@ def ceilings(sections: Sections) -> dict[str, float]:
     environment = sections["environment"]
     if isinstance(environment.get("ceilings"), dict):
         return environment["ceilings"]  # type: ignore[no-any-return]
-    return next(found for name, found in NOMINAL.items() if name in environment.get("device", ""))
+    device = environment.get("device", "")
+    for name, found in NOMINAL.items():
+        if name in device:
+            return found
+    raise KeyError(device)
 
 
 def floor_ms(sections: Sections, decode: dict[str, Any]) -> float:

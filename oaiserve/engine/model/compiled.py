@@ -136,11 +136,11 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
     log.info("Compiling the model's layers")
     began_ns = monotonic_ns()
     loaded.model.set_attn_implementation(COMPILED_ATTENTION)
-    _install(
-        layers, lambda forward: torch.compile(forward, fullgraph=True, dynamic=True, options={"compile_threads": 1})
-    )
     problem = None
     try:
+        _install(
+            layers, lambda forward: torch.compile(forward, fullgraph=True, dynamic=True, options={"compile_threads": 1})
+        )
         with torch._dynamo.config.patch(recompile_limit=MAX_COMPILATIONS):
             logits = [executor.forward(batch).clone() for batch in batches]
     except Exception as error:  # the compiler can raise anything, and the model runs without it

@@ -159,7 +159,7 @@ def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: Ap
             return f"of {len(rows)} draws, {int((~are_equal).sum())} would be others"
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, (2, -(-loaded.vocab_size // 32)), dtype=np.uint32)
-    masked, expected = logits[:3].float(), logits[:3].float()
+    masked, expected = (logits[:3].to(torch.float32, copy=True) for _ in range(2))
     apply_masks(masked, [0, 2], words)
     apply_masks_in_torch(expected, [0, 2], words)
     return None if torch.equal(masked, expected) else "masks of grammars would let other tokens come"

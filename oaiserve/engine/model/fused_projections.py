@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Linear, Module
 from torch.nn.functional import linear
 
 # The names of modules that get the same input, once in each forward, in this order.
@@ -22,7 +22,7 @@ class _Product:
     def __init__(self, modules: list[Linear]) -> None:
         self.sizes = [module.out_features for module in modules]
         self.weight = _together([module.weight for module in modules])
-        biases = [module.bias for module in modules if module.bias is not None]
+        biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
         self.bias = _together(biases) if biases else None
         self.parts: tuple[Tensor, ...] = ()
 
@@ -33,10 +33,10 @@ class _Projection(Linear):
     product: _Product
     index: int
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         product = self.product
         if self.index == 0:
-            product.parts = linear(hidden, product.weight, product.bias).split(product.sizes, dim=-1)
+            product.parts = linear(input, product.weight, product.bias).split(product.sizes, dim=-1)
         part = product.parts[self.index]
         if self.index == len(product.sizes) - 1:
             product.parts = ()
@@ -69,7 +69,7 @@ def separate_projections(model: Module) -> None:
             module.__class__ = Linear  # type: ignore[assignment]
 
 
-def _together(parameters: list[Parameter]) -> Tensor:
+def _together(parameters: list[Tensor]) -> Tensor:
     """Return a tensor of all, parts of which they become."""
     tensor = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, tensor.split([len(one) for one in parameters]), strict=True):

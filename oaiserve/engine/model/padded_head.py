@@ -35,4 +35,4 @@ def pad_head(model: PreTrainedModel) -> None:
     # Where the head is the input embedding, too, both share this parameter, and the memory stays one.
     head.weight.data = padded[:num_rows]
     padded_bias = None if bias is None else torch.cat([bias.data, bias.data.new_zeros(num_more)])
-    head.forward = lambda hidden: linear(hidden, padded, padded_bias)[..., :num_rows]  # type: ignore[method-assign]
+    head.forward = lambda hidden: linear(hidden, padded, padded_bias)[..., :num_rows]  # type: ignore[assignment,method-assign]

@@ -353,7 +353,8 @@ def _fast_paths(
         return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
 
     instead = "plain torch computes it, which is much slower and has no CUDA graphs"
-    backend, sampling = ReferenceAttention, (None, None)
+    backend: Backend = ReferenceAttention
+    sampling: tuple[SampleIds | None, ApplyMasks | None] = None, None
     if is_usable("Attention by Triton's kernels", instead, of_attention):
         backend = _backend(loaded, options.attention)
     if is_usable("Sampling by Triton's kernels", instead, of_sampling):

@@ -26,7 +26,7 @@ class Products(TorchDispatchMode):
 
     @property
     def number(self) -> int:
-        return self.counts["mm"] + self.counts["addmm"]
+        return self.counts["linear"] + self.counts["mm"] + self.counts["addmm"]
 
 
 @torch.inference_mode()

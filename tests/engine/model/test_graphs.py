@@ -375,7 +375,7 @@ def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner
     assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     steps=st.lists(
         st.tuples(

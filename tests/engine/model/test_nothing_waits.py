@@ -40,6 +40,10 @@ class Asynchronous(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        with self:  # an operation that consists of others is seen as these
+            whole = func.decompose(*args, **kwargs)
+        if whole is not NotImplemented:
+            return whole
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name, on_device = func.overloadpacket.__name__, [tensor for tensor in tensors if tensor.device == GPU]
         if name == "_to_copy" and "device" in kwargs and torch.device(kwargs["device"]) != tensors[0].device:

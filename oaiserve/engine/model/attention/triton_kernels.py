@@ -261,7 +261,7 @@ def prefill_kernel(
     out_rows = out + (first_token + token) * out_stride_token + head * out_stride_head
     tl.store(
         out_rows[:, None] + value_dim[None, :],
-        acc / total[:, None],
+        acc / tl.where(total > 0.0, total, 1.0)[:, None],  # a tile that is padding has seen no key
         mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :],
     )
 
