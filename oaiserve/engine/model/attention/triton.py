@@ -250,12 +250,13 @@ def decode(
         num_stages=tile.num_stages,
         **constants,
     )
-    reduce_kernel[(heads, num_rows)](
+    reduce_kernel[(kv_heads, num_rows)](
         partial,
         log_weights,
         plan.first_items,
         out,
         *out.stride()[:2],
+        GROUP=constants["GROUP"],
         VALUE_DIM=constants["VALUE_DIM"],
         TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
         TILE_ITEMS=COMBINED_AT_A_TIME,

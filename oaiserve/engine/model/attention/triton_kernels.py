@@ -451,36 +451,39 @@ def reduce_kernel(
     out,
     out_stride_token,
     out_stride_head,
+    GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
 ):
-    """Combine the results of a sequence's items, each weighted by its sum of weights. The program is (head, sequence).
+    """Combine the results of a sequence's items, each weighted by its sum of weights. The program is (key head,
+    sequence).
 
     The result of a single item is there already.
     """
-    head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, end = tl.load(first_items + sequence), tl.load(first_items + sequence + 1)
     if end - first <= 1:
         return
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     is_dim = value_dim < VALUE_DIM
-    highest, total = tl.full([], MASKED, tl.float32), 0.0
-    acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
-    for begin in range(first, end, TILE_ITEMS):
-        item = begin + tl.arange(0, TILE_ITEMS)
-        is_item = item < end
-        place = item.to(tl.int64) * tl.num_programs(0) + head
-        log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED)
-        new_highest = tl.maximum(highest, tl.max(log_weight, 0))
-        weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)
-        results = tl.load(
-            partial + place[:, None] * VALUE_DIM + value_dim[None, :],
-            mask=is_item[:, None] & is_dim[None, :],
-            other=0.0,
-        )
-        decay = tl.exp2(highest - new_highest)
-        acc = acc * decay + tl.sum(results * weight[:, None], 0)
-        total = total * decay + tl.sum(weight, 0)
-        highest = new_highest
-    tl.store(out + sequence * out_stride_token + head * out_stride_head + value_dim, acc / total, mask=is_dim)
+    for head in range(kv_head * GROUP, kv_head * GROUP + GROUP):
+        highest, total = tl.full([], MASKED, tl.float32), 0.0
+        acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
+        for begin in range(first, end, TILE_ITEMS):
+            item = begin + tl.arange(0, TILE_ITEMS)
+            is_item = item < end
+            place = item.to(tl.int64) * (tl.num_programs(0) * GROUP) + head
+            log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED)
+            new_highest = tl.maximum(highest, tl.max(log_weight, 0))
+            weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)
+            results = tl.load(
+                partial + place[:, None] * VALUE_DIM + value_dim[None, :],
+                mask=is_item[:, None] & is_dim[None, :],
+                other=0.0,
+            )
+            decay = tl.exp2(highest - new_highest)
+            acc = acc * decay + tl.sum(results * weight[:, None], 0)
+            total = total * decay + tl.sum(weight, 0)
+            highest = new_highest
+        tl.store(out + sequence * out_stride_token + head * out_stride_head + value_dim, acc / total, mask=is_dim)
