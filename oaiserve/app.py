@@ -72,6 +72,9 @@ class MeasuredEngine(Protocol):
     @property
     def model_info(self) -> Mapping[str, str]: ...
 
+    @property
+    def features(self) -> Mapping[str, bool]: ...
+
     def snapshot(self) -> Snapshot: ...
 
     def take_steps(self) -> list[StepRecord]: ...
@@ -187,6 +190,7 @@ def server_telemetry(
         version=__version__,
         recent_requests=config.telemetry.recent_requests,
         model_info=engine.model_info,
+        features=engine.features,
         vllm_metrics=config.telemetry.vllm_metrics,
         trace_step_share=config.telemetry.trace_step_share,
         log_limit=log_limit,

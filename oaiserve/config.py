@@ -265,9 +265,9 @@ class EngineOptions:
     penalties, or with bad_words of several tokens, is always waited for."""
 
     cuda_graph: bool = True
-    """On a GPU, capture the steps in which all sequences decode as CUDA graphs, for several batch sizes up to
-    --max-running. Capturing takes some seconds of the start and some memory; afterwards the GPU does not wait for the
-    launch of such a step."""
+    """On a GPU, capture decodes as CUDA graphs, for several batch sizes up to --max-running, and prompts, for several
+    numbers of tokens up to 2,048. Capturing takes some seconds of the start and some memory; afterwards the GPU does
+    not wait for the launch of such steps."""
 
     attention: Attention = "auto"
     """Attention backend on a GPU. triton: oaiserve's own kernels. varlen: the same, but torch's FlashAttention for

@@ -44,6 +44,7 @@ MODEL_ROWS = {
     "kv_cache": "transfer",
     "states": "kv_cache spec transfer",
     "batch": "adapters states transfer",
+    "block_tables": "transfer",
     "executor": "adapters batch",
     "triton_adapter_kernels": "",
     "triton_adapters": "batch transfer triton_adapter_kernels",
@@ -55,7 +56,8 @@ MODEL_ROWS = {
     "plain_sampling": "draw_rows transfer",
     "sampler": "draw_rows logit_edits numpy_sampling plain_sampling transfer",
     "triton_sampling_kernels": "",
-    "triton_sampling": "draw_rows transfer triton_sampling_kernels",
+    "padded_head": "",
+    "triton_sampling": "draw_rows padded_head transfer triton_sampling_kernels",
     "rehearsal": "sampler",
     # attention
     "attention": "batch",
@@ -63,13 +65,15 @@ MODEL_ROWS = {
     "attention.foreign": "attention.hook",
     "attention.reference": "attention batch",
     "attention.triton_kernels": "",
-    "attention.triton": "attention attention.triton_kernels batch transfer",
+    "attention.tiles": "batch transfer",
+    "attention.triton": "attention attention.tiles attention.triton_kernels batch",
     "attention.varlen": "attention attention.triton batch spec",
     "attention.select": "attention attention.reference attention.triton attention.varlen",
     # running steps
     "eager": "adapted_modules adapters attention attention.hook attention.reference batch kv_cache spec",
-    "graphs": "batch draw_rows logit_edits sampler spec transfer",
-    "runner": "adapters batch draw_rows executor graphs logit_edits sampler states",
+    "graphs": "batch block_tables draw_rows logit_edits padded_head sampler spec transfer",
+    "prompt_graphs": "attention.tiles batch block_tables graphs padded_head spec transfer",
+    "runner": "adapters batch block_tables draw_rows executor graphs logit_edits prompt_graphs sampler states",
     "started": "profiler runner",
     # weights in blocks, or packed so that they can be
     "cpu": "",
@@ -84,12 +88,15 @@ MODEL_ROWS = {
     "wrapper": "",
     "selective_scan": "states",
     "mixers": "attention.foreign selective_scan spec states",
-    "load": "attention attention.foreign attention.hook attention.select batch eager mixers packed_weights rehearsal "
-    "spec split states wrapped_names wrapper",
+    "load": "attention attention.foreign attention.hook attention.reference batch eager mixers packed_weights "
+    "padded_head rehearsal spec split states wrapped_names wrapper",
     "memory": "spec",
     "device_memory": "attention draw_rows eager memory rehearsal runner spec states",
     "compiled": "attention.hook batch executor rehearsal spec",
-    "graph_capture": "executor graphs spec triton_sampling",
+    "fused_projections": "",
+    "fast_paths": "attention attention.reference batch draw_rows eager fused_projections logit_edits plain_sampling "
+    "rehearsal spec states",
+    "graph_capture": "batch block_tables executor fast_paths graphs prompt_graphs rehearsal spec triton_sampling",
     # models that pool
     "pooling": "",
     "pooling.files": "",
@@ -138,10 +145,10 @@ MODEL_ROWS = {
     "profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
-    "start": "adapted_modules attention attention.reference attention.select attention.varlen compiled cpu.cores "
-    "cpu.start device_memory draft draw_rows eager executor graph_capture graphs logit_edits memory parallel.executor "
-    "parallel.group parallel.workers pooling.load pooling.runner profiler rehearsal runner spec started states "
-    "triton_sampling",
+    "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "
+    "block_tables compiled cpu.cores cpu.start device_memory draft draw_rows eager executor fast_paths graph_capture "
+    "graphs logit_edits memory parallel.executor parallel.group parallel.workers pooling.load pooling.runner profiler "
+    "prompt_graphs rehearsal runner spec started states triton_sampling",
     "worker": "cpu.cores load parallel.executor parallel.group parallel.messages split start",
 }
 MODEL_FILES = {name: {f"{MODEL}.{imported}" for imported in row.split()} for name, row in MODEL_ROWS.items()}

@@ -1,7 +1,9 @@
-"""Measures the engine thread's time in a decode step, with a device double for a model: python -m tools.host_time
+"""Measures the engine thread's time in a step, with doubles for the device: python -m tools.host_time
 
-The double computes one step after the other, beside the host, each in a set time. Some rows may have a penalty, so that
-their draw needs the ids of the step before. Printed are the host's time per step, and how long the device waits for it.
+In the first table, the double computes one step after the other, beside the host, each in a set time. Some rows may
+have a penalty, so that their draw needs the ids of the step before. Printed are the host's time per step, and how long
+the device waits for it. In the second table, replayed graphs do nothing, and the time is that of the runner to launch a
+step: with sequences of equal lengths, with a long one among them, and with prompts beside decodes.
 """
 
 from __future__ import annotations
@@ -13,16 +15,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
 
+import torch
+
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.block_tables import BlockTables
+from oaiserve.engine.model.draw_rows import SampledIds
+from oaiserve.engine.model.graphs import DecodeGraphs, Run
+from oaiserve.engine.model.prompt_graphs import MOST_PROMPTS, PromptGraphs
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.request import TERMINAL, Event, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.step import ChunkResult, Masks, Step, StepResult
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.record import HostPart, StepKind
 from oaiserve.times import monotonic_ns
 from tools.random_models import byte_tokenizer
 
 TOKENS = 200  # of each answer
+BLOCK_SIZE = 16
+TILE_TOKENS = 32  # of a prompt, that a program of a kernel computes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,102 @@ def measure(num_sequences: int, num_waiting_rows: int, step_ns: int) -> dict[str
     }
 
 
+def launch_us(lengths: list[int], prompt_lengths: list[int], num_steps: int) -> float:
+    """Return the median time to launch a step, in which sequences of these lengths decode and prompts are computed."""
+    spec = ModelSpec(
+        name="double",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        vocab_size=256,
+        max_model_len=1 << 18,
+        eos_token_ids=frozenset(),
+        default_params={},
+        kv_shapes={},
+    )
+    tables = BlockTables(len(lengths) + len(prompt_lengths), (1 << 18) // BLOCK_SIZE, BLOCK_SIZE, spec.device)
+    logits = torch.zeros(max(len(lengths), MOST_PROMPTS), spec.vocab_size)
+
+    def forward(batch: Batch) -> torch.Tensor:
+        if batch.tiles is not None:
+            batch.tiles.of(TILE_TOKENS)  # as attention does, so that each step brings its own
+        return logits[: len(batch.logits_rows)]
+
+    def capture(run: Run) -> Run:
+        run()
+        return lambda: None
+
+    decodes = DecodeGraphs(
+        forward,
+        NoSampler(),
+        capture,
+        spec,
+        tables,
+        sizes=[len(lengths)],
+        max_model_len=spec.max_model_len,
+        block_size=BLOCK_SIZE,
+    )
+    prompts = PromptGraphs(forward, capture, spec, tables, sizes=[2048], block_size=BLOCK_SIZE)
+    runner = ModelRunner(
+        Nothing(),  # type: ignore[arg-type]
+        spec.device,
+        BLOCK_SIZE,
+        graphs=decodes,
+        prompt_graphs=prompts,
+        tables=tables,
+    )
+    running = [_sequence(length, length + num_steps + 1) for length in lengths]
+    times_us = []
+    for number in range(num_steps):
+        step = Step([Chunk(one, length + number, 1) for one, length in zip(running, lengths, strict=True)])
+        step.chunks += [Chunk(_sequence(length, length), 0, length) for length in prompt_lengths]
+        began_ns = monotonic_ns()
+        runner.launch(step)
+        times_us.append((monotonic_ns() - began_ns) / 1e3)
+    return statistics.median(times_us[2:])
+
+
+class NoSampler:
+    """Draws what has been drawn before."""
+
+    def take_best(self, logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
+        assert out is not None
+        return out
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        parameters: torch.Tensor,
+        seeds: torch.Tensor,
+        *,
+        has_cuts: bool,
+        out: SampledIds | None = None,
+    ) -> SampledIds:
+        assert out is not None
+        return out
+
+
+class Nothing:
+    """An executor that is not asked."""
+
+    is_exact = False
+
+
+def _sequence(num_tokens: int, num_slots: int) -> Sequence:
+    made = Sequence("r", 0, [0] * num_slots, SamplingParams(temperature=0.0), max_len=num_slots + 1)
+    made.num_tokens = num_tokens
+    made.blocks = list(range(-(-num_slots // BLOCK_SIZE)))
+    return made
+
+
+LAUNCHES: dict[str, tuple[list[int], list[int]]] = {
+    "256 of 300 tokens": ([300] * 256, []),
+    "one of 131,072 and 255 of 300": ([131_072] + [300] * 255, []),
+    "64 of 300": ([300] * 64, []),
+    "64 of 300, and a prompt of 200": ([300] * 64, [200]),
+    "64 of 300, and 4 prompts of 500": ([300] * 64, [500] * 4),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=64)
@@ -114,6 +224,10 @@ def main() -> None:
             for values in ([row[name] for row in rows] for name in ("host_us", "gap_us", "period_us"))
         )
         print(f"| {num_waiting_rows} of {arguments.sequences} | {' | '.join(shown)} |")
+    print("\n| sequences that decode | to launch the step |\n|---|---|")
+    for name, (lengths, prompt_lengths) in LAUNCHES.items():
+        values = [launch_us(lengths, prompt_lengths, num_steps=100) for _ in range(arguments.repeats)]
+        print(f"| {name} | {statistics.median(values):.0f} µs ({min(values):.0f} to {max(values):.0f}) |")
 
 
 if __name__ == "__main__":

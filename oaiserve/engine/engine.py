@@ -116,6 +116,8 @@ class Engine:
         adapters: AdapterTable | None = None,
         draft_model: DraftModel | None = None,
         num_states: int = 0,
+        warm_up: Callable[[], None] = lambda: None,
+        features: Mapping[str, bool] | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         options = options or EngineOptions()
@@ -132,6 +134,7 @@ class Engine:
             "block_size": str(options.block_size),
             "kv_blocks": str(num_blocks),
         }
+        self.features = dict(features or {})  # for telemetry: what is optional on the device, and whether it is on
         self._max_waiting = options.max_waiting
         self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
         self._body_bytes = SharedLimit(MAX_BODY_BYTES)
@@ -178,6 +181,7 @@ class Engine:
             itl_target_seconds=options.itl_target_seconds,
             ranges=ranges,
             profiler=profiler,
+            warm_up=warm_up,
         )
         grammars = grammars or Grammars(tokenizer.backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._tokenize = TokenizeStage(
@@ -264,6 +268,7 @@ class Engine:
         return steps
 
     def start(self) -> None:
+        """Start the engine thread, and wait until it is ready to compute at full speed."""
         self._loop.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:

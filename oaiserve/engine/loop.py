@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Protocol
 
 from oaiserve.engine.adapters import AdapterTable
@@ -154,6 +154,7 @@ class EngineLoop:
         itl_target_seconds: float | None = None,
         ranges: Ranges | None = None,
         profiler: Profiler | None = None,
+        warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -163,6 +164,8 @@ class EngineLoop:
         self._overlap = overlap
         self._drafts = drafts
         self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._warm_up = warm_up
+        self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
         self._draining = False
@@ -199,7 +202,9 @@ class EngineLoop:
         return self._thread.is_alive() and not self.is_stopped
 
     def start(self) -> None:
+        """Start the thread, and wait until it has warmed up what the runner needs of its own on each thread."""
         self._thread.start()
+        self._is_warm.wait()
 
     def post(self, command: Command) -> None:
         """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
@@ -215,6 +220,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._warm_up()
+            self._is_warm.set()
             while self._take_commands():
                 self._turn()
         except BaseException as error:  # a panic in Rust code is no Exception
@@ -222,6 +229,7 @@ class EngineLoop:
             self.failure = error
         finally:
             self._close()
+            self._is_warm.set()
 
     def _turn(self) -> None:
         self._end_overdue()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve import demo, hub
@@ -65,6 +66,8 @@ class EngineParts(NamedTuple):
     adapters: AdapterTable | None = None
     draft_model: DraftModel | None = None
     num_states: int = 0
+    warm_up: Callable[[], None] = lambda: None
+    features: Mapping[str, bool] = MappingProxyType({})
 
 
 def load_parts(
@@ -318,6 +321,8 @@ def _of_started(
         adapters=_adapters(spec, started, options),
         draft_model=draft_model,
         num_states=started.num_states,
+        warm_up=started.warm_up,
+        features=started.features,
     )
 
 

@@ -73,6 +73,9 @@ class SupervisedEngine(SharedEngine, Protocol):
     @property
     def model_info(self) -> dict[str, str]: ...
 
+    @property
+    def features(self) -> dict[str, bool]: ...
+
     def snapshot(self) -> EngineSnapshot: ...
 
     def take_steps(self) -> list[StepRecord]: ...
@@ -96,6 +99,7 @@ class FrontEnds:
     def __init__(self, engine: SupervisedEngine) -> None:
         self.engine = engine
         self.model_info = engine.model_info
+        self.features = engine.features
         self.take_steps = engine.take_steps
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
 

@@ -43,10 +43,10 @@ class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
     `take_steps` returns the engine's steps since its last call. `model_info` has values for the labels of
-    oaiserve_model_info. `trace_step_share` is the share of steps that are traced if tracing is on. `log_limit` is the
-    limit on the log, whose summaries are written and whose numbers are on /metrics. `environ` is for tests: the
-    OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError if an OTEL_* variable is
-    invalid or asks for something that this server does not have.
+    oaiserve_model_info, `features` those of oaiserve_engine_feature. `trace_step_share` is the share of steps that are
+    traced if tracing is on. `log_limit` is the limit on the log, whose summaries are written and whose numbers are on
+    /metrics. `environ` is for tests: the OpenTelemetry SDK reads most of its variables from the process itself. Raises
+    StartupError if an OTEL_* variable is invalid or asks for something that this server does not have.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Telemetry:
         version: str,
         recent_requests: int,
         model_info: Mapping[str, str] | None = None,
+        features: Mapping[str, bool] | None = None,
         vllm_metrics: bool = True,
         trace_step_share: float = 0,
         log_limit: LogLimit | None = None,
@@ -78,6 +79,7 @@ class Telemetry:
             model=model,
             version=version,
             model_info=model_info or {},
+            features=features or {},
             vllm=vllm_metrics,
             epoch_offset_ns=epoch_offset_ns,
             log_messages=dict if log_limit is None else log_limit.counts,

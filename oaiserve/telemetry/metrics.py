@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
@@ -49,8 +50,8 @@ class Metrics:
     Only the telemetry thread calls `observe` and `update`; any thread may call the other methods.
 
     `take_steps` returns the engine's steps since its last call. `model_info` has the known values for the labels of
-    oaiserve_model_info. `vllm` adds vLLM's metric names to the page. `log_messages` returns the numbers of
-    oaiserve_log_messages_total.
+    oaiserve_model_info, and `features` those of oaiserve_engine_feature. `vllm` adds vLLM's metric names to the page.
+    `log_messages` returns the numbers of oaiserve_log_messages_total.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Metrics:
         model: str,
         version: str,
         model_info: Mapping[str, str],
+        features: Mapping[str, bool] = MappingProxyType({}),
         vllm: bool,
         epoch_offset_ns: int,
         log_messages: Callable[[], Mapping[LabelValues, int]] = dict,
@@ -85,6 +87,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SECONDS, self._observed.step),
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
+            CallbackFamily(names.ENGINE_FEATURE, lambda: {(name,): int(is_on) for name, is_on in features.items()}),
             *connection_families(connections),
             *store_families(stored_responses),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),

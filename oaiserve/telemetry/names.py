@@ -311,6 +311,14 @@ ENGINE_HOST_SECONDS = Metric(
     "seconds",
     ("part",),
 )
+ENGINE_FEATURE = Metric(
+    "oaiserve_engine_feature",
+    "gauge",
+    "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its check "
+    "at the start. On a GPU. feature: attention, sampling (by kernels of their own), fused_projections, "
+    "compiled_layers, decode_graphs or prompt_graphs.",
+    labels=("feature",),
+)
 
 # Metrics of the process.
 CONNECTIONS = Metric("oaiserve_connections", "gauge", "Open connections, those in a TLS handshake included.")
@@ -397,7 +405,8 @@ METRICS = (
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
-    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, EVENT_LOOP_LAG_SECONDS),
+    *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, ENGINE_FEATURE),
+    EVENT_LOOP_LAG_SECONDS,
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
     *(STORED_RESPONSES, STORED_RESPONSE_BYTES, STORED_RESPONSES_DROPPED),
     *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS, LOG_MESSAGES),

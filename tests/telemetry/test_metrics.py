@@ -46,6 +46,7 @@ def metrics_of(**changes: Any) -> Metrics:
         "model": "demo",
         "version": "1.2.3",
         "model_info": {"dtype": "bfloat16", "block_size": "16"},
+        "features": {"attention": True},
         "vllm": True,
         "epoch_offset_ns": 1_700_000_000 * 10**9,
     }
@@ -310,6 +311,12 @@ def test_the_info_metrics_have_version_and_model(metrics: Metrics) -> None:
     assert 'version="1.2.3"} 1.0' in page
     labels = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dtype": "bfloat16", "block_size": "16"}
     assert samples(metrics)[key(names.MODEL_INFO.name, **labels)] == 1
+
+
+def test_each_optional_way_to_compute_is_on_or_off() -> None:
+    page = samples(metrics_of(features={"decode_graphs": True, "attention": False}))
+    assert page[key(names.ENGINE_FEATURE.name, feature="decode_graphs")] == 1
+    assert page[key(names.ENGINE_FEATURE.name, feature="attention")] == 0
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -149,6 +149,16 @@ def measured() -> dict[str, dict[str, Any]]:
         "kernels": {"attention": [{"equal": True}], "sampling": []},
         "overload": {"preemption": {"equal": True}},
         "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
+        "waits": {"greedy": {"equal": True}},
+        "uneven": {
+            "even": row,
+            "uneven": row,
+            "arrivals": {
+                **dict.fromkeys(("steps", "mixed_steps"), 9),
+                **dict.fromkeys(("steady_ms", "mixed_p50_ms", "itl_p99_ms", "itl_p99_to_steady"), 1.0),
+            },
+        },
+        "streams": {"streams": run},
         "decode-1b": model,
         "decode-8b": model,
         "peers-1b": peers,
@@ -177,6 +187,16 @@ def test_each_target_is_met_or_not_by_what_was_measured() -> None:
     assert shown["1B, 64 at once, to transformers' best"] == "4.00 times"
 
 
+def test_floors_are_those_of_the_device_as_it_is_sold_where_none_were_measured() -> None:
+    sections = measured()
+    sections["environment"] |= {"device": "NVIDIA H200", "ceilings": "the driver hung"}
+    assert summary.floor_ms(sections, {"bytes": 4.32e9}) == pytest.approx(1.0)
+    assert "missing" not in [value for _, value, *_ in summary.targets_table(report(sections))]
+    del sections["environment"]["device"]
+    with pytest.raises(KeyError):
+        summary.ceilings(sections)
+
+
 def test_a_dry_run_shows_no_figure_among_the_targets() -> None:
     rows = summary.targets_table(report(measured(), NOT_ON_CPU))[1:]
     assert {(value, met) for _, value, _, met in rows} == {(NOT_ON_CPU, "")}
@@ -190,7 +210,7 @@ def test_a_figure_that_was_not_found_is_shown_as_missing() -> None:
     rows = summary.targets_table(report(sections))[1:]
     missing = {what for what, value, _, _ in rows if value == "missing"}
     assert {what for what in missing if what.startswith("8B")} == {w for w, *_ in rows if w.startswith("8B")}
-    assert sum(what.startswith("1B") for what in missing) == 1 + len(summary.BATCHES)
+    assert sum(what.startswith("1B") for what in missing) == 2 + len(summary.BATCHES)
 
 
 @given(st.data())

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from oaiserve.engine.model.attention.hook import ATTENTION
+from tests.engine.model.runners import eager_runner
 from tools import gpu_check
 from tools.engine_load import complete, random_prompts
-from tools.gpu import answers, modes, overload, steps, teaching
+from tools.gpu import answers, modes, overload, steps, teaching, uneven, waits
 from tools.gpu.peers import their_seconds
 from tools.gpu.target import NOT_ON_CPU, Target
 from tools.gpu.workload import load, running_engine
@@ -87,6 +88,24 @@ def test_the_section_of_a_model_has_all_figures() -> None:
     assert len(found["prefill"]["ms"]) == 4
     assert found["parts"]["decode"]["sequences"] == 4
     assert found["parts"]["prefill"]["kernels"]
+
+
+def test_ragged_steps_have_figures() -> None:
+    found = found_by(uneven.run(CPU))
+    assert found["uneven"]["bytes"] - found["even"]["bytes"] == 32 * load(uneven.MODEL, CPU).kv_bytes_per_token
+    assert found["arrivals"]["mixed_steps"] > 0
+    assert found["arrivals"]["itl_p99_to_steady"] >= 1
+
+
+def test_launches_can_be_watched_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes_set: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes_set.append)
+    runner = eager_runner(load("smollm2-135m", CPU), num_blocks=16, block_size=16)
+    for name, asked in waits.ASKED.items():
+        assert waits.check(runner, name, asked) == {"equal": True}
+    assert modes_set == ["error", "default"] * 3 * len(waits.ASKED)
+    monkeypatch.setattr(runner, "draw", lambda _: (_ for _ in ()).throw(RuntimeError("called a synchronizing op")))
+    assert "synchronizing" in waits.check(runner, "greedy", {})["problem"]
 
 
 def test_on_a_cpu_there_is_one_mode() -> None:

@@ -33,6 +33,7 @@ from oaiserve.engine.model import plain_sampling, triton_sampling
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.draw_rows import DrawRow, draw_row
 from oaiserve.engine.model.logit_edits import apply_masks_in_torch
@@ -68,7 +69,8 @@ SHAPES = {
     "llama-3.1-8b": AttentionShape(32, 8, 128, 128),
     "gemma-2-9b": AttentionShape(16, 8, 256, 256),
 }
-DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (256, 512)]  # sequences, tokens of each
+# Sequences, tokens of each, and those of one of them that is longer.
+DECODES = [(1, 512), (1, 8192), (1, 32768), (8, 2048), (64, 512), (64, 4096), (256, 512), (64, 300, 65536)]
 PREFILLS = [(1, 2048, 2048), (8, 256, 256), (1, 2048, 16384)]  # sequences, new tokens, and all tokens of each
 
 
@@ -119,7 +121,7 @@ def measure(device: torch.device, *, quick: bool, tune: bool = False) -> Iterato
         rows = []
         for name in names:
             for size in sizes:
-                rows.append({"shape": name, **time_kind(SHAPES[name], *size, device, limits, tune=tune)})
+                rows.append({"shape": name, **time_kind(SHAPES[name], *size, device=device, limits=limits, tune=tune)})
                 yield {kind: rows}
     yield {"choose": [*time_sampling(device, quick=quick), time_masks(device, quick=quick)]}
 
@@ -218,23 +220,26 @@ def check_captured(shape: AttentionShape, device: torch.device) -> dict[str, Any
     seq_lens[1], slots[1] = 0, -1
     batch.seq_lens.zero_()
     batch.slots.fill_(-1)
-    splits = backend.num_splits(len(lengths) * shape.kv_heads, 8192, 132)
     out = torch.full_like(want, math.nan, dtype=shape.dtype)
+
+    def decode() -> None:
+        backend.TritonAttention(batch).decode(query, key, value, cache, out, scoring)
+
     graph = None
     if device.type == "cuda":
-        backend.decode(query, key, value, cache, batch, out, scoring, splits)
+        decode()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            backend.decode(query, key, value, cache, batch, out, scoring, splits)
+            decode()
     batch.seq_lens.copy_(seq_lens)
     batch.slots.copy_(slots)
     if graph is not None:
         graph.replay()
     else:
-        backend.decode(query, key, value, cache, batch, out, scoring, splits)
+        decode()
     difference = float((out.float() - want).abs().max())
-    return {"captured": str(shape), "splits": splits, "difference": difference, "equal": difference < 3e-2}
+    return {"captured": str(shape), "difference": difference, "equal": difference < 3e-2}
 
 
 def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[str, Any]:
@@ -305,21 +310,29 @@ def time_write(device: torch.device, limits: dict[str, float], *, quick: bool) -
 
 
 def time_decode(
-    shape: AttentionShape, num_rows: int, context: int, device: torch.device, limits: dict[str, float], *, tune: bool
+    shape: AttentionShape,
+    num_rows: int,
+    context: int,
+    *longest: int,
+    device: torch.device,
+    limits: dict[str, float],
+    tune: bool,
 ) -> dict[str, Any]:
-    batch = make_batch([(context - 1, 1)] * num_rows, BLOCK_SIZE, device)
-    kv_bytes = num_rows * context * shape.kv_token_bytes
+    lengths = [*longest, *[context] * (num_rows - len(longest))]
+    batch = make_batch([(length - 1, 1) for length in lengths], BLOCK_SIZE, device)
+    kv_bytes = sum(lengths) * shape.kv_token_bytes
     num_blocks = int(batch.block_tables.max()) + 1
     num_layers = 1 if device.type == "cpu" else max(2, min(256, COLD_BYTES // kv_bytes))
     layers = [make_tensors(shape, num_rows, num_blocks, BLOCK_SIZE, device) for _ in range(num_layers)]
     out = layers[0][0].new_empty(num_rows, shape.heads, shape.value_dim)
     scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
-    chosen = backend.num_splits(num_rows * shape.kv_heads, context, backend._num_multiprocessors(device))
+    chosen = backend.num_items(shape.kv_heads, device)
 
-    def taken(splits: int, tile: backend.Tile | None = None) -> float:
+    def taken(num_items: int, tile: backend.Tile | None = None) -> float:
+        plan = backend.plan_decodes(batch, 0, num_items)  # once for all layers
         return seconds(
             [
-                lambda layer=layer: backend.decode(*layer, batch, out, scoring, splits, tile)  # type: ignore[misc]
+                lambda layer=layer: backend.decode(*layer, batch, out, scoring, plan, tile)  # type: ignore[misc]
                 for layer in layers
             ],
             device,
@@ -328,8 +341,8 @@ def time_decode(
     whole = taken(chosen)
     found = {
         "sequences": num_rows,
-        "context": context,
-        "splits": chosen,
+        "context": context if not longest else f"{context}, one {longest[0]}",
+        "items": int(backend.plan_decodes(batch, 0, chosen).first_items[-1]),
         "us": whole * 1e6,
         "bytes_per_second": kv_bytes / whole,
         "of_bandwidth": kv_bytes / whole / limits["bytes_per_second"],
@@ -341,8 +354,8 @@ def time_decode(
             for warps in (4, 8)
             for stages in (2, 3, 4)
         ]
-        halves = {max(1, chosen // 2), chosen, min(backend.MAX_SPLITS, chosen * 2)}
-        tried = {(splits, tile): time_or_none(taken, splits, tile) for splits in halves for tile in tiles}
+        numbers = {max(1, chosen // 2), chosen, chosen * 2}
+        tried = {(number, tile): time_or_none(taken, number, tile) for number in numbers for tile in tiles}
         found["best"] = best_of(tried)
     return found
 
@@ -352,9 +365,9 @@ def time_prefill(
     num_rows: int,
     new: int,
     context: int,
+    *,
     device: torch.device,
     limits: dict[str, float],
-    *,
     tune: bool,
 ) -> dict[str, Any]:
     batch = make_batch([(context - new, new)] * num_rows, BLOCK_SIZE, device)
@@ -365,7 +378,7 @@ def time_prefill(
     scoring = backend.Scoring(shape.key_dim**-0.5, None, None)
 
     def taken(tile: backend.Tile | None = None) -> float:
-        tiles = backend.PrefillTiles(batch)
+        tiles = BatchTiles(batch)
         backend.prefill(query, cache, batch, out, scoring, tiles, tile)  # makes the list of tiles outside of the graph
         return seconds([lambda: backend.prefill(query, cache, batch, out, scoring, tiles, tile)] * 4, device)
 

@@ -25,10 +25,10 @@ def as_markdown(report: dict[str, Any]) -> str:
             f"{write['us']:,.1f} us, {write['of_bandwidth']:.0%} of that bandwidth.",
         ]
     if "decode" in report:
-        lines += ["", "| decode | sequences | context | splits | us | GB/s | of the bandwidth |  |", "|---" * 8 + "|"]
+        lines += ["", "| decode | sequences | context | items | us | GB/s | of the bandwidth |  |", "|---" * 8 + "|"]
     for row in report.get("decode", []):
         lines += [
-            f"| {row['shape']} | {row['sequences']} | {row['context']} | {row['splits']} | {row['us']:,.1f} | "
+            f"| {row['shape']} | {row['sequences']} | {row['context']} | {row['items']} | {row['us']:,.1f} | "
             f"{row['bytes_per_second'] / 1e9:,.0f} | {row['of_bandwidth']:.0%} | {_best(row)} |"
         ]
     if "prefill" in report:

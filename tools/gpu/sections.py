@@ -18,19 +18,24 @@ class Section:
 
 
 SECTIONS = (
-    Section("environment", "tools.gpu.environment", 60),
+    Section("environment", "tools.gpu.environment", 120),
+    # Whether answers are right, the widest question first. These measure no time.
     Section("families", "tools.gpu.answers", 170, {"part": "families"}, side_by_side=True),
-    Section("compiled", "tools.gpu.answers", 170, {"part": "compiled"}, side_by_side=True),
-    Section("graphs", "tools.gpu.answers", 170, {"part": "shapes"}, side_by_side=True),
     Section("kernels", "tools.gpu.kernels", 170, {"part": "correctness"}, side_by_side=True),
+    Section("graphs", "tools.gpu.answers", 170, {"part": "shapes"}, side_by_side=True),
+    Section("compiled", "tools.gpu.answers", 170, {"part": "compiled"}, side_by_side=True),
     Section("overload", "tools.gpu.overload", 170, side_by_side=True),
-    Section("gpt2", "tools.gpu.teaching", 70),
+    Section("waits", "tools.gpu.waits", 170, side_by_side=True),
+    # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "tools.gpu.steps", 110, {"model": "llama-3.2-1b"}),
+    Section("uneven", "tools.gpu.uneven", 70),
+    Section("gpt2", "tools.gpu.teaching", 70),
     Section("decode-8b", "tools.gpu.steps", 150, {"model": "llama-3.1-8b"}),
-    Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
-    Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
-    Section("modes", "tools.gpu.modes", 100),
+    Section("streams", "tools.gpu.streams", 90),
     Section("start", "tools.gpu.start", 60),
     Section("kernel-speed", "tools.gpu.kernels", 90, {"part": "speed"}),
+    Section("modes", "tools.gpu.modes", 100),
+    Section("peers-1b", "tools.gpu.peers", 90, {"model": "llama-3.2-1b"}),
+    Section("peers-smollm2", "tools.gpu.peers", 90, {"model": "smollm2-135m"}),
     Section("peers-gpt2", "tools.gpu.peers", 60, {"model": "gpt2-124m"}),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,13 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
+
+
+class Tiles(Protocol):
+    """The prompts of a batch, cut into what programs of a kernel compute at a time."""
+
+    def of(self, num_tokens: int) -> torch.Tensor:
+        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
 
 
 @dataclass(slots=True)
@@ -28,7 +36,8 @@ class Batch:
     input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device has
     positions: torch.Tensor  # [T] int64
     slots: torch.Tensor  # [T] int64
-    block_tables: torch.Tensor  # [B, M] int64, rows padded with block 0
+    block_tables: torch.Tensor  # [N, M] int64; only the blocks that a sequence has are read of a row
+    table_rows: torch.Tensor  # [B] int64, the row of each sequence in the block tables
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
     logits_rows: torch.Tensor  # [R] int64, the tokens whose logits are wanted
@@ -43,6 +52,11 @@ class Batch:
     prompt_rows: list[tuple[int, int, int]]  # (chunk, first row, number of rows) for log-probabilities of prompts
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     states: StepStates | None = None  # of models with layers that keep one
+    tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
+
+    def own_tables(self) -> torch.Tensor:
+        """Return the block tables of the batch's sequences, [B, M]."""
+        return self.block_tables.index_select(0, self.table_rows)
 
     def adapter_rows(self) -> dict[Adapter, list[int]]:
         """Return the rows of tokens that each adapter has, of those in the batch."""
@@ -56,12 +70,17 @@ class Batch:
 
 
 def build_batch(
-    step: Step, block_size: int, device: torch.device, drawn_rows: Mapping[Sequence, int] | None = None
+    step: Step,
+    block_size: int,
+    device: torch.device,
+    drawn_rows: Mapping[Sequence, int] | None = None,
+    tables: tuple[torch.Tensor, list[int]] | None = None,
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `drawn_rows` is needed if the ids of some tokens are not on the host yet. It maps each sequence that drew a token in
-    the step before to its row among the ids of that step.
+    `tables` are block tables that the device has already, and the row of each chunk in them. Without these, the batch
+    has its own, padded to the longest. `drawn_rows` is needed if the ids of some tokens are not on the host yet. It
+    maps each sequence that drew a token in the step before to its row among the ids of that step.
     """
     input_ids: list[int] = []
     positions: list[int] = []
@@ -105,33 +124,45 @@ def build_batch(
             num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
             prompt_rows.append((index, len(prompt_positions), num_rows))
             prompt_positions += range(first, first + num_rows)
-    width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
-    tables: list[int] = []
-    for chunk in step.chunks:
-        blocks = chunk.sequence.blocks
-        tables += blocks
-        tables += [0] * (width - len(blocks))
+    own_tables, width = ([], 0) if tables is not None else _own_tables(step)
+    table_rows = list(range(len(step.chunks))) if tables is None else tables[1]
     context_lens = [chunk.end for chunk in step.chunks]
     logits_rows = last_rows + prompt_positions
     tensors = _upload(
-        [input_ids, positions, slots, tables, query_start, context_lens, logits_rows, unknown, drawn], device
+        [
+            *(input_ids, positions, slots, own_tables, table_rows),
+            *(query_start, context_lens, logits_rows, unknown, drawn),
+        ],
+        device,
     )
     return Batch(
         input_ids=tensors[0],
         positions=tensors[1],
         slots=tensors[2],
-        block_tables=tensors[3].view(len(step.chunks), width),
-        query_start=tensors[4],
-        seq_lens=tensors[5],
-        logits_rows=tensors[6],
-        unknown_rows=tensors[7],
-        drawn_rows=tensors[8],
+        block_tables=tensors[3].view(len(step.chunks), width) if tables is None else tables[0],
+        table_rows=tensors[4],
+        query_start=tensors[5],
+        seq_lens=tensors[6],
+        logits_rows=tensors[7],
+        unknown_rows=tensors[8],
+        drawn_rows=tensors[9],
         num_decodes=num_decodes,
         query_lens=[chunk.num_tokens for chunk in step.chunks],
         context_lens=context_lens,
         sample_chunks=sample_chunks,
         prompt_rows=[(index, len(last_rows) + row, count) for index, row, count in prompt_rows],
     )
+
+
+def _own_tables(step: Step) -> tuple[list[int], int]:
+    """Return the blocks of all sequences, padded to those of the longest, and their number."""
+    width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
+    tables: list[int] = []
+    for chunk in step.chunks:
+        blocks = chunk.sequence.blocks
+        tables += blocks
+        tables += [0] * (width - len(blocks))
+    return tables, width
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:

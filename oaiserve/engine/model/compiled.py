@@ -8,8 +8,10 @@ uncompiled layers. After that nothing is compiled: a call that fits neither, whi
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -134,11 +136,11 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
     log.info("Compiling the model's layers")
     began_ns = monotonic_ns()
     loaded.model.set_attn_implementation(COMPILED_ATTENTION)
-    _install(
-        layers, lambda forward: torch.compile(forward, fullgraph=True, dynamic=True, options={"compile_threads": 1})
-    )
     problem = None
     try:
+        _install(
+            layers, lambda forward: torch.compile(forward, fullgraph=True, dynamic=True, options={"compile_threads": 1})
+        )
         with torch._dynamo.config.patch(recompile_limit=MAX_COMPILATIONS):
             logits = [executor.forward(batch).clone() for batch in batches]
     except Exception as error:  # the compiler can raise anything, and the model runs without it
@@ -156,6 +158,28 @@ def compile_layers(executor: Executor, loaded: LoadedModel, *, num_blocks: int, 
     _install(layers, torch._dynamo.run)
     log.info("The model's layers are compiled, in %.1f s", (monotonic_ns() - began_ns) / 1e9)
     return True
+
+
+def runs_compiled(loaded: LoadedModel, run: Callable[[], object]) -> bool:
+    """Return whether the layers run as compiled code in `run`, on this thread: then none of their parts runs as
+    Python."""
+    layers = _layers(loaded) or []
+    parts = {part for layer in layers for part in layer.modules() if part is not layer}
+    others = {type(module) for module in loaded.model.modules() if module not in parts}
+    codes = {kind.forward.__code__ for kind in {type(part) for part in parts} - others}
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call" and frame.f_code in codes
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return num_calls == 0
 
 
 def restore_layers(loaded: LoadedModel) -> None:

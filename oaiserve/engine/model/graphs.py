@@ -17,10 +17,12 @@ from typing import Protocol, TypeVar
 import torch
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.draw_rows import GREEDY, DrawRow, SampledIds, draw_row, numbers, seeds
 from oaiserve.engine.model.logit_edits import is_edited
+from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampler import Sampled
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -29,12 +31,10 @@ T = TypeVar("T")
 Run = Callable[[], object]
 Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
 
-# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, seed of its noise.
-INPUT_PADDING = (0, 0, 0, -1, 0, GREEDY.seed)
+# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, row in the block
+# tables, seed of its noise.
+INPUT_PADDING = (0, 0, 0, -1, 0, 0, GREEDY.seed)
 PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
-# Attention chooses the number of splits of a sequence for this length at most. Longer sequences are computed correctly
-# with any number of splits, and for short sequences more splits would only be programs without work.
-USUAL_TOKENS = 8192
 
 
 class GraphSampler(Protocol):
@@ -92,7 +92,7 @@ class DecodeGraphs:
     """The decode steps that were captured for `sizes` rows, in ascending order. No step has more rows than the last.
 
     `forward` is the one of an executor whose KV cache has blocks of `block_size` tokens, and whose attention writes
-    nothing for padded rows. The constructor raises what `capture` raises.
+    nothing for padded rows, and reads `tables`. The constructor raises what `capture` raises.
     """
 
     @torch.inference_mode()
@@ -101,20 +101,22 @@ class DecodeGraphs:
         forward: Callable[[Batch], torch.Tensor],
         sampler: GraphSampler,
         capture: Capture,
-        loaded: LoadedModel,
+        spec: ModelSpec,
+        tables: BlockTables,
         *,
         sizes: list[int],
         max_model_len: int,
         block_size: int,
     ) -> None:
+        self.tables = tables
         self._forward = forward
         self._sampler = sampler
         self._sizes = sizes
         self._block_size = block_size
-        self._vocab_size = loaded.vocab_size
-        self._usual_len = min(max_model_len, USUAL_TOKENS)
-        self._device = loaded.device
-        most, device = sizes[-1], loaded.device
+        self._vocab_size = spec.vocab_size
+        self._max_model_len = max_model_len
+        self._device = spec.device
+        most, device = sizes[-1], spec.device
         # One tensor has what the last step drew, as in `Replayed`, followed by all inputs of rows from the host. So a
         # single look-up can take ids from either part.
         self._first_input = 2 * _aligned(most)
@@ -123,23 +125,32 @@ class DecodeGraphs:
         self._words = torch.zeros(
             self._first_input + num_inputs + num_parameters // 2, dtype=torch.int64, device=device
         )
-        self._tables = torch.zeros(most, -(-max_model_len // block_size), dtype=torch.int64, device=device)
-        self._logits = torch.zeros(most, loaded.vocab_size, dtype=loaded.dtype, device=device)
+        # Rows that begin at aligned addresses, see `padded_head`.
+        logits = torch.zeros(most, aligned(spec.vocab_size), dtype=spec.dtype, device=device)
+        self._logits = logits[:, : spec.vocab_size]
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         # The largest is captured first: all others fit into the memory that it has allocated.
         self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
 
-    def can_run(self, step: Step) -> bool:
-        """Return whether each sequence of the step decodes one token and wants no log-probabilities of its prompt."""
-        return all(
-            num_tokens == 1 and max_draws and not sequence.wants_prompt_logprobs
-            for sequence, _, num_tokens, max_draws, _ in step.chunks
-        )
+    def num_replayed(self, step: Step) -> int:
+        """Return how many of a step's first chunks can be replayed: all that have one token, or none.
+
+        Each has to draw, and to want no log-probabilities of its prompt.
+        """
+        number = 0
+        for sequence, _, num_tokens, max_draws, _ in step.chunks:
+            if num_tokens > 1:
+                break
+            if not max_draws or sequence.wants_prompt_logprobs:
+                return 0
+            number += 1
+        return number if number <= self._sizes[-1] else 0
 
     def launch(
         self,
         step: Step,
+        table_rows: list[int],
         drawn_ids: torch.Tensor | None,
         drawn_rows: Mapping[Sequence, int],
         began: torch.cuda.Event | None = None,
@@ -147,8 +158,8 @@ class DecodeGraphs:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         If no logits are edited and no log-probabilities are asked for, sampling is launched too, and its result is
-        returned. `drawn_ids` int64 [R] are the ids of the step before; for `drawn_rows` see `build_batch`. `began` is
-        recorded when the device has the step's inputs.
+        returned. `table_rows` are those that `tables` has for the step. `drawn_ids` int64 [R] are the ids of the step
+        before; for `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
         chunks = step.chunks
         num_rows = len(chunks)
@@ -159,7 +170,7 @@ class DecodeGraphs:
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
         rows = [draw_row(chunk.sequence, chunk.end) for chunk in chunks] if is_plain else []
         is_drawn = not all(row.is_greedy for row in rows)
-        self._upload(step, size, drawn_rows, rows if is_drawn else [])
+        self._upload(step, size, table_rows, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
         graphs.forward()
@@ -176,30 +187,26 @@ class DecodeGraphs:
         self._token_ids = replayed.token_ids
         return logits, replayed
 
-    def _upload(self, step: Step, size: int, drawn_rows: Mapping[Sequence, int], rows: list[DrawRow]) -> None:
-        """Copy the inputs to the device, in one copy for all values of rows, and one for the block tables."""
-        token_ids, sources, positions, slots, tables = [], [], [], [], []
-        block_size, width = self._block_size, max(len(chunk.sequence.blocks) for chunk in step.chunks)
-        assert width <= self._tables.shape[1]
+    def _upload(
+        self, step: Step, size: int, table_rows: list[int], drawn_rows: Mapping[Sequence, int], rows: list[DrawRow]
+    ) -> None:
+        """Copy the inputs to the device, in one copy."""
+        token_ids, sources, positions, slots = [], [], [], []
+        block_size = self._block_size
         for row, (sequence, start, *_) in enumerate(step.chunks):
-            blocks = sequence.blocks
             is_known = start < len(sequence.token_ids)
             token_ids.append(sequence.token_ids[start] if is_known else 0)
             sources.append(self._first_input + row if is_known else drawn_rows[sequence])
             positions.append(start)
-            slots.append(blocks[start // block_size] * block_size + start % block_size)
-            tables += blocks
-            tables += [0] * (width - len(blocks))
+            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         seq_lens = [position + 1 for position in positions]
-        columns = (token_ids, sources, positions, slots, seq_lens, seeds(rows).tolist())
+        columns = (token_ids, sources, positions, slots, seq_lens, table_rows, seeds(rows).tolist())
         words = array("q", _padded(columns, INPUT_PADDING, _aligned(size)))
         if rows:
             values = _padded(numbers(rows).tolist(), PARAMETER_PADDING, _aligned(size))
             words.frombytes(array("f", values).tobytes())
         inputs = self._words[self._first_input : self._first_input + len(words)]
         inputs.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True)
-        in_blocks = torch.frombuffer(array("q", tables), dtype=torch.int64).view(len(step.chunks), width)
-        self._tables[: len(step.chunks), :width].copy_(pinned(in_blocks, self._device), non_blocking=True)
 
     def _capture(self, size: int, capture: Capture) -> Graphs:
         """Capture the graphs for `size` rows."""
@@ -225,17 +232,18 @@ class DecodeGraphs:
         )
 
     def _batch(self, inputs: torch.Tensor) -> Batch:
-        """Return the batch that reads `inputs` int64 [6, R] and the block tables in place.
+        """Return the batch that reads `inputs` int64 [7, R] and the block tables in place.
 
-        Its lengths on the host only decide how attention divides its work.
+        Its lengths on the host are the longest that there can be.
         """
-        _, sources, positions, slots, seq_lens, _ = inputs
+        _, sources, positions, slots, seq_lens, table_rows, _ = inputs
         num_rows, none = len(sources), self._row_numbers[:0]
         return Batch(
             input_ids=self._words.index_select(0, sources),
             positions=positions,
             slots=slots,
-            block_tables=self._tables[:num_rows],
+            block_tables=self.tables.on_device,
+            table_rows=table_rows,
             query_start=self._row_numbers[: num_rows + 1],
             seq_lens=seq_lens,
             logits_rows=self._row_numbers[:num_rows],
@@ -243,7 +251,7 @@ class DecodeGraphs:
             drawn_rows=none,
             num_decodes=num_rows,
             query_lens=[1] * num_rows,
-            context_lens=[self._usual_len] * num_rows,
+            context_lens=[self._max_model_len] * num_rows,
             sample_chunks=[],
             prompt_rows=[],
         )

@@ -30,11 +30,12 @@ from transformers.utils.quantization_config import Mxfp4Config
 from oaiserve.engine.model.attention import LayerCache, StepAttention
 from oaiserve.engine.model.attention.foreign import bring_paged_attention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
-from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
 from oaiserve.engine.model.packed_weights import PackedWeights
+from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
@@ -118,7 +119,7 @@ def load_model(
         refuse_unless_divisible(config, member.size, str(model), is_gguf=is_gguf)
         member.join(target)
         arguments["distributed_config"] = DistributedConfig(tp_size=member.size)
-    torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf)
+    torch_dtype = select_dtype(dtype, config, target, is_gguf=is_gguf, for_tensor_cores=True)
     if is_gguf and hasattr(transformers, "GgufConfig"):
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     if is_mxfp4(config):
@@ -152,6 +153,8 @@ def load_model(
         )
     if member is None:  # a member's part is loaded on its device
         move(loaded, target, str(model))
+        if target.type == "cuda":
+            pad_head(loaded)
     with reported(f"'{model}' cannot be served"):
         prepared = prepare(loaded, str(model))
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
@@ -247,6 +250,7 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     """Switch a loaded model to paged attention, after checking that it still computes the same logits."""
     model.eval()
     refuse_unless_decoder_only(model.config, name)
+    _fix_rotary_frequencies(model)
     kv_shapes, states = _probe_attention(model, name)
     config = model.config
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
@@ -306,24 +310,55 @@ def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
         raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 
 
-def select_dtype(name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool) -> torch.dtype:
+def select_dtype(
+    name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool, for_tensor_cores: bool = False
+) -> torch.dtype:
+    """Return the dtype of this name, or the one that suits the model and the device. With `for_tensor_cores`, a model
+    in float32 gets one of 16 bits on a GPU: in float32, its tensor cores are idle, and the KV cache takes twice the
+    memory.
+    """
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
         return torch.bfloat16  # weights in a GGUF file have a few bits each; its config has no dtype
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    # float16 is slow on CPUs, and its range is narrower than bfloat16's.
-    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
+    if device.type == "cpu":  # float16 is slow there, and its range is narrower than bfloat16's
+        return torch.float32 if dtype == torch.float16 else dtype
+    if device.type == "cuda" and dtype == torch.float32 and for_tensor_cores:
+        half = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        log.info("The model is in float32, and is served in %s: see --dtype", str(half).removeprefix("torch."))
+        return half
+    return dtype
 
 
 def context_length(config: PreTrainedConfig) -> int:
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048
     limit = min(int(limit), _MOST_POSITIONS)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
-        limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            # These scale every position by the longest sequence of the batch, so an answer would depend on other
+            # requests.
+            limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
     return limit
+
+
+def _fix_rotary_frequencies(model: PreTrainedModel) -> None:
+    """Let rotary embeddings keep their frequencies.
+
+    Those of some types look at the positions of each step, on the device, to choose frequencies by the longest. The
+    host would wait for that, and a step that waits cannot be captured. `context_length` allows no length with others.
+    """
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):  # by the type of layer
+            module.rope_type = {layer: _fixed(of_layer) for layer, of_layer in kind.items()}  # type: ignore[assignment]
+        elif isinstance(kind, str):
+            module.rope_type = _fixed(kind)  # type: ignore[assignment]
+
+
+def _fixed(rope_type: str) -> str:
+    return "default" if rope_type in _LENGTH_DEPENDENT_ROPE else rope_type
 
 
 def _has_attention(config: PreTrainedConfig) -> bool:
@@ -340,7 +375,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
     kept: dict[int, LayerStateShapes] = {}
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
-    probe = _Probe(select_backend(model.device)(batch))
+    probe = _Probe(ReferenceAttention(batch))
     with torch.inference_mode():
         output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
         expected = output.logits[0]
@@ -384,8 +419,7 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str) -> None:
     """
     logits = []
     for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
-        backend = select_backend(loaded.device)
-        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS, backend=backend)
+        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)
         states = States(loaded.state_shapes, 1, loaded.device)
         start = 0
         for end in ends:

@@ -92,7 +92,8 @@ def _keep_allowed(logits: torch.Tensor, asking: Rows) -> None:
 def _mask_banned(logits: torch.Tensor, asking: Rows, masked: set[int]) -> None:
     banned = [(row, ids) for row, chunk in asking if (ids := banned_ids(chunk, has_mask=row in masked))]
     if banned:
-        logits[_index(banned, logits.device)] = -torch.inf
+        # A number in place of this tensor would be copied to the device, and the host would wait for that.
+        logits.index_put_(_index(banned, logits.device), logits.new_full((), -torch.inf))
 
 
 def _add_bias(logits: torch.Tensor, asking: Rows) -> None:

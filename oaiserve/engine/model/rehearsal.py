@@ -45,6 +45,21 @@ def prompt(num_tokens: int, vocab_size: int, block_size: int, *, start: int = 0)
     return Step([Chunk(sequence, start, num_tokens - start)])
 
 
+def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) -> tuple[Step, Step]:
+    """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and one that decodes
+    that. Each sequence has blocks of its own, from the first block on."""
+    prompts, decodes, num_blocks = Step(), Step(), 0
+    for index, length in enumerate(lengths):
+        ids = [(7 * position + 13 * index + 3) % vocab_size for position in range(length)]
+        sequence = Sequence("rehearsal", index, ids, SamplingParams(temperature=0.0), max_len=length + 1)
+        blocks_end = num_blocks + -(-length // block_size)
+        sequence.blocks = list(range(num_blocks, blocks_end))
+        num_blocks = blocks_end
+        prompts.chunks.append(Chunk(sequence, 0, length - 1, max_draws=0))
+        decodes.chunks.append(Chunk(sequence, length - 1, 1))
+    return prompts, decodes
+
+
 def sampling_steps() -> list[Step]:
     """Return one step for each way to draw a token that has kernels of its own. They write into the first block."""
     steps = []

@@ -14,10 +14,12 @@ import torch
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.graphs import DecodeGraphs, Replayed
 from oaiserve.engine.model.logit_edits import ApplyMasks
+from oaiserve.engine.model.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.sampler import Sampling, take
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.sequence import Sequence
@@ -33,8 +35,9 @@ class Launched:
     """A step that has been launched, and whose results have not been collected yet."""
 
     step: Step
-    logits: torch.Tensor  # [R, vocab], valid until the next launch
-    sample_chunks: list[int]  # as in Batch: the chunk that row i of the logits belongs to
+    logits: torch.Tensor  # [R, vocab], valid until the next launch, without the rows that a graph has drawn
+    num_drawn: int  # the number of these, which are the first rows
+    sample_chunks: list[int]  # as in Batch: the chunk that row i belongs to
     draws: list[Chunk]  # that chunk, up to the token that row i follows
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
     waiting_rows: list[int]  # rows that `draw` draws
@@ -50,9 +53,10 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
-    executor, and run the steps that they can. `states` are those of a model with layers that keep one. `check_results`
-    is called when the results of a step have arrived, and raises if they may be wrong.
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
+    captured from the executor, and run what they can of a step. `tables` are where a GPU keeps the block tables of
+    sequences, which `graphs` read, too. `states` are those of a model with layers that keep one. `check_results` is
+    called when the results of a step have arrived, and raises if they may be wrong.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class ModelRunner:
         sample_ids: SampleIds | None = None,
         apply_masks: ApplyMasks | None = None,
         graphs: DecodeGraphs | None = None,
+        prompt_graphs: PromptGraphs | None = None,
+        tables: BlockTables | None = None,
         states: States | None = None,
         check_results: Callable[[], None] | None = None,
     ) -> None:
@@ -74,6 +80,8 @@ class ModelRunner:
         self._sample_ids = sample_ids
         self._apply_masks = apply_masks
         self._graphs = graphs
+        self._prompt_graphs = prompt_graphs
+        self._tables = tables
         self._states = states
         self._check_results = check_results
         self._hand_over: Callable[[], Executor] | None = None
@@ -135,42 +143,77 @@ class ModelRunner:
         executor = self._executor_for_next_step()
         # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
-        replayed: Replayed | None = None
-        known: list[tuple[int, int]] = []
         adapters = self._adapters_of(step)
-        if self._graphs is not None and not adapters and self._graphs.can_run(step):
-            logits, replayed = self._graphs.launch(step, self._drawn_ids, self._drawn_rows, began)
-            sample_chunks, prompt_rows = list(range(len(step.chunks))), []
-        else:
-            batch = build_batch(step, self._block_size, self._device, self._drawn_rows)
-            if began is not None:
-                began.record()
-            if len(batch.unknown_rows):
-                assert self._drawn_ids is not None
-                batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
-            batch.adapters = adapters
-            if self._states is not None:
-                self._states.copy(step.state_copies)
-                batch.states = self._states.of_step(_parts(step))
-            logits = executor.forward(batch)
-            sample_chunks, prompt_rows, known = batch.sample_chunks, batch.prompt_rows, _known_tokens(step, batch)
-        all_rows = list(range(len(sample_chunks)))
+        table_rows = None if self._tables is None else self._tables.update(step)
+        num_replayed = 0 if self._graphs is None or adapters else self._graphs.num_replayed(step)
+        parts: list[torch.Tensor] = []  # of the logits
+        replayed: Replayed | None = None
+        if self._graphs is not None and num_replayed:
+            # The device computes the decodes while the host packs what else there is.
+            decodes = Step(step.chunks[:num_replayed])
+            assert table_rows is not None
+            logits, replayed = self._graphs.launch(
+                decodes, table_rows[:num_replayed], self._drawn_ids, self._drawn_rows, began
+            )
+            parts.append(logits)
+        sample_chunks = list(range(num_replayed))
+        prompt_rows: list[tuple[int, int, int]] = []
+        known: list[tuple[int, int]] = []
+        others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
+        if others.chunks:
+            rows = None if table_rows is None else table_rows[num_replayed:]
+            begins = None if num_replayed else began  # it has begun with the decodes
+            graphs = None if adapters else self._prompt_graphs
+            if graphs is not None and rows is not None and graphs.can_run(others):
+                logits, of_rows = graphs.launch(others, rows, begins)
+            else:
+                batch = self._pack(others, rows)
+                if begins is not None:
+                    begins.record()
+                batch.adapters = adapters
+                logits, of_rows = executor.forward(batch), batch.sample_chunks
+                prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
+                known = _known_tokens(others, batch)
+            parts.append(logits)
+            sample_chunks += [num_replayed + index for index in of_rows]
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
-        waiting_rows = [row for row in all_rows if draws[row].draws_late]
-        launched = Launched(step, logits, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended)
+        num_drawn = 0 if replayed is None else num_replayed
+        waiting_rows = [row for row in range(num_drawn, len(sample_chunks)) if draws[row].draws_late]
+        logits = torch.cat(parts) if len(parts) > 1 and replayed is None else parts[-1]
+        launched = Launched(
+            step, logits, num_drawn, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended
+        )
         if replayed is not None:
-            launched.samplings.append((all_rows, replayed))
-        elif waiting_rows and not self.is_asynchronous:
-            # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
-            launched.waiting_rows, launched.waiting_known = all_rows, known
-        else:
-            waiting = set(waiting_rows)
-            rows = [row for row in all_rows if row not in waiting]
-            if rows or known or not waiting_rows:
-                self._sample(launched, rows, known)
+            launched.samplings.append((list(range(num_replayed)), replayed))
+        if replayed is None or len(parts) > 1:
+            self._sample_what_can_be(launched, known)
         if not launched.waiting_rows:
             self._keep_drawn(launched)
         return launched
+
+    def _pack(self, step: Step, table_rows: list[int] | None) -> Batch:
+        """Return the batch of a step, with the ids that the step before draws and the states that it goes on from."""
+        tables = None if self._tables is None or table_rows is None else (self._tables.on_device, table_rows)
+        batch = build_batch(step, self._block_size, self._device, self._drawn_rows, tables)
+        if len(batch.unknown_rows):
+            assert self._drawn_ids is not None
+            batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
+        if self._states is not None:
+            self._states.copy(step.state_copies)
+            batch.states = self._states.of_step(_parts(step))
+        return batch
+
+    def _sample_what_can_be(self, launched: Launched, known: list[tuple[int, int]]) -> None:
+        """Sample from the rows that have not been drawn, except for those that wait."""
+        rows = list(range(launched.num_drawn, len(launched.sample_chunks)))
+        if launched.waiting_rows and not self.is_asynchronous:
+            # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
+            launched.waiting_rows, launched.waiting_known = rows, known
+            return
+        waiting = set(launched.waiting_rows)
+        rows = [row for row in rows if row not in waiting]
+        if rows or known or not waiting:
+            self._sample(launched, rows, known)
 
     @torch.inference_mode()
     def draw(self, launched: Launched, masks: Masks | None = None) -> None:
@@ -241,9 +284,10 @@ class ModelRunner:
         masks: Masks | None = None,
     ) -> None:
         """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
-        num_rows, logits = len(launched.sample_chunks), launched.logits
+        num_drawn, logits = launched.num_drawn, launched.logits
+        num_rows = len(launched.sample_chunks) - num_drawn
         if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
-            logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
+            logits = take(logits, [*(row - num_drawn for row in rows), *range(num_rows, num_rows + len(known))])
         chunks = [launched.draws[row] for row in rows]
         sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
         launched.samplings.append((rows, sampling))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,12 +19,27 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.start import WhenChecked, start_native
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.fast_paths import (
+    ATTENTION,
+    COMPILED,
+    DECODE_GRAPHS,
+    FEATURES,
+    PROJECTIONS,
+    PROMPT_GRAPHS,
+    SAMPLING,
+    attention_problem,
+    fuse_checked,
+    is_usable,
+    sampling_problem,
+)
 from oaiserve.engine.model.logit_edits import ApplyMasks
 from oaiserve.engine.model.memory import gib, kv_blocks, longest_request, num_states
 from oaiserve.engine.model.parallel.group import all_reduce_min
@@ -40,8 +56,11 @@ from oaiserve.errors import StartupError
 if TYPE_CHECKING:
     from oaiserve.engine.model.graphs import DecodeGraphs
     from oaiserve.engine.model.parallel.workers import Workers
+    from oaiserve.engine.model.prompt_graphs import PromptGraphs
 
 log = logging.getLogger(__name__)
+
+LEAST_TABLES = 3  # sequences of a step that warms up or compares, which may be more than are to run
 
 
 def start_runner(
@@ -57,7 +76,7 @@ def start_runner(
     compared with transformers' code, which can be after this returns. `draft` guesses tokens for the model. Raises
     StartupError if the device, or its memory, does not allow what the options ask for.
     """
-    on_cpu = loaded.device.type == "cpu"
+    on_cpu = _is_on_cpu(loaded)
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
     if workers is not None:
         log.info("The model is split into %d parts: no CUDA graphs, no compiled step", options.tensor_parallel)
@@ -67,7 +86,10 @@ def start_runner(
         options = _without_code_for_the_device(options)
     if options.has_adapters and options.compile and not on_cpu:
         log.info("The model's layers are not compiled: steps may have adapters")
-    backend, (sample_ids, apply_masks) = _backend(loaded, options.attention), _sampling(loaded)
+    backend, (sample_ids, apply_masks) = _fast_paths(loaded, options, is_split=workers is not None)
+    features = {ATTENTION: backend is not ReferenceAttention, SAMPLING: sample_ids is not None}
+    if not on_cpu and workers is None and options.compile and not options.has_adapters and not loaded.state_shapes:
+        features[PROJECTIONS] = fuse_checked(loaded, options.block_size)
     num_blocks, most_states = _sizes(loaded, options, backend, sample_ids, draft)
     block_size, max_model_len = options.block_size, longest_request(loaded, num_blocks * options.block_size)
 
@@ -81,18 +103,25 @@ def start_runner(
     if options.compile and not on_cpu and not options.has_adapters:
         from oaiserve.engine.model.compiled import compile_layers
 
-        compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+        features[COMPILED] = compile_layers(executor, loaded, num_blocks=num_blocks, block_size=block_size)
+    tables: BlockTables | None = None
+    if not on_cpu and workers is None:  # which get the tables of a step with it
+        most = max(options.max_running, LEAST_TABLES)
+        tables = BlockTables(most, -(-max_model_len // block_size), block_size, loaded.device)
     graphs: DecodeGraphs | None = None
-    if _has_graphs(options, backend, sample_ids):
-        from oaiserve.engine.model.graph_capture import capture_decodes
+    prompt_graphs: PromptGraphs | None = None
+    if tables is not None and _has_graphs(options, backend, sample_ids):
+        from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes, capture_prompts
 
+        capture = CudaCapture(loaded.device)  # all graphs share its memory
+        sizes = {"num_blocks": num_blocks, "block_size": block_size}
         graphs = capture_decodes(
-            executor,
-            loaded,
-            max_running=options.max_running,
-            max_model_len=max_model_len,
-            block_size=block_size,
+            executor, loaded, tables, capture, max_running=options.max_running, max_model_len=max_model_len, **sizes
         )
+        step_tokens = options.step_tokens(GPU_STEP_TOKENS)
+        if options.attention != "varlen":  # which looks at the lengths of prompts on the host
+            prompt_graphs = capture_prompts(executor, loaded, tables, capture, max_step_tokens=step_tokens, **sizes)
+    features |= {DECODE_GRAPHS: graphs is not None, PROMPT_GRAPHS: prompt_graphs is not None}
     runner = ModelRunner(
         executor,
         loaded.device,
@@ -100,6 +129,8 @@ def start_runner(
         sample_ids=sample_ids,
         apply_masks=apply_masks,
         graphs=graphs,
+        prompt_graphs=prompt_graphs,
+        tables=tables,
         states=States(loaded.state_shapes, most_states, loaded.device) if most_states else None,
         # If a worker is gone, the results that a GPU has reduced with it are wrong.
         check_results=None if workers is None else workers.check,
@@ -118,14 +149,6 @@ def start_runner(
             when_checked=when_checked,
             needed_by=_needing_native(options),
         )
-    if not on_cpu:
-        # The first step of each kind compiles kernels, which is done now so that no request waits for it. The kernels
-        # for long prompts and long sequences have been compiled when memory was measured.
-        for step in sampling_steps():
-            runner.collect(runner.launch(step))
-        if apply_masks is not None:
-            words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)
-            apply_masks(torch.zeros(1, loaded.vocab_size, device=loaded.device), [0], words)
     return Started(
         runner,
         num_blocks,
@@ -136,7 +159,43 @@ def start_runner(
         adaptable(loaded.model) if options.has_adapters else {},
         None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
         most_states,
+        _nothing
+        if on_cpu
+        else partial(_warm_up, runner, loaded, apply_masks, executor if features.get(COMPILED) else None, block_size),
+        {} if on_cpu else dict.fromkeys(FEATURES, False) | features,
     )
+
+
+def _nothing() -> None:
+    """Warm up nothing."""
+
+
+def _warm_up(
+    runner: ModelRunner,
+    loaded: LoadedModel,
+    apply_masks: ApplyMasks | None,
+    compiled: Executor | None,
+    block_size: int,
+) -> None:
+    """Run a step of each kind, whose first run compiles kernels and makes the handles of libraries, so that no request
+    waits for that.
+
+    The thread that runs the steps calls this, because each thread has its own handles, and may have its own compiled
+    code: `compiled` is an executor that has some. The kernels for long prompts and long sequences have been compiled
+    when memory was measured.
+    """
+    steps = sampling_steps()
+    if compiled is not None:
+        from oaiserve.engine.model.compiled import runs_compiled
+
+        batch = build_batch(steps[0], block_size, loaded.device)
+        if not runs_compiled(loaded, torch.inference_mode()(lambda: compiled.forward(batch))):
+            log.warning("The model's compiled layers do not run on the engine's thread, so its steps are slower")
+    for step in steps:
+        runner.collect(runner.launch(step))
+    if apply_masks is not None:
+        words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)
+        apply_masks(torch.zeros(1, loaded.vocab_size, device=loaded.device), [0], words)
 
 
 class StartedPooling(NamedTuple):
@@ -158,13 +217,17 @@ def start_pooling(pooler: LoadedPooler, options: EngineOptions) -> StartedPoolin
 
 def start_member(loaded: LoadedModel, options: EngineOptions) -> EagerExecutor:
     """Make the executor of a worker, which holds a part of a model that is split."""
-    backend, (sample_ids, _) = _backend(loaded, options.attention), _sampling(loaded)
+    backend, (sample_ids, _) = _fast_paths(loaded, options, is_split=True)
     num_blocks, _ = _sizes(loaded, _without_code_for_the_device(options), backend, sample_ids)
     return EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size, backend=backend)
 
 
+def _is_on_cpu(loaded: LoadedModel) -> bool:
+    return loaded.device.type == "cpu"
+
+
 def _refuse_unless_possible(loaded: LoadedModel, options: EngineOptions, *, is_split: bool) -> None:
-    on_cpu = loaded.device.type == "cpu"
+    on_cpu = _is_on_cpu(loaded)
     if options.quantize != "none" and not on_cpu:
         raise StartupError(f"--quantize {options.quantize} is for --device cpu; the model is on {loaded.device}.")
     if options.kv_cache_dtype != "auto" and not on_cpu:
@@ -208,7 +271,7 @@ def _sizes(
 
     The members of such a model compute the largest step together, so this blocks until all have called it.
     """
-    if loaded.device.type == "cuda":
+    if not _is_on_cpu(loaded):
         num_blocks, most_states = _gpu_sizes(loaded, options, backend, sample_ids)
     else:
         most_states = num_states(loaded, options)
@@ -236,6 +299,7 @@ def _gpu_sizes(
         graph_bytes = graph_memory_bytes(
             loaded,
             max_running=options.max_running,
+            max_step_tokens=max_step_tokens,
             max_model_len=loaded.max_model_len,
             block_size=options.block_size,
         )
@@ -269,9 +333,38 @@ def _has_graphs(options: EngineOptions, backend: Backend, sample_ids: SampleIds 
     return options.cuda_graph and sample_ids is not None and backend is not ReferenceAttention
 
 
-def _sampling(loaded: LoadedModel) -> tuple[SampleIds | None, ApplyMasks | None]:
-    """Return the functions that sample with Triton kernels, or None for both if sampling is done in plain torch."""
-    if loaded.device.type != "cuda" or find_spec("triton") is None:
+def _fast_paths(
+    loaded: LoadedModel, options: EngineOptions, *, is_split: bool
+) -> tuple[Backend, tuple[SampleIds | None, ApplyMasks | None]]:
+    """Return the attention backend, and the functions that sample, as far as they compute what the plain ones do.
+
+    The members of a model that is split compute each layer together, so they do not try alone.
+    """
+    if _is_on_cpu(loaded):
+        return _backend(loaded, options.attention), (None, None)
+    if is_split:
+        return _backend(loaded, options.attention), _sampling()
+
+    def of_attention() -> str | None:
+        return attention_problem(loaded, _backend(loaded, options.attention), options.block_size)
+
+    def of_sampling() -> str | None:
+        sample_ids, apply_masks = _sampling()
+        return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
+
+    instead = "plain torch computes it, which is much slower and has no CUDA graphs"
+    backend: Backend = ReferenceAttention
+    sampling: tuple[SampleIds | None, ApplyMasks | None] = None, None
+    if is_usable("Attention by Triton's kernels", instead, of_attention):
+        backend = _backend(loaded, options.attention)
+    if is_usable("Sampling by Triton's kernels", instead, of_sampling):
+        sampling = _sampling()
+    return backend, sampling
+
+
+def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:
+    """Return the functions that sample with Triton kernels, or None for both where there is no Triton."""
+    if find_spec("triton") is None:
         return None, None
     from oaiserve.engine.model import triton_sampling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,3 +27,5 @@ class Started(NamedTuple):
     adaptable: Mapping[str, tuple[int, int]] = MappingProxyType({})
     draft: ModelRunner | None = None  # of the draft model
     num_states: int = 0  # of sequences; 0 if no layer keeps one
+    warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
+    features: Mapping[str, bool] = MappingProxyType({})  # of `fast_paths`, which are on; empty on a CPU

@@ -14,6 +14,7 @@ import torch
 import triton
 
 from oaiserve.engine.model.draw_rows import DrawRow, SampledIds, numbers, seeds
+from oaiserve.engine.model.padded_head import ALIGNMENT
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.model.triton_sampling_kernels import (
     NUM_FLOORS,
@@ -27,7 +28,7 @@ from oaiserve.engine.model.triton_sampling_kernels import (
 )
 
 CHUNK = 4096  # ids that one program processes
-TILE = 2048  # candidates that a program processes at a time
+TILE = 4096  # candidates that a program processes at a time
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
@@ -63,9 +64,9 @@ def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds
 
     `out` has the tensors that results are written to, both int64 [R].
     """
-    logits, num_rows, vocab, num_chunks = _sizes(logits)
+    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
+    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
     return _take(best, best, out)
 
 
@@ -83,7 +84,7 @@ def draw(
     Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors that results are
     written to, both int64 [R].
     """
-    logits, num_rows, vocab, num_chunks = _sizes(logits)
+    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
     temperatures, min_ps, top_ks, top_ps = parameters
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -94,10 +95,10 @@ def draw(
     best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
-    weights = empty(rows_of_cuts, vocab)
+    weights = empty(rows_of_cuts, width)
     last_weights, last_ids = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
 
-    best_of_chunk_kernel[grid](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
+    best_of_chunk_kernel[grid](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
     if has_cuts:
         masses = empty(*grid)
         floor_counts = empty(*grid, NUM_FLOORS.value, dtype=torch.int32)
@@ -113,10 +114,11 @@ def draw(
             floor_masses,
             logits.stride(0),
             vocab,
+            width,
             **chunks,
             num_warps=8,
         )
-        candidate_weights, candidate_ids = empty(num_rows, vocab), empty(num_rows, vocab, dtype=torch.int32)
+        candidate_weights, candidate_ids = empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)
         num_candidates = empty(num_rows, dtype=torch.int32)
         candidates_kernel[grid](
             weights,
@@ -129,6 +131,7 @@ def draw(
             candidate_ids,
             num_candidates,
             vocab,
+            width,
             **chunks,
             num_warps=8,
         )
@@ -142,10 +145,11 @@ def draw(
             last_weights,
             last_ids,
             vocab,
+            width,
             num_chunks,
             TILE_CHUNKS=chunks["TILE_CHUNKS"],
             TILE=TILE,
-            num_warps=8,
+            num_warps=16,  # it is alone with its row, which may have as many candidates as there are ids
         )
     scores_kernel[grid](
         logits,
@@ -160,6 +164,7 @@ def draw(
         scores,
         logits.stride(0),
         vocab,
+        width,
         HAS_CUTS=has_cuts,
         **chunks,
     )
@@ -179,7 +184,14 @@ def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> S
     return token_ids, are_finite
 
 
-def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
-    """Return the logits with contiguous rows, and the numbers of rows, of ids, and of chunks in a row."""
+def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
+    """Return the logits with contiguous rows, and the numbers of rows, of ids, of numbers that may be read of a row,
+    and of chunks in a row."""
     num_rows, vocab = logits.shape
-    return logits if logits.stride(1) == 1 else logits.contiguous(), num_rows, vocab, triton.cdiv(vocab, CHUNK)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    # Rows with padding are read with it, as far as their storage has it.
+    padded, num_there = -(-vocab // ALIGNMENT) * ALIGNMENT, logits.untyped_storage().nbytes() // logits.element_size()
+    num_read = logits.storage_offset() + (num_rows - 1) * logits.stride(0) + padded
+    width = padded if padded <= logits.stride(0) and num_read <= num_there else vocab
+    return logits, num_rows, vocab, width, triton.cdiv(vocab, CHUNK)

@@ -3,6 +3,10 @@
 A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
 floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
 
+Rows of logits may be longer than the vocabulary: `width` is how many numbers of a row may be read, of which those from
+`vocab` on mean nothing. If it is a multiple of 16, as after `padded_head`, and not else, a row is read in vectors. Rows
+of other tensors have `width` numbers, too.
+
 The alignment of the parameters depends on the number of rows. Kernels are not specialised on it, so that no kernel is
 compiled again for another number.
 """
@@ -56,11 +60,18 @@ def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
+def _logits(logits, row, stride, token_id, vocab, width):
+    """Load logits of a row in float32, -infinity beyond the vocabulary."""
+    x = tl.load(logits + row * stride + token_id, mask=token_id < width, other=float("-inf")).to(tl.float32)
+    return tl.where(token_id < vocab, x, float("-inf"))
+
+
+@triton.jit
+def best_of_chunk_kernel(logits, best, stride, vocab, width, CHUNK: tl.constexpr):
     """Find the best logit of a chunk. The program is (row, chunk)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    x = _logits(logits, row, stride, token_id, vocab, width)
     _store_best(best, row, chunk, tl.num_programs(1), x, token_id)
 
 
@@ -104,11 +115,12 @@ def weights_kernel(
     temperatures,
     min_ps,
     masses,  # float32 [R, num_chunks]
-    weights,  # float32 [R, vocab]
+    weights,  # float32 [R, width]
     floor_counts,  # int32 [R, num_chunks, NUM_FLOORS]
     floor_masses,  # float32 [R, num_chunks, NUM_FLOORS]
     stride,
     vocab,
+    width,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
@@ -118,13 +130,13 @@ def weights_kernel(
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    logit = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    logit = _logits(logits, row, stride, token_id, vocab, width)
     highest = _highest(best, row, num_chunks, TILE_CHUNKS)
     x = tl.exp(_scaled(logit, highest, tl.load(temperatures + row)))
     x = tl.where(x < tl.load(min_ps + row), 0.0, x)
     place = row * num_chunks + chunk
     tl.store(masses + place, tl.sum(x, 0))
-    tl.store(weights + row * vocab + token_id, x, mask=token_id < vocab)
+    tl.store(weights + row * width + token_id, x, mask=token_id < width)
     is_above = x[None, :] >= _floors()[:, None]
     floor = place * NUM_FLOORS + tl.arange(0, NUM_FLOORS)
     tl.store(floor_counts + floor, tl.sum(is_above.to(tl.int32), 1))
@@ -145,10 +157,11 @@ def candidates_kernel(
     floor_masses,
     top_ks,  # float32; 0: all ids stay
     top_ps,
-    candidate_weights,  # float32 [R, vocab]
-    candidate_ids,  # int32 [R, vocab]
+    candidate_weights,  # float32 [R, width]
+    candidate_ids,  # int32 [R, width]
     num_candidates,  # int32 [R]
     vocab,
+    width,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
@@ -173,11 +186,11 @@ def candidates_kernel(
     floor = tl.min(tl.where(is_enough, floors, NUM_FLOORS - 1), 0)
 
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
+    x = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
     is_candidate = x >= tl.sum(tl.where(floors == floor, _floors(), 0.0), 0)
     counts = tl.sum(tl.where(floors[None, :] == floor, counts, 0), 1)
     before = tl.sum(tl.where(chunks < chunk, counts, 0), 0)
-    target = row * vocab + before + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+    target = row * width + before + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
     tl.store(candidate_weights + target, x, mask=is_candidate)
     tl.store(candidate_ids + target, token_id, mask=is_candidate)
     if chunk == 0:
@@ -239,6 +252,7 @@ def cut_kernel(
     last_weights,  # float32 [R]
     last_ids,  # int32 [R]
     vocab,
+    width,
     num_chunks,
     TILE_CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
@@ -254,7 +268,7 @@ def cut_kernel(
         tl.store(last_weights + row, 0.0)
         tl.store(last_ids + row, -1)
         return
-    weights, token_ids = candidate_weights + row * vocab, candidate_ids + row * vocab
+    weights, token_ids = candidate_weights + row * width, candidate_ids + row * width
     num = tl.load(num_candidates + row)
     weight = float("inf")
     for start in range(0, num, TILE):
@@ -320,6 +334,7 @@ def scores_kernel(
     scores,  # int64 [R, num_chunks]
     stride,
     vocab,
+    width,
     HAS_CUTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
@@ -330,11 +345,11 @@ def scores_kernel(
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
+    x = _logits(logits, row, stride, token_id, vocab, width)
     if tl.load(top_ks + row) != 1:
         x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), tl.load(temperatures + row))
         if HAS_CUTS:
-            weight = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
+            weight = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
             last_weight = tl.load(last_weights + row)
             stays = (weight > last_weight) | ((weight == last_weight) & (token_id <= tl.load(last_ids + row)))
         else:

@@ -43,6 +43,7 @@ def test_tokens_of_all_chunks_are_packed_in_one_row() -> None:
         "positions": [2, 4, 0, 1, 2, 4, 5, 6, 7, 8, 9],
         "slots": [30, 36, 20, 21, 22, 8, 9, 10, 11, 16, 17],
         "block_tables": [[7, 0, 0], [3, 9, 0], [5, 0, 0], [1, 2, 4]],
+        "table_rows": [0, 1, 2, 3],
         "query_start": [0, 1, 2, 5, 11],
         "seq_lens": [3, 5, 3, 10],
         "logits_rows": [0, 1, 4],

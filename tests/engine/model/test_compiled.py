@@ -25,6 +25,7 @@ from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.compiled import compile_layers, restore_layers
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.fused_projections import fuse_projections
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -117,8 +118,10 @@ def python_calls(code: CodeType, function: Callable[[], object]) -> int:
     return calls
 
 
-def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int) -> None:
+def check(config: PreTrainedConfig, mlp: type[torch.nn.Module], num_kinds: int, *, is_fused: bool = False) -> None:
     loaded = prepare(random_model(config))
+    if is_fused:
+        assert fuse_projections(loaded.model) == 2 * config.num_hidden_layers
     executor = start(loaded)
     expected = [logits(executor, lengths) for lengths in STEPS]
     assert python_calls(mlp.forward.__code__, lambda: logits(executor, STEPS[0])) == config.num_hidden_layers
@@ -147,6 +150,11 @@ def test_each_kind_of_layer_is_compiled_twice_and_never_again(
     family: str, mlp: type[torch.nn.Module], num_kinds: int
 ) -> None:
     check(FAMILIES[family], mlp, num_kinds)
+
+
+@pytest.mark.usefixtures("quick")
+def test_layers_with_fused_projections_share_compiled_code() -> None:
+    check(FAMILIES["llama"], LlamaMLP, 1, is_fused=True)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from modules that Inductor imports

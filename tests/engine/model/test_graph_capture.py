@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.engine.model import graph_capture
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.graph_capture import CudaCapture, capture_decodes
 from oaiserve.engine.model.load import prepare
@@ -135,14 +137,25 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
 
     executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
     monkeypatch.setattr(executor, "forward", forward)
+    monkeypatch.setattr(graph_capture, "replay_problem", lambda *_, **__: None)
     device.capture_fails = fails == "within"
+    tables = BlockTables(2, 4, 4, DEVICE)
     with caplog.at_level(logging.INFO):
-        graphs = capture_decodes(executor, loaded, max_running=2, max_model_len=16, block_size=4)
+        graphs = capture_decodes(
+            executor,
+            loaded,
+            tables,
+            CudaCapture(DEVICE),
+            max_running=2,
+            max_model_len=16,
+            num_blocks=8,
+            block_size=4,
+        )
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
-        "before": f"cannot be captured as CUDA graphs ({SYNCHRONIZES})",
-        "within": "cannot be captured as CUDA graphs (the reason why the capture failed)",
-        "not": "CUDA graphs for up to 2 sequences: 2 sizes captured in ",
+        "before": f"(--no-cuda-graph does not try): RuntimeError: {SYNCHRONIZES}",
+        "within": "(--no-cuda-graph does not try): ValueError: the reason why the capture failed",
+        "not": "CUDA graphs of decodes, for up to 2 sequences: 2 sizes captured in ",
     }
     assert expected[fails] in line

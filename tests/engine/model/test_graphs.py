@@ -23,6 +23,7 @@ from oaiserve.engine.model import plain_sampling
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -131,7 +132,8 @@ class GraphRunner(ModelRunner):
         self.sampler = Plain()
         self.graphs = None if sizes is None else make_graphs(executor, loaded, sizes, self.sampler)
         sample_ids = None if sizes is None else self.sampler.sample_ids
-        super().__init__(executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=self.graphs)
+        tables = None if self.graphs is None else self.graphs.tables
+        super().__init__(executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=self.graphs, tables=tables)
         self.is_asynchronous = overlap
         self.num_steps = 0
         self.num_unknown = 0
@@ -150,8 +152,19 @@ def make_graphs(
     capture: Callable[[Run], Run] = record,
 ) -> DecodeGraphs:
     return DecodeGraphs(
-        executor.forward, sampler, capture, loaded, sizes=sizes, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
+        executor.forward,
+        sampler,
+        capture,
+        loaded,
+        block_tables(sizes),
+        sizes=sizes,
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
     )
+
+
+def block_tables(sizes: list[int]) -> BlockTables:
+    return BlockTables(max(sizes[-1], len(KINDS)), MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -348,16 +361,81 @@ def test_any_steps_in_any_order_draw_the_same_tokens(
     assert graphs.answers == plain.answers
 
 
-def test_only_steps_of_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
+def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
     graphs = runners[1].graphs
     assert graphs is not None
     first, second = sequences_for_steps()[:2]
     decode = Chunk(first, 2, 1)
-    assert graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
-    assert not graphs.can_run(Step([decode, Chunk(second, 0, 4)]))
-    assert not graphs.can_run(Step([decode, Chunk(second, 2, 1, max_draws=0)]))
+    assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 2
+    assert graphs.num_replayed(Step([decode, Chunk(second, 0, 4)])) == 1
+    assert graphs.num_replayed(Step([Chunk(second, 0, 4)])) == 0
+    assert graphs.num_replayed(Step([decode, Chunk(second, 2, 1, max_draws=0)])) == 0
+    assert graphs.num_replayed(Step([decode] * (SIZES[-1] + 1))) == 0
     second.wants_prompt_logprobs = True
-    assert not graphs.can_run(Step([decode, Chunk(second, 3, 1)]))
+    assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 0
+
+
+@settings(max_examples=8)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=5, unique=True),
+            st.lists(st.integers(1, 6), min_size=1, max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    overlap=st.booleans(),
+)
+def test_decodes_are_replayed_beside_prompts_and_all_draw_the_same_tokens(
+    runners: tuple[GraphRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
+) -> None:
+    """Beside the decodes of a step, sequences are computed anew, whole or in part, as after a preemption."""
+    found = []
+    for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
+        drive = Drive(runner, overlap=is_overlapping)
+        drive.settle()
+        in_flight: set[int] = set()
+        for indices, parts in steps:
+            decodes = [(i, drive.sequences[i].num_tokens - 1, 1) for i in indices]
+            idle = [i for i in range(len(KINDS)) if i not in in_flight.union(indices)]
+            prompts = []
+            for i, num_more in zip(idle, parts, strict=False):
+                length = drive.sequences[i].num_tokens
+                num_tokens = min(length, num_more + 1)
+                prompts.append((i, length - num_tokens, num_tokens))
+            drive.step(decodes + prompts)
+            in_flight = {*indices, *(i for i, *_ in prompts)}
+        found.append(drive.answers)
+    assert found[1] == found[0]
+
+
+def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
+    """Counts what the host launches: replays, and the operations of the prompt's own forward."""
+    num_blocks = len(KINDS) * MAX_LEN // BLOCK_SIZE
+    replays = 0
+
+    def capture(run: Run) -> Run:
+        run()
+
+        def replay() -> None:
+            nonlocal replays
+            replays += 1
+
+        return replay
+
+    executor = EagerExecutor.with_cache(
+        loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=padding_backend(num_blocks)
+    )
+    graphs = make_graphs(executor, loaded, SIZES, Plain(), capture)
+    forwards: list[list[int]] = []
+    forward = executor.forward
+    executor.forward = lambda batch: forwards.append(batch.query_lens) or forward(batch)  # type: ignore[method-assign,func-returns-value]
+    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
+    first, second, third = sequences_for_steps()[:3]
+    decodes = [Chunk(one, one.prompt_len - 1, 1) for one in (first, second)]
+    runner.launch(Step([*decodes, Chunk(third, 0, third.prompt_len)]))
+    assert (replays, forwards) == (2, [[third.prompt_len]])
 
 
 @torch.inference_mode()
@@ -379,7 +457,7 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) ->
             log.append(int(graphs._words[graphs._first_input]))
 
     step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
-    graphs.launch(step, None, {}, Began())  # type: ignore[arg-type]
+    graphs.launch(step, graphs.tables.update(step), None, {}, Began())  # type: ignore[arg-type]
     assert log[0] == sequence.token_ids[-1] != 0
     assert set(log[1:]) == {"work"}
 
@@ -393,11 +471,12 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
         Plain(),
         record,
         loaded,
+        block_tables([4]),
         sizes=[4],
         max_model_len=MAX_LEN,
         block_size=BLOCK_SIZE,
     )
-    runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs)
+    runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
     chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
     for greedy in (True, False):
         results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3]))).chunks
@@ -419,7 +498,10 @@ def test_triton_kernels_ignore_padded_rows(loaded: LoadedModel) -> None:
         loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=triton.TritonAttention
     )
     graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
-    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, sample_ids=triton_sampling.sample_ids, graphs=graphs)
+    sample_ids = triton_sampling.sample_ids
+    runner = ModelRunner(
+        executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=graphs, tables=graphs.tables
+    )
     found = Drive(runner, overlap=True)
     for indices in ([0, 1, 3], [1, 0], [4, 0, 2], [5, 4, 2, 0], [6, 1]):
         expected.decode(indices)
@@ -443,7 +525,7 @@ def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_r
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
     held = sum(value.nbytes for value in vars(runner.graphs).values() if isinstance(value, torch.Tensor))
-    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE}
+    sizes = {"max_model_len": MAX_LEN, "block_size": BLOCK_SIZE, "max_step_tokens": 16}
     estimates = [graph_memory_bytes(loaded, max_running=most, **sizes) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 10_000
     assert estimates == sorted(estimates)

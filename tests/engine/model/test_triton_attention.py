@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.request import SamplingParams
@@ -165,7 +166,7 @@ def test_keys_and_values_are_written_into_the_cache_unchanged() -> None:
     window=st.sampled_from([None, 1, 3, 17, 100]),
     softcap=st.sampled_from([None, 2.0]),
     numbers=st.sampled_from([None, "sinks", "slopes"]),
-    splits=st.integers(1, 5),
+    wanted=st.integers(1, 5),
     seed=st.integers(0, 1000),
 )
 def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
@@ -175,7 +176,7 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     window: int | None,
     softcap: float | None,
     numbers: str | None,
-    splits: int,
+    wanted: int,
     seed: int,
 ) -> None:
     lengths = sorted([*lengths, (40, 1)], key=lambda pair: pair[1] != 1)  # chunks of one token come first
@@ -189,14 +190,15 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     tile = backend.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
         backend.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        backend.prefill(query, cache, batch, out, scoring, backend.PrefillTiles(batch), tile)
-    backend.decode(query, key, value, cache, batch, out, scoring, splits, tile)
+        backend.prefill(query, cache, batch, out, scoring, BatchTiles(batch), tile)
+    plan = backend.plan_decodes(batch, window or 0, wanted, least_tokens=16, alignment=16)
+    backend.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int, has_sinks: bool) -> None:
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int, has_sinks: bool) -> None:
     inputs = make_inputs(((50, 1), (20, 1)))
     scoring = backend.Scoring(0.25, None, None, of_heads(inputs) if has_sinks else None)
     want = expected(inputs, **scoring._asdict())
@@ -204,32 +206,50 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(splits: int
     batch.seq_lens[1], batch.slots[1] = 0, -1
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
-    backend.decode(query, key, value, cache, batch, out, scoring, splits)
+    plan = backend.plan_decodes(batch, 0, wanted, least_tokens=16, alignment=16)
+    backend.decode(query, key, value, cache, batch, out, scoring, plan, backend.Tile(16, 16, 4, 2))
     torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
     assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
     torch.testing.assert_close(cache.keys[batch.block_tables[1]], untouched, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("programs", "tokens", "splits"),
-    [
-        (8, 200, 1),  # too short for splits to help
-        (8, 1024, 4),
-        (8, 8192, 32),
-        (8, 1 << 20, 64),
-        (128, 8192, 3),
-        (512, 512, 1),  # the device is full without splits
-        (512, 4096, 1),
-        (512, 32768, 8),  # some sequences may be much longer than others
-    ],
+@given(
+    lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=9),
+    window=st.sampled_from([0, 1, 100, 1000]),
+    wanted=st.integers(1, 40),
 )
-def test_sequences_are_split_if_that_fills_the_device(programs: int, tokens: int, splits: int) -> None:
-    assert backend.num_splits(programs, tokens, num_multiprocessors=132) == splits
+@settings(max_examples=25)
+def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
+    lengths: list[int], window: int, wanted: int
+) -> None:
+    batch = make_inputs(((0, 1),) * len(lengths)).batch
+    batch.seq_lens = torch.tensor(lengths)
+    plan = backend.plan_decodes(batch, window, wanted, least_tokens=32, alignment=16)
+    first_items = plan.first_items.tolist()
+    items = plan.items.tolist()[: first_items[-1]]
+    assert len(items) <= len(plan.items) == len(lengths) + wanted
+    seen = [min(length, window or length) for length in lengths]
+    largest = max(32, -(-sum(seen) // wanted)) + 16
+    for row, length in enumerate(lengths):
+        own = items[first_items[row] : first_items[row + 1]]
+        assert {(item[0], item[3]) for item in own} == {(row, len(own))}
+        begins, ends = [item[1] for item in own], [item[2] for item in own]
+        assert begins == [length - seen[row], *ends[:-1]]
+        assert ends[-1] == length
+        assert all(begin < end <= begin + largest for begin, end in zip(begins, ends, strict=True)) or not seen[row]
+
+
+def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
+    batch = make_inputs(((0, 1),) * 64).batch
+    batch.seq_lens = torch.tensor([131_072] + [300] * 63)
+    first_items = backend.plan_decodes(batch, 0, num_wanted=99).first_items.tolist()
+    assert first_items[1] > 80
+    assert first_items[-1] - first_items[1] == 63  # none of the short ones is cut
 
 
 def test_tiles_that_see_the_most_keys_come_first() -> None:
     batch = make_inputs(((9, 1), (0, 5), (100, 3))).batch
-    assert backend.PrefillTiles(batch).of(2).tolist() == [
+    assert BatchTiles(batch).of(2).tolist() == [
         [2, 8, 1, 102],
         [2, 6, 2, 100],
         [1, 5, 1, 4],

@@ -78,16 +78,25 @@ def disassemble(binary: bytes) -> tuple[str, str]:
     return resources, code
 
 
-def attend(dim: int, *, num_decodes: int, query_len: int, dtype: torch.dtype, **scoring: Any) -> None:
-    """Compute a layer's attention for decodes and a prefill, with 32 query heads, 8 key heads and blocks of 16."""
+def attend(
+    dim: int,
+    *,
+    num_decodes: int,
+    query_len: int,
+    dtype: torch.dtype,
+    heads: int = 32,
+    kv_heads: int = 8,
+    **scoring: Any,
+) -> None:
+    """Compute a layer's attention for decodes and, if it has tokens, a prefill, with blocks of 16."""
     step = Step()
-    for count in [1] * num_decodes + [query_len]:
+    for count in [1] * num_decodes + [query_len] * (query_len > 0):
         sequence = Sequence("r", 0, [0] * 4096, SamplingParams(), max_len=4097)
         sequence.blocks = list(range(256))
         step.chunks.append(Chunk(sequence, 4096 - count, count))
     num_tokens = num_decodes + query_len
-    cache = LayerCache(*torch.empty(2, 2, 16, 8, dim, dtype=dtype))
-    query, key = torch.empty(num_tokens, 32, dim, dtype=dtype), torch.empty(num_tokens, 8, dim, dtype=dtype)
+    cache = LayerCache(*torch.empty(2, 2, 16, kv_heads, dim, dtype=dtype))
+    query, key = (torch.empty(num_tokens, number, dim, dtype=dtype) for number in (heads, kv_heads))
     batch = build_batch(step, 16, torch.device("cpu"))
     attention = backend.TritonAttention(batch)
     attention(query, key, key, cache, **{"sliding_window": None, "softcap": None, **scoring}, scaling=0.1)
@@ -116,6 +125,8 @@ def main() -> None:
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
     attend(80, num_decodes=2, query_len=20, dtype=torch.float32)
+    for heads in (64, 71):  # all with one key head, as Falcon has them
+        attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=heads, kv_heads=1)
     for dtype in (torch.bfloat16, torch.float32):
         adapt(dtype)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)

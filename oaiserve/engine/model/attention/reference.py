@@ -29,6 +29,7 @@ class ReferenceAttention:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
+        self._tables = batch.own_tables()
         self._masks: dict[int | None, list[torch.Tensor]] = {}  # by sliding window
 
     def __call__(
@@ -53,14 +54,14 @@ class ReferenceAttention:
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
         num_decodes = batch.num_decodes
         if num_decodes:
-            keys, values = _gather(cache, batch.block_tables[:num_decodes], masks[0].shape[-1])
+            keys, values = _gather(cache, self._tables[:num_decodes], masks[0].shape[-1])
             decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
             out[:num_decodes] = _attention(decodes, keys, values, masks[0], scoring).squeeze(2)
             masks = masks[1:]
         first = num_decodes
         for row, mask in enumerate(masks, start=num_decodes):
             last = first + batch.query_lens[row]
-            keys, values = _gather(cache, batch.block_tables[row : row + 1], batch.context_lens[row])
+            keys, values = _gather(cache, self._tables[row : row + 1], batch.context_lens[row])
             prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
             out[first:last] = _attention(prefill, keys, values, mask, scoring)[0].transpose(0, 1)
             first = last

@@ -1,10 +1,10 @@
 """The Triton backend: paged attention for CUDA devices, and anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
 This module makes every choice from numbers that are on the host; nothing is read back from the device. The grid of a
-decode step depends only on its number of rows and on the longest of `batch.context_lens`. So the step can be captured
-in a CUDA graph, with `context_lens` as long as sequences usually become, and replayed while `seq_lens` and everything
-else on the device changes: the result for a sequence of any length is right with any number of splits. A padded row has
-seq_len 0 and slot -1: nothing is written for it, and its result is zeros.
+decode step depends only on its number of rows. What its programs do is in a plan, a list of items of work, which a
+kernel makes of the lengths on the device. So the step can be captured in a CUDA graph, and replayed for sequences of
+any lengths: a long one among short ones is many items, and a short one is a single item. A padded row has seq_len 0 and
+slot -1: nothing is written for it, and its result is zeros.
 """
 
 from __future__ import annotations
@@ -17,15 +17,24 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.attention.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel, write_kernel
-from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.model.attention.tiles import BatchTiles
+from oaiserve.engine.model.attention.triton_kernels import (
+    decode_kernel,
+    plan_kernel,
+    prefill_kernel,
+    reduce_kernel,
+    write_kernel,
+)
+from oaiserve.engine.model.batch import Batch, Tiles
 
-# If there are too few sequences to keep the device busy, sequences are cut into splits that run side by side.
+# The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
+# With more, the last ones end sooner after each other; with fewer, there is less to combine.
+ITEMS_PER_PROGRAM = 2
 PROGRAMS_PER_SM = 3  # the number of programs of the decode kernel that fit into an SM
-MIN_SPLIT_TOKENS = 256  # in a smaller split, the reduction takes longer than the split saves
-MAX_SPLIT_TOKENS = 4096  # a few programs would take too long for a long sequence among short ones
-MAX_SPLITS = 64
+LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it saves
+ITEM_ALIGNMENT = 64  # tokens: a multiple of those that a program reads at a time
+PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
+COMBINED_AT_A_TIME = 16  # items
 
 DECODE_BYTES = 32 << 10  # the keys and values that a program of the decode kernel loads at once
 
@@ -65,7 +74,8 @@ class TritonAttention:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._tiles = PrefillTiles(batch)
+        self._tiles = batch.tiles or BatchTiles(batch)
+        self._plans: dict[tuple[int, int], DecodePlan] = {}  # by sliding window and number of key heads
 
     def __call__(
         self,
@@ -91,36 +101,59 @@ class TritonAttention:
         if has_prefills:
             write(key, value, cache, batch.slots, first_token=num_decodes)
         if num_decodes:
-            decode(query, key, value, cache, batch, out, scoring)
+            self.decode(query, key, value, cache, out, scoring)
         if has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
         return out
 
-
-class PrefillTiles:
-    """The prefills of a step cut into tiles. The list is made once for each size of tile, since all layers share it."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._tiles: dict[int, torch.Tensor] = {}
-
-    def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, as int32 [N, 4].
-
-        The columns are the row of the block table, the first token, the number of tokens and the position of the first
-        token. Tiles that see the most keys come first, so that the device does not end with one long tile alone.
-        """
-        if num_tokens not in self._tiles:
-            self._tiles[num_tokens] = _cut(self._batch, num_tokens)
-        return self._tiles[num_tokens]
+    def decode(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        out: torch.Tensor,
+        scoring: Scoring,
+    ) -> None:
+        """Compute the rows of `out` of the batch's decodes. Layers that cut their work in the same way share a plan."""
+        window, kv_heads = scoring.sliding_window or 0, key.shape[1]
+        if (window, kv_heads) not in self._plans:
+            self._plans[window, kv_heads] = plan_decodes(self._batch, window, num_items(kv_heads, query.device))
+        decode(query, key, value, cache, self._batch, out, scoring, self._plans[window, kv_heads])
 
 
-def num_splits(num_programs: int, num_tokens: int, num_multiprocessors: int) -> int:
-    """Return the number of splits for sequences of up to `num_tokens` that need `num_programs` without splits."""
-    to_fill = num_multiprocessors * PROGRAMS_PER_SM // num_programs
-    at_least = -(-num_tokens // MAX_SPLIT_TOKENS)
-    at_most = -(-num_tokens // MIN_SPLIT_TOKENS)
-    return min(max(at_least, min(to_fill, at_most)), MAX_SPLITS)
+class DecodePlan(NamedTuple):
+    """The work of a step's decodes, for each key head, as `plan_kernel` describes it."""
+
+    items: torch.Tensor  # int32 [most, 4]
+    first_items: torch.Tensor  # int32 [num_decodes + 1]
+
+
+def num_items(kv_heads: int, device: torch.device) -> int:
+    """Return into how many items the decodes of a step are cut, if that does not make them too small."""
+    return max(1, _num_multiprocessors(device) * PROGRAMS_PER_SM * ITEMS_PER_PROGRAM // kv_heads)
+
+
+def plan_decodes(
+    batch: Batch, window: int, num_wanted: int, least_tokens: int = LEAST_ITEM_TOKENS, alignment: int = ITEM_ALIGNMENT
+) -> DecodePlan:
+    """Cut the decodes of a batch into about `num_wanted` items, or more if there are more sequences."""
+    num_rows, device = batch.num_decodes, batch.seq_lens.device
+    plan = DecodePlan(
+        torch.empty(num_rows + num_wanted, 4, dtype=torch.int32, device=device),
+        torch.empty(num_rows + 1, dtype=torch.int32, device=device),
+    )
+    plan_kernel[(num_rows,)](
+        batch.seq_lens,
+        *plan,
+        num_rows,
+        num_wanted,
+        WINDOW=window,
+        LEAST_TOKENS=least_tokens,
+        ITEM_ALIGNMENT=alignment,
+        TILE=PLANNED_AT_A_TIME,
+    )
+    return plan
 
 
 @functools.cache
@@ -130,6 +163,8 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     tokens = min(64, max(16, DECODE_BYTES // token_bytes))
     num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
     rows = max(16, triton.next_power_of_2(group))
+    if rows >= 64:  # each thread has several rows, and registers for fewer keys
+        return Tile(rows, min(tokens, 32), num_warps=8, num_stages=2)
     return Tile(rows, tokens, num_warps=8 if itemsize == 4 else 4, num_stages=num_stages)
 
 
@@ -172,45 +207,40 @@ def decode(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    splits: int | None = None,
+    plan: DecodePlan,
     tile: Tile | None = None,
 ) -> None:
     """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values."""
     num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
-    if splits is None:
-        longest = max(batch.context_lens[:num_rows])
-        longest = min(longest, scoring.sliding_window or longest)
-        splits = num_splits(num_rows * kv_heads, longest, _num_multiprocessors(query.device))
     constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
-    window = scoring.sliding_window or 0
-    results, log_weights = out, out
-    if splits > 1:
-        results = torch.empty(num_rows, heads, splits, out.shape[2], dtype=torch.float32, device=out.device)
-        log_weights = torch.empty(num_rows, heads, splits, dtype=torch.float32, device=out.device)
-    decode_kernel[(kv_heads, splits, num_rows)](
+    most_items = plan.items.shape[0]
+    partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
+    log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
+    decode_kernel[(kv_heads, most_items)](
         query,
         key,
         value,
-        results,
+        out,
+        partial,
         log_weights,
         *cache,
+        *plan,
         batch.slots,
         batch.seq_lens,
         batch.block_tables,
+        batch.table_rows,
         *scoring.scalars(),
         *scoring.of_heads(query),
-        splits,
+        num_rows,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
-        *results.stride()[:2],
+        *out.stride()[:2],
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],
         batch.block_tables.stride(0),
-        HAS_SPLITS=splits > 1,
-        WINDOW=window,
         HAS_SOFTCAP=scoring.softcap is not None,
         HAS_SINKS=scoring.sinks is not None,
         HAS_SLOPES=scoring.slopes is not None,
@@ -220,20 +250,17 @@ def decode(
         num_stages=tile.num_stages,
         **constants,
     )
-    if splits > 1:
-        reduce_kernel[(heads, num_rows)](
-            results,
-            log_weights,
-            out,
-            batch.seq_lens,
-            splits,
-            *out.stride()[:2],
-            WINDOW=window,
-            VALUE_DIM=constants["VALUE_DIM"],
-            TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
-            TILE_SPLITS=1 << (splits - 1).bit_length(),
-            TILE_N=tile.tokens,
-        )
+    reduce_kernel[(kv_heads, num_rows)](
+        partial,
+        log_weights,
+        plan.first_items,
+        out,
+        *out.stride()[:2],
+        GROUP=constants["GROUP"],
+        VALUE_DIM=constants["VALUE_DIM"],
+        TILE_VALUE_DIM=constants["TILE_VALUE_DIM"],
+        TILE_ITEMS=COMBINED_AT_A_TIME,
+    )
 
 
 def prefill(
@@ -242,7 +269,7 @@ def prefill(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    tiles: PrefillTiles,
+    tiles: Tiles,
     tile: Tile | None = None,
 ) -> None:
     """Compute the rows of `out`, [T, heads, value_dim], that belong to prefills.
@@ -263,6 +290,7 @@ def prefill(
         *cache,
         in_tiles,
         batch.block_tables,
+        batch.table_rows,
         *scoring.scalars(),
         *scoring.of_heads(query),
         *query.stride()[:2],
@@ -314,19 +342,6 @@ def _write_constants(kv_heads: int, key_dim: int, value_dim: int) -> dict[str, i
         # Each thread writes 8 numbers, of 2 bytes in most models.
         "num_warps": min(8, max(1, tile_heads * max(tile_key_dim, tile_value_dim) // 256)),
     }
-
-
-def _cut(batch: Batch, num_tokens: int) -> torch.Tensor:
-    """Cut the prefills into the tiles that `PrefillTiles.of` returns."""
-    tiles, first = [], batch.num_decodes
-    for row in range(batch.num_decodes, len(batch.query_lens)):
-        query_len = batch.query_lens[row]
-        position = batch.context_lens[row] - query_len
-        for offset in range(0, query_len, num_tokens):
-            tiles.append((row, first + offset, min(num_tokens, query_len - offset), position + offset))
-        first += query_len
-    tiles.sort(key=lambda tile: tile[3], reverse=True)
-    return on_device(tiles, batch.block_tables.device, torch.int32)
 
 
 @functools.cache

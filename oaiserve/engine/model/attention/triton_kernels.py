@@ -184,8 +184,9 @@ def prefill_kernel(
     out,
     keys,
     values,
-    tiles,  # int32 [num_tiles, 4]: row of the block table, first token in `query`, number of tokens, first position
+    tiles,  # int32 [num_tiles, 4]: sequence, first token in `query`, number of tokens, first position
     block_tables,
+    table_rows,
     scale,
     softcap,
     sinks,
@@ -236,7 +237,7 @@ def prefill_kernel(
 
     keys += kv_head * keys_stride_head
     values += kv_head * values_stride_head
-    table = block_tables + row * table_stride
+    table = block_tables + tl.load(table_rows + row) * table_stride
     slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
     state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     last = first_position + num_tokens
@@ -260,43 +261,103 @@ def prefill_kernel(
     out_rows = out + (first_token + token) * out_stride_token + head * out_stride_head
     tl.store(
         out_rows[:, None] + value_dim[None, :],
-        acc / total[:, None],
+        acc / tl.where(total > 0.0, total, 1.0)[:, None],  # a tile that is padding has seen no key
         mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :],
     )
 
 
 @triton.jit
-def _split_range(seq_len, split, num_splits, WINDOW: tl.constexpr, TILE_N: tl.constexpr):
-    """Return which tokens a split reads: first..last-1.
+def _up_to(number, ALIGNMENT: tl.constexpr):
+    return (number + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
-    Splits have equal shares of the tokens that the query sees, in whole tiles. The last splits of a short sequence have
-    no tokens (first >= last).
-    """
-    start = 0
+
+@triton.jit
+def _seen(seq_len, WINDOW: tl.constexpr):
+    """Return how many tokens the query of a decode sees."""
     if WINDOW > 0:
-        start = tl.maximum(seq_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(seq_len - start, num_splits), TILE_N) * TILE_N
-    first = start + split * share
-    return first, tl.minimum(first + share, seq_len)
+        return tl.minimum(seq_len, WINDOW)
+    else:
+        return seq_len
 
 
-@triton.jit(do_not_specialize=["num_splits", "table_stride"])
+@triton.jit
+def _items(seen, most, ITEM_ALIGNMENT: tl.constexpr):
+    """Return into how many items of up to `most` tokens what a query sees is cut, and the tokens of each."""
+    number = tl.maximum((seen + most - 1) // most, 1)
+    share = tl.maximum(_up_to((seen + number - 1) // number, ITEM_ALIGNMENT), ITEM_ALIGNMENT)
+    return tl.maximum((seen + share - 1) // share, 1), share
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_wanted"])
+def plan_kernel(
+    seq_lens,
+    items,  # int32 [num_items, 4]: the sequence, the first token, the token after the last, the number of its items
+    first_items,  # int32 [num_rows + 1]: the first item of each sequence, and the number of all
+    num_rows,
+    num_wanted,
+    WINDOW: tl.constexpr,
+    LEAST_TOKENS: tl.constexpr,
+    ITEM_ALIGNMENT: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Cut what the queries of all sequences see into items of about the same size. The program is (sequence).
+
+    The size is such that about `num_wanted` items of it would be all. Those of a sequence have equal shares of its
+    tokens. There are at most num_rows + num_wanted items, and one for a sequence without tokens.
+    """
+    total = tl.zeros([TILE], tl.int64)
+    for begin in range(0, num_rows, TILE):
+        row = begin + tl.arange(0, TILE)
+        total += _seen(tl.load(seq_lens + row, mask=row < num_rows, other=0), WINDOW)
+    most = tl.maximum((tl.sum(total, 0) + num_wanted - 1) // num_wanted, LEAST_TOKENS)
+    most = _up_to(most, ITEM_ALIGNMENT).to(tl.int32)
+
+    sequence = tl.program_id(0)
+    before = tl.zeros([TILE], tl.int32)
+    for begin in range(0, sequence, TILE):
+        row = begin + tl.arange(0, TILE)
+        seen = _seen(tl.load(seq_lens + row, mask=row < sequence, other=0).to(tl.int32), WINDOW)
+        number, _ = _items(seen, most, ITEM_ALIGNMENT)
+        before += tl.where(row < sequence, number, 0)
+    first_item = tl.sum(before, 0)
+
+    seq_len = tl.load(seq_lens + sequence).to(tl.int32)
+    seen = _seen(seq_len, WINDOW)
+    number, share = _items(seen, most, ITEM_ALIGNMENT)
+    for begin in range(0, number, TILE):
+        part = begin + tl.arange(0, TILE)
+        first = seq_len - seen + part * share
+        item = items + (first_item + part) * 4
+        tl.store(item, tl.zeros([TILE], tl.int32) + sequence, mask=part < number)
+        tl.store(item + 1, first, mask=part < number)
+        tl.store(item + 2, tl.minimum(first + share, seq_len), mask=part < number)
+        tl.store(item + 3, tl.zeros([TILE], tl.int32) + number, mask=part < number)
+    tl.store(first_items + sequence, first_item)
+    if sequence == num_rows - 1:
+        tl.store(first_items + num_rows, first_item + number)
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def decode_kernel(
     query,
     key,
     value,
-    out,  # [B, heads, VALUE_DIM]; with splits, partial results in float32 [B, heads, num_splits, VALUE_DIM]
-    log_weights,  # with splits: float32 [B, heads, num_splits], the log2 of the sum of weights of each split
+    out,  # [B, heads, VALUE_DIM]
+    partial,  # float32 [num_items, heads, VALUE_DIM], the results of items of sequences that have several
+    log_weights,  # float32 [num_items, heads], the log2 of the sum of weights of each of these
     keys,
     values,
+    items,  # as in the plan
+    first_items,
     slots,
     seq_lens,
     block_tables,
+    table_rows,
     scale,
     softcap,
     sinks,
     slopes,
-    num_splits,
+    num_rows,
     query_stride_token,
     query_stride_head,
     key_stride_token,
@@ -312,8 +373,6 @@ def decode_kernel(
     values_stride_token,
     values_stride_head,
     table_stride,
-    HAS_SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
@@ -326,20 +385,19 @@ def decode_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Compute attention of one token to the tokens of a split, for all query heads of a key head.
+    """Compute attention of one token to the tokens of an item, for all query heads of a key head.
 
-    The program is (key head, split, sequence). The one whose split has the sequence's last token also writes the key
-    and value of that token into the cache.
+    The program is (key head, item). The one whose item has the sequence's last token also writes the key and value of
+    that token into the cache.
     """
     kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    sequence = tl.program_id(2).to(tl.int64)
+    number = tl.program_id(1)
+    if number >= tl.load(first_items + num_rows):
+        return
+    item = items + number * 4
+    sequence = tl.load(item).to(tl.int64)
+    first, last, num_items = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
-    first, last = _split_range(seq_len, split, num_splits, WINDOW, TILE_N)
-    if HAS_SPLITS:  # noqa: SIM102 # decided when the kernel is compiled
-        # The reduction computes which splits have no tokens, and does not read their results, which are not written.
-        if first >= last:
-            return
 
     key_dim = tl.arange(0, TILE_KEY_DIM)
     value_dim = tl.arange(0, TILE_VALUE_DIM)
@@ -362,57 +420,70 @@ def decode_kernel(
     query_rows = query + sequence * query_stride_token + head * query_stride_head
     q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
     slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
-    # The first split has the sink.
+    is_first = number == tl.load(first_items + sequence)  # which has the sink
     state = _first_state(
-        _of_heads(sinks, head, is_row & (split == 0), MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
+        _of_heads(sinks, head, is_row & is_first, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
     )
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
-        state, q, None, first, last, keys, values, block_tables + sequence * table_stride,
+        state, q, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
         scale, softcap, slope, seq_len, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
         True, 0, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     # A padded row of a captured batch has no tokens: its result is zeros.
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out_rows = out + sequence * out_stride_token + head * out_stride_head
-    if HAS_SPLITS:
-        out_rows += split * VALUE_DIM
-        log_weight = log_weights + (sequence * (tl.num_programs(0) * GROUP) + head) * num_splits + split
-        tl.store(log_weight, highest + tl.log2(total), mask=is_row)
-    tl.store(out_rows[:, None] + value_dim[None, :], result, mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :])
+    is_number = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
+    if num_items == 1:
+        out_rows = out + sequence * out_stride_token + head * out_stride_head
+        tl.store(out_rows[:, None] + value_dim[None, :], result, mask=is_number)
+    else:
+        place = number.to(tl.int64) * (tl.num_programs(0) * GROUP) + head
+        tl.store(partial + place[:, None] * VALUE_DIM + value_dim[None, :], result, mask=is_number)
+        tl.store(log_weights + place, highest + tl.log2(total), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit
 def reduce_kernel(
-    partial,  # float32 [B, heads, num_splits, VALUE_DIM]
-    log_weights,  # float32 [B, heads, num_splits]
+    partial,  # float32 [num_items, heads, VALUE_DIM]
+    log_weights,  # float32 [num_items, heads]
+    first_items,  # as in the plan
     out,
-    seq_lens,
-    num_splits,
     out_stride_token,
     out_stride_head,
-    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
-    TILE_SPLITS: tl.constexpr,
-    TILE_N: tl.constexpr,  # the one of the decode kernel
+    TILE_ITEMS: tl.constexpr,
 ):
-    """Combine the results of all splits, each weighted by its sum of weights. The program is (head, sequence)."""
-    head = tl.program_id(0)
-    sequence = tl.program_id(1).to(tl.int64)
-    seq_len = tl.load(seq_lens + sequence).to(tl.int32)
-    split = tl.arange(0, TILE_SPLITS)
-    first, last = _split_range(seq_len, split, num_splits, WINDOW, TILE_N)
-    has_tokens = (split < num_splits) & (first < last)
-    place = (sequence * tl.num_programs(0) + head) * num_splits + split
-    log_weight = tl.load(log_weights + place, mask=has_tokens, other=MASKED)
-    weight = tl.where(has_tokens, tl.exp2(log_weight - tl.max(log_weight, 0)), 0.0)
+    """Combine the results of a sequence's items, each weighted by its sum of weights. The program is (key head,
+    sequence).
+
+    The result of a single item is there already.
+    """
+    kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first, end = tl.load(first_items + sequence), tl.load(first_items + sequence + 1)
+    if end - first <= 1:
+        return
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     is_dim = value_dim < VALUE_DIM
-    results = tl.load(
-        partial + place[:, None] * VALUE_DIM + value_dim[None, :], mask=has_tokens[:, None] & is_dim[None, :], other=0.0
-    )
-    total = tl.sum(weight, 0)
-    result = tl.sum(results * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + sequence * out_stride_token + head * out_stride_head + value_dim, result, mask=is_dim)
+    for head in range(kv_head * GROUP, kv_head * GROUP + GROUP):
+        highest, total = tl.full([], MASKED, tl.float32), 0.0
+        acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
+        for begin in range(first, end, TILE_ITEMS):
+            item = begin + tl.arange(0, TILE_ITEMS)
+            is_item = item < end
+            place = item.to(tl.int64) * (tl.num_programs(0) * GROUP) + head
+            log_weight = tl.load(log_weights + place, mask=is_item, other=MASKED)
+            new_highest = tl.maximum(highest, tl.max(log_weight, 0))
+            weight = tl.where(is_item, tl.exp2(log_weight - new_highest), 0.0)
+            results = tl.load(
+                partial + place[:, None] * VALUE_DIM + value_dim[None, :],
+                mask=is_item[:, None] & is_dim[None, :],
+                other=0.0,
+            )
+            decay = tl.exp2(highest - new_highest)
+            acc = acc * decay + tl.sum(results * weight[:, None], 0)
+            total = total * decay + tl.sum(weight, 0)
+            highest = new_highest
+        tl.store(out + sequence * out_stride_token + head * out_stride_head + value_dim, acc / total, mask=is_dim)

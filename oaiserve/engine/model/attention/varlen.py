@@ -117,7 +117,7 @@ class VarlenAttention:
         if not num_decodes:
             return prefills
         out = query.new_empty(query.shape)
-        triton.decode(query, key, value, cache, batch, out, triton.Scoring(scaling, sliding_window, softcap))
+        self._triton.decode(query, key, value, cache, out, triton.Scoring(scaling, sliding_window, softcap))
         out[num_decodes:] = prefills
         return out
 
@@ -129,7 +129,7 @@ def _packed_keys(batch: Batch, block_size: int, num_tokens: int) -> PackedKeys:
     start = pad(lengths.cumsum(0), (1, 0))
     row = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=num_tokens)
     position = torch.arange(num_tokens, device=device) - start[row]
-    blocks = batch.block_tables[first:][row, position // block_size]
+    blocks = batch.own_tables()[first:][row, position // block_size]
     return PackedKeys(
         query_start=(batch.query_start[first:] - first).to(torch.int32),
         start=start.to(torch.int32),

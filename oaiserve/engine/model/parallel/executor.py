@@ -99,6 +99,7 @@ def received(shape: BatchShape, device: torch.device) -> Batch:
         positions=positions,
         slots=slots,
         block_tables=tables.view(num_sequences, shape.table_width),
+        table_rows=torch.arange(num_sequences, device=device),
         query_start=query_start,
         seq_lens=seq_lens,
         logits_rows=logits_rows,

@@ -1,0 +1,96 @@
+"""The block tables of sequences on the device, which gets only what is new of them.
+
+Each sequence has a row for as long as steps compute it. A decode needs a new entry when it begins a block, so to most
+steps the host says nothing, however long the sequences are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the device has of a sequence."""
+
+    index: int
+    blocks: list[int]  # the very list: a sequence that has lost its blocks gets another one
+    num_known: int = 0  # blocks
+    last: int = 0  # the last of these
+
+
+class BlockTables:
+    """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
+
+    Work that the device has been given reads what was there when it was given: all copies are in the order of the
+    stream.
+    """
+
+    def __init__(self, most: int, width: int, block_size: int, device: torch.device) -> None:
+        self.on_device = torch.zeros(most, width, dtype=torch.int64, device=device)
+        self._width = width
+        self._block_size = block_size
+        self._rows: dict[Sequence, _Row] = {}
+        self._free = list(range(most))
+
+    def update(self, step: Step) -> list[int]:
+        """Copy what is new of the blocks of a step to the device, without waiting. Return the row of each chunk."""
+        try:
+            rows, places, blocks = self._new(step)
+            if places:
+                on_both = on_device([places, blocks], self.on_device.device)
+                self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
+        except BaseException:
+            self.forget()  # nobody knows what the device has
+            raise
+        return rows
+
+    def forget(self) -> None:
+        """Forget what the device has, so that the next step brings all of it."""
+        self._free += [row.index for row in self._rows.values()]
+        self._rows.clear()
+
+    def _new(self, step: Step) -> tuple[list[int], list[int], list[int]]:
+        """Return the rows of a step, and the places and values of what is new in the flat tables."""
+        rows: list[int] = []
+        places: list[int] = []
+        values: list[int] = []
+        known, block_size = self._rows, self._block_size
+        for sequence, start, num_tokens, *_ in step.chunks:
+            blocks = sequence.blocks
+            first, last = start // block_size, (start + num_tokens - 1) // block_size
+            row = known.get(sequence)
+            if row is None:
+                row = known[sequence] = _Row(self._free_row(step), blocks)
+            elif row.blocks is not blocks:
+                row.blocks, row.num_known = blocks, 0
+            elif first == last == row.num_known - 1 and blocks[last] == row.last:
+                rows.append(row.index)
+                continue
+            # A block that is about to be written may have become a copy. Those before it stay what they are.
+            first = min(first, row.num_known)
+            begin = row.index * self._width
+            places += range(begin + first, begin + last + 1)
+            values += blocks[first : last + 1]
+            row.num_known, row.last = last + 1, blocks[last]
+            rows.append(row.index)
+        if len(known) > len(rows):
+            self._release(sequence for sequence in known if not sequence.blocks)
+        return rows, places, values
+
+    def _free_row(self, step: Step) -> int:
+        if not self._free:
+            computed = {chunk.sequence for chunk in step.chunks}
+            self._release(sequence for sequence in self._rows if sequence not in computed)
+        return self._free.pop()
+
+    def _release(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in list(sequences):
+            self._free.append(self._rows.pop(sequence).index)

@@ -1,0 +1,92 @@
+"""Checks that the host waits for the device in no launch, whatever a request asks for: torch raises where it would."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.start import start_runner
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from tools.gpu.target import NOT_ON_CPU, Target
+from tools.gpu.workload import load
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 1.0},
+    "top_k, top_p, min_p": {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "min_tokens": {"min_tokens": 8},
+    "bad_words": {},
+    "logit_bias": {"logit_bias": {7: 1.0}},
+    "allowed_token_ids": {"allowed_token_ids": (5, 6, 7)},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    "logprobs": {"logprobs": 5},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+}
+PROMPT_TOKENS = 20
+
+
+def run(target: Target) -> Iterator[dict[str, Any]]:
+    if not target.is_gpu:
+        yield {"problem": NOT_ON_CPU}
+        return
+    loaded = load("smollm2-135m", target)
+    started = start_runner(loaded, EngineOptions(kv_blocks=64, max_running=8))
+    started.warm_up()
+    for name, asked in ASKED.items():
+        yield {name: check(started.runner, name, asked)}
+
+
+def check(runner: ModelRunner, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Launch a prompt and two decodes beside a greedy sequence, once to compile, and once watched."""
+    for is_watched in (False, True):
+        sequences = [_sequence(0, name, asked), _sequence(1, "greedy", {"temperature": 0.0})]
+        try:
+            for start in range(3):
+                first = 0 if start == 0 else PROMPT_TOKENS + start - 1
+                num_tokens = PROMPT_TOKENS if start == 0 else 1
+                step = Step([Chunk(one, first, num_tokens) for one in sequences])
+                with watched() if is_watched else nullcontext():
+                    launched = runner.launch(step)
+                    runner.draw(launched)
+                for one, result in zip(sequences, runner.collect(launched).chunks, strict=True):
+                    one.token_ids += result.token_ids
+                    one.num_tokens += 1
+        except RuntimeError as error:
+            return {"equal": False, "problem": f"{type(error).__name__}: {str(error)[:300]}"}
+    return {"equal": True}
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Let torch raise for whatever waits for the device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _sequence(number: int, name: str, asked: dict[str, Any]) -> Sequence:
+    bad_words = [[9], [5, 6]] if name == "bad_words" else []
+    made = Sequence(
+        str(number),
+        0,
+        [(3 * i + number) % 97 for i in range(PROMPT_TOKENS)],
+        SamplingParams(**asked),
+        max_len=99,
+        stop_ids=frozenset([2]),
+        bad_words=bad_words,
+    )
+    made.wants_prompt_logprobs = "prompt_logprobs" in asked
+    made.blocks = list(range(4 * number, 4 * number + 4))
+    return made
