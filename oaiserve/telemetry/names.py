@@ -206,6 +206,13 @@ GRAMMAR_COMPILE_SECONDS = Metric(
 # Metrics of the engine. They are read from its snapshot at each scrape, except the histograms, which have every step.
 REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps of the engine.")
 REQUESTS_WAITING = Metric("oaiserve_requests_waiting", "gauge", "Sequences in the engine's queue.")
+ADAPTER_REQUESTS = Metric(
+    "oaiserve_adapter_requests",
+    "gauge",
+    "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in its "
+    "queue.",
+    labels=("model", "state"),
+)
 WAITING_PROMPT_TOKENS = Metric(
     "oaiserve_waiting_prompt_tokens", "gauge", "Prompt tokens of requests that have not entered a step.", "tokens"
 )
@@ -393,7 +400,7 @@ METRICS = (
     *(REQUEST_LONGEST_CHOICE_TOKENS, REQUEST_CHOICES, REQUEST_MAX_TOKENS),
     *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
     *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
-    *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
+    *(REQUESTS_RUNNING, REQUESTS_WAITING, ADAPTER_REQUESTS, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),

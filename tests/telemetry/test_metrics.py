@@ -32,6 +32,7 @@ SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 0),
     **dict.fromkeys(("num_model_draft_tokens", "num_accepted_model_tokens"), 0),
     host_ns={},
+    adapters={},
 )
 
 MakeMetrics = Callable[..., Metrics]
@@ -173,6 +174,16 @@ def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
     page = samples(metrics)
     blocks = {state: page[key(names.KV_BLOCKS.name, state=state)] for state in ("used", "cached", "free")}
     assert blocks == {"used": 30, "cached": 25, "free": 65}
+
+
+def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+    page, name = samples(metrics), names.ADAPTER_REQUESTS.name
+    found = [page[key(name, model="sql", state=state)] for state in ("running", "waiting")]
+    assert found == [2, 1]
+    snapshot.adapters = {"other": (0, 0)}
+    page = samples(metrics)
+    assert key(name, model="sql", state="running") not in page
+    assert page[key(name, model="other", state="running")] == page[key(name, model="other", state="waiting")] == 0
 
 
 def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: SimpleNamespace) -> None:
