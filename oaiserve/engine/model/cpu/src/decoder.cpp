@@ -365,8 +365,8 @@ long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normaliz
   return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale);
 }
 
-// Adds a site, at which the next operation, a linear layer of the same `x`, lets adapters add to its product. Without
-// a site (-1), a layer has no adapters.
+// Adds a site, at which the next linear layer, which reads the same `x` or what `x` is quantized to, lets adapters add to
+// its product. Without a site (-1), a layer has no adapters.
 long oaiserve_site(Decoder* decoder, long x) {
   const long index = add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
   if (index < 0) return -1;

@@ -138,8 +138,8 @@ class AddNorm : public Operation {
   float scale_;
 };
 
-// The product with A of the adapters of a site, for all rows that have adapters. The operation of the linear layer at
-// that site comes next.
+// The product with A of the adapters of a site, for all rows that have adapters. The linear layer at that site comes
+// before the next site.
 template <class T>
 class Adapt : public Operation {
  public:
