@@ -552,6 +552,12 @@ def _vllm(
 
 VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "Same as oaiserve_requests_running.")
 VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "Same as oaiserve_requests_waiting.")
+VLLM_LORA_REQUESTS = _vllm(
+    "lora_requests_info",
+    "gauge",
+    "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
+    more=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
 VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "Same as oaiserve_kv_cache_usage_ratio.")
 VLLM_CACHE_CONFIG = _vllm(
     "cache_config_info",
@@ -681,7 +687,7 @@ VLLM_STEP_TOKENS = _vllm(
 
 # These are on /metrics only, and only with --vllm-metrics.
 VLLM_METRICS = (
-    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
+    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_LORA_REQUESTS, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
     *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),
     *(VLLM_DRAFTS, VLLM_DRAFT_TOKENS, VLLM_ACCEPTED_TOKENS),
     *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),
