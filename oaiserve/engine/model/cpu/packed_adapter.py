@@ -35,7 +35,8 @@ class PackedAdapter:
 
     def __init__(self, library: Library, adapter: Adapter, sites: list[list[Matrix]]) -> None:
         """Copy the weights of the adapter. Raises MemoryError."""
-        self._library, self.handle = library, None
+        self._library = library
+        self.handle: int | None = None
         found = ((index, _weights_of(adapter, matrices)) for index, matrices in enumerate(sites))
         weights = {index: site for index, site in found if site is not None}
         self.handle = library.adapter(len(sites), sum(site.size for site in weights.values()))
