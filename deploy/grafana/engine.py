@@ -290,7 +290,12 @@ def _queue() -> list[Panel]:
             "Sequences by adapter (LoRA), the 20 largest numbers. All adapters that are loaded may be in one step, so "
             "those that wait do so for a place or for blocks, as sequences without an adapter do.",
             "short",
-            [Query(f"topk(20, sum by (model, state) (oaiserve_adapter_requests{{{ENGINE}}}) > 0)", "{{model}} {{state}}")],
+            [
+                Query(
+                    f"topk(20, sum by (model, state) (oaiserve_adapter_requests{{{ENGINE}}}) > 0)",
+                    "{{model}} {{state}}",
+                )
+            ],
             span=8,
         ),
     ]

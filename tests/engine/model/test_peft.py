@@ -91,9 +91,9 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named(case: str, tmp_path: Path) -> None:
     config, reason = REFUSED[case]
     loaded = prepare(random_model(FAMILIES["llama"]))
-    peft.get_peft_model(random_model(FAMILIES["llama"]), peft.LoraConfig(task_type="CAUSAL_LM", **config)).save_pretrained(
-        tmp_path
-    )
+    peft.get_peft_model(
+        random_model(FAMILIES["llama"]), peft.LoraConfig(task_type="CAUSAL_LM", **config)
+    ).save_pretrained(tmp_path)
     with pytest.raises(BadAdapter) as error:
         load_adapter("peft", read_adapter(tmp_path), adaptable(loaded.model), loaded.dtype, loaded.device)
     assert reason in str(error.value)

@@ -10,6 +10,7 @@ from oaiserve.engine.model.spec import ModelSpec
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some layers of a decoder, between the first rows of its embedding and of its head."""
