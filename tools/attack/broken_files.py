@@ -1,6 +1,6 @@
 """Starts the server on broken model files, thousands of them: python -m tools.attack.broken_files --seed 1
 
-A small model is saved in each format that is read: safetensors, packed integers, MXFP4, GGUF; and an adapter beside it.
+A small model is saved in each format that is read: safetensors, packed integers, MXFP4 and GGUF; and so is an adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
 headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and exit
 code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
