@@ -2,8 +2,8 @@
 
 A small model is saved in each format that is read: safetensors, packed integers, MXFP4 and GGUF; and so is an adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
-headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and exit
-code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
+headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and
+exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
 function of the seed. Prints the number of outcomes for each way to spoil a file. The exit code is 1 if one is wrong.
 """
 
@@ -82,6 +82,7 @@ _WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # as wid
 _GPT_OSS = _LLAMA | {
     "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }  # fmt: skip
 _PACKINGS = {
     "GPTQ": Packing("gptq", has_act_order=True),
@@ -105,8 +106,10 @@ def write_with_index(folder: Path) -> None:
     """Write the same model with an index, as models have it whose weights are in several files."""
     write_safetensors(folder)
     (folder / "model.safetensors").rename(folder / SHARD)
-    tensors = [name for name in header_of((folder / SHARD).read_bytes()) if name != "__metadata__"]
-    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, SHARD)}))
+    content = (folder / SHARD).read_bytes()
+    tensors = [name for name in header_of(content) if name != "__metadata__"]
+    index = {"metadata": {"total_size": len(content)}, "weight_map": dict.fromkeys(tensors, SHARD)}
+    (folder / INDEX).write_text(json.dumps(index))
 
 
 def write_packed(folder: Path, packing: Packing) -> None:
