@@ -484,11 +484,9 @@ class EngineOptions:
                 raise OptionError(f"--draft-model {self.draft_model} and {flag} do not go together: {why}.")
 
     def _check_int4(self) -> None:
-        flag = "--lora" if self.lora else "--lora-dir"
         for given, contradicts, why in (
             ("--device cuda", self.device == "cuda", "it is for a CPU"),
             ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
-            (flag, self.has_adapters, "adapters need the modules of transformers' code"),
             ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
         ):
             if contradicts:

@@ -108,8 +108,6 @@ def test_a_wrong_server_option_is_named_with_its_value(wrong: dict, message: str
             "--quantize int4 and --device cuda do not go together: it is for a CPU",
         ),
         ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
-        ({"quantize": "int4", "lora": ("a=x",)}, "--quantize int4 and --lora do not go together"),
-        ({"quantize": "int4", "lora_dir": Path("x")}, "--quantize int4 and --lora-dir do not go together"),
         ({"quantize": "int4", "draft_model": "m"}, "--quantize int4 and --draft-model do not go together"),
         ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
         (

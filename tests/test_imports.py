@@ -140,9 +140,9 @@ MODEL_ROWS = {
     "gguf_weights": "cpu.blocks cpu.stored weights",
     "mxfp4_weights": "cpu.blocks gguf_weights tensor_files",
     "int4_weights": "cpu.blocks cpu.encode cpu.library tensor_files",
-    "kept": "cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe cpu.description cpu.kv_layout "
-    "cpu.library cpu.native cpu.part cpu.start gguf_weights int4_weights load memory mxfp4_weights packed_weights "
-    "profiler runner spec started weights wrapper",
+    "kept": "adapted_modules adapters cpu.blocks cpu.build cpu.check cpu.checked cpu.cores cpu.describe "
+    "cpu.description cpu.kv_layout cpu.library cpu.native cpu.part cpu.start gguf_weights int4_weights load memory "
+    "mxfp4_weights packed_weights profiler runner spec started weights wrapper",
     "restart": "cpu.checked cpu.cores draft memory profiler runner started",
     # the one place that assembles all of these, and the worker process, which is a program
     "start": "adapted_modules attention attention.reference attention.select attention.varlen batch "

@@ -285,6 +285,19 @@ def _queue() -> list[Panel]:
             [Query(f"oaiserve_tokenize_queue_depth{{{ENGINE}}}", "{{instance}}")],
             span=4,
         ),
+        lines(
+            "Adapters",
+            "Sequences by adapter (LoRA), the 20 largest numbers. All adapters that are loaded may be in one step, so "
+            "those that wait do so for a place or for blocks, as sequences without an adapter do.",
+            "short",
+            [
+                Query(
+                    f"topk(20, sum by (model, state) (oaiserve_adapter_requests{{{ENGINE}}}) > 0)",
+                    "{{model}} {{state}}",
+                )
+            ],
+            span=8,
+        ),
     ]
 
 

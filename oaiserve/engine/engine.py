@@ -255,7 +255,8 @@ class Engine:
         host_ns = dict(snapshot.host_ns)
         if snapshot.idle_since_ns is not None:
             host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
-        return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, host_ns=host_ns)
+        adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
+        return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
 
     def take_steps(self) -> list[StepRecord]:
         """Take the records of the steps since the last call, oldest first, as far as they are kept.

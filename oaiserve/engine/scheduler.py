@@ -100,6 +100,7 @@ class Scheduler:
         # By what they wait for: a block that is being computed, or a sequence that computes their prompt.
         self._parked: dict[Hashable, list[Sequence]] = {}
         self.num_parked = 0
+        self._by_adapter: dict[int, tuple[int, int]] = {}
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
         self._forked: dict[Sequence, None] = {}  # waiting sequences that own blocks
         self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
@@ -120,6 +121,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 
+    def by_adapter(self) -> dict[int, tuple[int, int]]:
+        """Return how many sequences run, and how many wait or are parked, with each adapter that any of them has."""
+        return self._by_adapter.copy()
+
     def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
         """Add a sequence that has been ready since `since_ns`.
 
@@ -133,6 +138,7 @@ class Scheduler:
             raise ValueError(f"a sequence of {sequence.max_len} tokens can never fit in the KV cache")
         sequence.key = self._key_of(sequence, self._num_arrived)
         self._num_arrived += 1
+        self._count(sequence, waiting=1)
         if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < self._fork_end(leader):
             leader.siblings.append(sequence)
             self._park(sequence, leader, since_ns)
@@ -147,8 +153,10 @@ class Scheduler:
             self._leave_running(sequence)
         elif place is Place.WAITING:
             self._waiting.discard(sequence)
+            self._count(sequence, waiting=-1)
         elif place is Place.PARKED:
             self.num_parked -= 1
+            self._count(sequence, waiting=-1)
         self._forked.pop(sequence, None)
         self._release(sequence)
         self._unpark(sequence)
@@ -433,6 +441,7 @@ class Scheduler:
         if self.states is not None and sequence.state is None:
             self._give_state(self.states, sequence, step)
         self.waits.leave(sequence)
+        self._count(sequence, running=1, waiting=-1)
         sequence.place = Place.RUNNING
         sequence.client.num_running += 1
         step.admitted.append(sequence)
@@ -652,7 +661,16 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waits.join(sequence)
+        self._count(sequence, waiting=1)
         self._wait(sequence)
+
+    def _count(self, sequence: Sequence, *, running: int = 0, waiting: int = 0) -> None:
+        """Note that one more sequence of its adapter runs or waits, or one less."""
+        if sequence.adapter:
+            before = self._by_adapter.pop(sequence.adapter, (0, 0))
+            after = (before[0] + running, before[1] + waiting)
+            if any(after):
+                self._by_adapter[sequence.adapter] = after
 
     def _park(self, sequence: Sequence, reason: Hashable, since_ns: int | None = None) -> None:
         self.waits.park(sequence, since_ns)
@@ -670,6 +688,7 @@ class Scheduler:
     def _leave_running(self, sequence: Sequence) -> None:
         del self.running[bisect_left(self.running, sequence.key, key=_key)]
         sequence.client.num_running -= 1
+        self._count(sequence, running=-1)
         for block_hash in sequence.hashes[sequence.num_computed // self.pool.block_size :]:
             self._stop_computing(sequence, block_hash)
 

@@ -27,6 +27,9 @@ class EngineSnapshot(NamedTuple):
     num_running: int = 0
     num_waiting: int = 0  # tokenized, not yet in a step, or preempted
     num_tokenizing: int = 0  # requests that no tokenize worker has taken yet; filled in by Engine.snapshot
+    by_adapter: Mapping[int, tuple[int, int]] = MappingProxyType({})  # sequences that run and wait, if any has one
+    # The same of each adapter that is loaded, by its name; filled in by Engine.snapshot.
+    adapters: Mapping[str, tuple[int, int]] = MappingProxyType({})
     blocks_used: int = 0
     blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
     blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
@@ -206,6 +209,7 @@ class StepAccount:
         return EngineSnapshot(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting + scheduler.num_parked,
+            by_adapter=scheduler.by_adapter(),
             blocks_used=pool.num_used,
             blocks_cached=pool.num_cached,
             blocks_reusable=pool.num_reusable,

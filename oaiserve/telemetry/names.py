@@ -206,6 +206,13 @@ GRAMMAR_COMPILE_SECONDS = Metric(
 # Metrics of the engine. They are read from its snapshot at each scrape, except the histograms, which have every step.
 REQUESTS_RUNNING = Metric("oaiserve_requests_running", "gauge", "Sequences that take part in steps of the engine.")
 REQUESTS_WAITING = Metric("oaiserve_requests_waiting", "gauge", "Sequences in the engine's queue.")
+ADAPTER_REQUESTS = Metric(
+    "oaiserve_adapter_requests",
+    "gauge",
+    "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in its "
+    "queue.",
+    labels=("model", "state"),
+)
 WAITING_PROMPT_TOKENS = Metric(
     "oaiserve_waiting_prompt_tokens", "gauge", "Prompt tokens of requests that have not entered a step.", "tokens"
 )
@@ -401,7 +408,7 @@ METRICS = (
     *(REQUEST_LONGEST_CHOICE_TOKENS, REQUEST_CHOICES, REQUEST_MAX_TOKENS),
     *(REQUESTS, REJECTED, FINISHED_CHOICES, TOOL_CALLS, PROMPT_TOKENS, CACHED_PROMPT_TOKENS, GENERATION_TOKENS),
     *(QUEUE_WAIT_SECONDS, GRAMMAR_COMPILE_SECONDS),
-    *(REQUESTS_RUNNING, REQUESTS_WAITING, WAITING_PROMPT_TOKENS, DRAIN_RATE),
+    *(REQUESTS_RUNNING, REQUESTS_WAITING, ADAPTER_REQUESTS, WAITING_PROMPT_TOKENS, DRAIN_RATE),
     *(TOKENIZE_QUEUE_DEPTH, KV_CACHE_USAGE, KV_BLOCKS, PREFIX_CACHE_QUERY_TOKENS, PREFIX_CACHE_HIT_TOKENS),
     *(PREEMPTIONS, ENGINE_OUT_OF_MEMORY, GRAMMAR_MASKED_DRAWS, GRAMMAR_FORCED_TOKENS, DRAFTS, DRAFT_TOKENS),
     *(ENGINE_STEPS, ENGINE_STEP_SECONDS, ENGINE_STEP_SEQUENCES, ENGINE_STEP_TOKENS),
@@ -554,6 +561,12 @@ def _vllm(
 
 VLLM_REQUESTS_RUNNING = _vllm("num_requests_running", "gauge", "Same as oaiserve_requests_running.")
 VLLM_REQUESTS_WAITING = _vllm("num_requests_waiting", "gauge", "Same as oaiserve_requests_waiting.")
+VLLM_LORA_REQUESTS = _vllm(
+    "lora_requests_info",
+    "gauge",
+    "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
+    more=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
 VLLM_KV_CACHE_USAGE = _vllm("kv_cache_usage_perc", "gauge", "Same as oaiserve_kv_cache_usage_ratio.")
 VLLM_CACHE_CONFIG = _vllm(
     "cache_config_info",
@@ -683,7 +696,7 @@ VLLM_STEP_TOKENS = _vllm(
 
 # These are on /metrics only, and only with --vllm-metrics.
 VLLM_METRICS = (
-    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
+    *(VLLM_REQUESTS_RUNNING, VLLM_REQUESTS_WAITING, VLLM_LORA_REQUESTS, VLLM_KV_CACHE_USAGE, VLLM_CACHE_CONFIG),
     *(VLLM_PREFIX_CACHE_QUERIES, VLLM_PREFIX_CACHE_HITS, VLLM_PREEMPTIONS),
     *(VLLM_DRAFTS, VLLM_DRAFT_TOKENS, VLLM_ACCEPTED_TOKENS),
     *(VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS, VLLM_REQUEST_SUCCESS),

@@ -21,6 +21,8 @@ class Snapshot(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
+    def adapters(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
     def num_waiting_tokens(self) -> int: ...
     @property
     def num_tokenizing(self) -> int: ...
@@ -122,6 +124,7 @@ def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:
     return [
         from_snapshot(names.REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
         from_snapshot(names.REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        CallbackFamily(names.ADAPTER_REQUESTS, lambda: _adapter_requests(now())),
         from_snapshot(names.WAITING_PROMPT_TOKENS, lambda snapshot: snapshot.num_waiting_tokens),
         from_snapshot(names.DRAIN_RATE, lambda snapshot: snapshot.drain_rate),
         from_snapshot(names.TOKENIZE_QUEUE_DEPTH, lambda snapshot: snapshot.num_tokenizing),
@@ -145,6 +148,14 @@ def engine_families(now: Callable[[], Snapshot]) -> list[CallbackFamily]:
 def kv_cache_usage(snapshot: Snapshot) -> float:
     """Return the share of the KV cache's blocks in use, 0 to 1. It is 0 if the engine has no blocks yet."""
     return snapshot.blocks_used / max(1, snapshot.blocks_total)
+
+
+def _adapter_requests(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
+    return {
+        (adapter, state): number
+        for adapter, numbers in snapshot.adapters.items()
+        for state, number in zip(("running", "waiting"), numbers, strict=True)
+    }
 
 
 def _host_seconds(snapshot: Snapshot) -> dict[tuple[str, ...], Number]:

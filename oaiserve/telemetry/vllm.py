@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from oaiserve.record import Outcome
@@ -11,6 +12,7 @@ from oaiserve.telemetry.series import CallbackFamily, CounterFamily, Family, His
 from oaiserve.telemetry.snapshot import Snapshot, kv_cache_usage
 
 ENGINE = "0"  # the index of the only engine
+MOST_ADAPTERS = 256  # in one step: all that can be loaded
 
 
 def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model: str, block_size: str) -> list[Family]:
@@ -29,6 +31,7 @@ def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model:
     return [
         from_snapshot(names.VLLM_REQUESTS_RUNNING, lambda snapshot: snapshot.num_running),
         from_snapshot(names.VLLM_REQUESTS_WAITING, lambda snapshot: snapshot.num_waiting),
+        CallbackFamily(names.VLLM_LORA_REQUESTS, lambda: _lora_requests(own, now())),
         from_snapshot(names.VLLM_KV_CACHE_USAGE, kv_cache_usage),
         CallbackFamily(names.VLLM_CACHE_CONFIG, lambda: {(*own, block_size, str(now().blocks_total)): 1}),
         from_snapshot(names.VLLM_PREFIX_CACHE_QUERIES, lambda snapshot: snapshot.num_prefix_queries),
@@ -60,3 +63,13 @@ def vllm_families(observed: Observations, now: Callable[[], Snapshot], *, model:
         HistogramFamily(names.VLLM_REQUEST_MAX_TOKENS, observed.request_max_tokens, **finished),
         HistogramFamily(names.VLLM_STEP_TOKENS, observed.step_tokens, constant={"model_name": model, "engine": ENGINE}),
     ]
+
+
+def _lora_requests(own: tuple[str, str], snapshot: Snapshot) -> dict[tuple[str, ...], Number]:
+    """Return one sample, whose labels name the adapters that run and those that wait; none if no adapter is loaded."""
+    if not snapshot.adapters:
+        return {}
+    running, waiting = (
+        ",".join(sorted(name for name, numbers in snapshot.adapters.items() if numbers[state])) for state in (0, 1)
+    )
+    return {(*own, str(MOST_ADAPTERS), running, waiting): time.time()}

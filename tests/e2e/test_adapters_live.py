@@ -65,5 +65,8 @@ def test_adapters_are_asked_loaded_unloaded_and_reported(server: LiveServer) -> 
             return sum(float(line.rpartition(" ")[2]) for line in of_adapter)
 
         wait_until(lambda: num_counted() == 48)
+        page = http.get("/metrics").text
+        assert 'oaiserve_adapter_requests{model="first",state="running"} 0.0' in page
+        assert 'oaiserve_adapter_requests{model="second"' not in page
     logged = {line["model"] for line in server.log() if line.get("operation") == "text_completion"}
     assert logged == {"small", "first", "second"}

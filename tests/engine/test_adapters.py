@@ -121,15 +121,19 @@ def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None
 def test_an_adapter_is_freed_when_its_last_request_has_ended(engine: Engine, held: Held) -> None:
     number = engine.load_adapter("one", Path("one")).number
     begun, events = threading.Event(), SimpleQueue[list[Event]]()
+    counted: list[dict[str, tuple[int, int]]] = []
 
     def deliver(new: list[Event]) -> None:
+        counted.append(dict(engine.snapshot().adapters))
         events.put(new)
         begun.set()
 
     engine.submit(request("open", number, num_tokens=50), deliver)
     assert begun.wait(60)
+    assert counted[0] == {"one": (1, 0)}  # running and waiting
     engine.unload_adapter("one")
     assert engine.adapters.get("one") is None
+    assert engine.snapshot().adapters == {}
     ended: list[Event] = []
     while not ended:
         ended = [event for event in events.get(timeout=60) if isinstance(event, TERMINAL)]

@@ -61,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_arrived += 1
         for choice in range(choices):
             name = f"{self.num_arrived}.{choice}"
-            fields = {"priority": number, "cache_salt": salt, "client_name": client}
+            fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
             self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
             self.arrived_ns[self.open[-1]] = self.now_ns
@@ -133,6 +133,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.open.remove(one)
                 assert len(one.token_ids) == one.max_len or one.token_ids[-1] == LAST_TOKEN
             assert LAST_TOKEN not in one.generated_ids[:-1], "it went on after its end"
+
+    @invariant()
+    def sequences_are_counted_by_adapter(self) -> None:
+        counted = {}
+        for adapter in {one.adapter for one in self.open} - {0}:
+            places = [one.place for one in self.open if one.adapter == adapter]
+            numbers = (places.count(Place.RUNNING), places.count(Place.WAITING) + places.count(Place.PARKED))
+            if any(numbers):
+                counted[adapter] = numbers
+        assert self.scheduler.by_adapter() == counted
 
     @invariant()
     def consistent(self) -> None:

@@ -99,6 +99,7 @@ def snapshot() -> SimpleNamespace:
     return SimpleNamespace(
         num_running=3,
         num_waiting=2,
+        adapters={"sql": (2, 1)},
         num_tokenizing=1,
         blocks_used=30,
         blocks_total=120,

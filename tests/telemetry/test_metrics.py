@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.record import AccessRefusal, EngineAccount, Outcome, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations
 from oaiserve.telemetry.metrics import Metrics
@@ -32,6 +33,7 @@ SNAPSHOT = SimpleNamespace(
     **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 0),
     **dict.fromkeys(("num_model_draft_tokens", "num_accepted_model_tokens"), 0),
     host_ns={},
+    adapters={},
 )
 
 MakeMetrics = Callable[..., Metrics]
@@ -109,7 +111,7 @@ def test_lines_that_are_kept_between_pages_are_never_stale(turns: list[tuple[Req
 
 def test_two_pages_without_a_change_are_equal(metrics: Metrics, make_record) -> None:
     def ours(form: str) -> list[bytes]:
-        own = (b"oaiserve_scrape", b"process_", b"python_")
+        own = (b"oaiserve_scrape", b"process_", b"python_", b"vllm:lora_requests_info")  # the last one has the time
         return [line for line in metrics.render(form)[0].splitlines() if not line.startswith(own)]
 
     metrics.observe(make_record())
@@ -174,6 +176,18 @@ def test_the_states_of_blocks_add_up_to_all(metrics: Metrics) -> None:
     page = samples(metrics)
     blocks = {state: page[key(names.KV_BLOCKS.name, state=state)] for state in ("used", "cached", "free")}
     assert blocks == {"used": 30, "cached": 25, "free": 65}
+
+
+def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, snapshot: SimpleNamespace) -> None:
+    page, name = samples(metrics), names.ADAPTER_REQUESTS.name
+    assert [page[key(name, model="sql", state=state)] for state in ("running", "waiting")] == [2, 1]
+    labels = {**VLLM, "max_lora": str(MOST_ADAPTERS)}
+    alias = key(names.VLLM_LORA_REQUESTS.name, **labels, running_lora_adapters="sql", waiting_lora_adapters="sql")
+    assert page[alias] > 1e9
+    snapshot.adapters = {"other": (0, 0)}
+    page = samples(metrics)
+    assert key(name, model="sql", state="running") not in page
+    assert page[key(name, model="other", state="running")] == page[key(name, model="other", state="waiting")] == 0
 
 
 def test_an_engine_without_blocks_yet_uses_none(metrics: Metrics, snapshot: SimpleNamespace) -> None:

@@ -1,10 +1,10 @@
 """Starts the server on broken model files, thousands of them: python -m tools.attack.broken_files --seed 1
 
-A small model is saved as safetensors, as packed integers and as GGUF, and spoiled in many ways: bytes are changed, the
-file is cut, numbers are replaced by extremes, the JSON of headers, indexes and config.json is edited. Each start is a
-process of its own. It must end with one sentence and exit code 2, or the model must answer; it may not crash, hang, or
-take memory or time without end. What is spoiled is a function of the seed. Prints the number of outcomes for each way
-to spoil a file. The exit code is 1 if one is wrong.
+A small model is saved in each format that is read: safetensors, packed integers, MXFP4 and GGUF; and so is an adapter.
+The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
+headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and
+exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
+function of the seed. Prints the number of outcomes for each way to spoil a file. The exit code is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,21 +33,27 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import GptOssConfig, LlamaConfig, PreTrainedConfig
 
 from oaiserve import cli
 from oaiserve.cache import cache_folder
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import load, start  # noqa: F401 - imported once, for all of the processes
+from oaiserve.engine.model import adapter_weights, kept, load, start  # noqa: F401 - imported once, for all processes
+from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu import checked  # noqa: F401
 from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.model.pooling import load as pooling_load  # noqa: F401
 from oaiserve.engine.request import SamplingParams
 from oaiserve.model_files import INDEX
-from tools.markdown import as_markdown
+from tools.markdown import as_markdown, publish
 from tools.packed_checkpoints import Packing, write_checkpoint
+from tools.random_adapters import write_adapter
+from tools.random_gguf import random_blocks, write_gguf
 from tools.random_models import byte_tokenizer, random_model
+from tools.random_mxfp4 import save_in_mxfp4
 
 CPU_SECONDS, WALL_SECONDS = 60, 300
 MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file
@@ -54,8 +62,8 @@ MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20
 
-INTEGERS = "integers"  # the folder of the same model in packed integers
-LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 64, 96, 4, 2, 16, 256
+ADAPTER, SHARD = "adapter", "model-00001-of-00001.safetensors"
+VOCAB = 256
 EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets through
     *(0, 1, -1, 2, 255, 2**12, 2**16, 2**20, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
     *(2**64 - 1, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")),
@@ -65,64 +73,86 @@ OTHER_KINDS: tuple[Any, ...] = (None, True, "", "x" * 300, "../../../etc/passwd"
 
 # -- the sound files --------------------------------------------------------------------------------------------------
 
+_LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "initializer_range": 0.3,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+_WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}  # as wide as the longest blocks
+_GPT_OSS = _LLAMA | {
+    "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+_PACKINGS = {
+    "GPTQ": Packing("gptq", has_act_order=True),
+    "AWQ": Packing("awq"),
+    "compressed-tensors": Packing("pack-quantized"),
+}
+# The formats that the matrices of a GGUF file have in turn.
+_SHORT_BLOCKS = (Kind.Q8_0, Kind.Q4_0, Kind.F16)
+_LONG_BLOCKS = (
+    *(Kind.Q4_K, Kind.Q6_K, Kind.Q5_K, Kind.IQ4_XS, Kind.Q2_K, Kind.Q3_K),
+    *(Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.BF16),
+)
 
-def write_folder(folder: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, max_position_embeddings=128,
-        initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    model = random_model(config)
-    model.save_pretrained(folder)
+
+def write_safetensors(folder: Path) -> None:
+    random_model(LlamaConfig(**_LLAMA)).save_pretrained(folder)
     byte_tokenizer(VOCAB).save_pretrained(folder)
-    write_checkpoint(folder / INTEGERS, model, Packing("gptq", has_act_order=True))
-    byte_tokenizer(VOCAB).save_pretrained(folder / INTEGERS)
 
 
-def write_gguf(path: Path) -> None:
-    """Write the same shape as a GGUF file, its matrices in three formats."""
-    writer, rng = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(128)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB)
+def write_with_index(folder: Path) -> None:
+    """Write the same model with an index, as models have it whose weights are in several files."""
+    write_safetensors(folder)
+    (folder / "model.safetensors").rename(folder / SHARD)
+    content = (folder / SHARD).read_bytes()
+    tensors = [name for name in header_of(content) if name != "__metadata__"]
+    index = {"metadata": {"total_size": len(content)}, "weight_map": dict.fromkeys(tensors, SHARD)}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def write_packed(folder: Path, packing: Packing) -> None:
+    write_checkpoint(folder, random_model(LlamaConfig(**_LLAMA)), packing)
+    byte_tokenizer(VOCAB).save_pretrained(folder)
+
+
+def write_mxfp4(folder: Path) -> None:
+    save_in_mxfp4(random_model(GptOssConfig(**_GPT_OSS), dtype=torch.bfloat16), folder)
+    byte_tokenizer(VOCAB).save_pretrained(folder)
+
+
+def write_in_blocks(folder: Path, config: PreTrainedConfig, kinds: Sequence[Kind]) -> None:
+    """Write a GGUF file whose matrices have these formats in turn."""
     tokens = byte_tokenizer(VOCAB).convert_ids_to_tokens(list(range(VOCAB)))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
-    writer.add_token_merges([f"{tokens[64]} {tokens[65]}"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    kinds = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.F16)
-    rows = {
-        "attn_q": (HEADS * HEAD_DIM, WIDTH), "attn_k": (KV_HEADS * HEAD_DIM, WIDTH),
-        "attn_v": (KV_HEADS * HEAD_DIM, WIDTH), "attn_output": (WIDTH, HEADS * HEAD_DIM),
-        "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER),
+    tokenizer = {
+        "model": "gpt2", "pre": "default", "tokens": tokens, "token_type": [int(gguf.TokenType.NORMAL)] * VOCAB,
+        "merges": [f"{tokens[64]} {tokens[65]}"], "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    matrices = {"token_embd": (VOCAB, WIDTH), "output": (VOCAB, WIDTH)}
-    norms = ["output_norm"]
-    for layer in range(LAYERS):
-        matrices |= {f"blk.{layer}.{name}": shape for name, shape in rows.items()}
-        norms += [f"blk.{layer}.attn_norm", f"blk.{layer}.ffn_norm"]
-    for index, (name, shape) in enumerate(matrices.items()):
-        kind = kinds[index % len(kinds)]
-        data = gguf.quants.quantize(rng.normal(0, 0.3, shape).astype(np.float32), kind)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
-    for name in norms:
-        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    parameters = [(name, tensor.detach().numpy()) for name, tensor in random_model(config).named_parameters()]
+    rng, in_turn = np.random.default_rng(0), cycle(kinds)
+
+    def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
+        if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in _SHORT_BLOCKS:
+            return gguf.quantize(values, kind)
+        scale = 0.0005 if gguf.GGML_QUANT_SIZES[kind][0] == 256 else 0.02  # long blocks have integers as scales, too
+        return random_blocks(rng, kind, *values.shape, scale=scale)
+
+    folder.mkdir()
+    write_gguf(folder / "model.gguf", config, parameters, lambda _: next(in_turn), tokenizer, quantize=quantize)
+
+
+def write_adapted(folder: Path) -> None:
+    """Write the model, and an adapter for all its linear layers."""
+    write_safetensors(folder)
+    shapes = adaptable(random_model(LlamaConfig(**_LLAMA)))
+    write_adapter(folder / ADAPTER, shapes, rank=4, alpha_pattern={"q_proj": 4}, use_rslora=True)
+
+
+def header_of(content: bytes) -> dict[str, Any]:
+    """Return the header of a safetensors file."""
+    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header
 
 
 # -- how they are spoiled ---------------------------------------------------------------------------------------------
@@ -203,9 +233,9 @@ def edited_quantization(content: bytes, rng: random.Random) -> bytes:
 
 
 def edited_header(content: bytes, rng: random.Random) -> bytes:
-    length = int.from_bytes(content[:8], "little")
-    header = edited_json(content[8 : 8 + length], rng)
-    return struct.pack("<Q", len(header)) + header + content[8 + length :]
+    data = content[8 + int.from_bytes(content[:8], "little") :]
+    header = json.dumps(edited(header_of(content), rng)).encode()
+    return struct.pack("<Q", len(header)) + header + data
 
 
 def extreme_in_gguf(places: Sequence[int]) -> Spoil:
@@ -218,58 +248,86 @@ def extreme_in_gguf(places: Sequence[int]) -> Spoil:
     return spoil
 
 
+def changed_header(content: bytes, rng: random.Random) -> bytes:
+    return changed_bytes(content, rng, 8 + int.from_bytes(content[:8], "little"))
+
+
+def extreme_length(content: bytes, rng: random.Random) -> bytes:
+    return extreme_number(content, rng.randrange(8), rng)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to spoil a file of a model."""
+
+    file: str  # within the model's folder
+    spoil: Spoil
+
+
 @dataclass(frozen=True)
 class Format:
-    """A kind of file, and the ways to spoil it, by name."""
+    """A format of models: what is served of a sound folder, and the ways to spoil that, by name."""
 
-    file: str  # within the folder of the model
-    model: str  # what is served: the folder, or a file in it
-    ways: dict[str, Spoil]
+    ways: dict[str, Way]
+    model: str = "."  # the folder, or a file in it
+    adapter: str | None = None  # a folder in it
 
 
-def formats(folder: Path) -> dict[str, Format]:
-    reader = gguf.GGUFReader(folder / "model.gguf")
+_ANY_FILE: dict[str, Spoil] = {"cut": cut, "lengthened": lengthened}
+_SAFETENSORS = _ANY_FILE | {
+    "bytes changed": changed_header,
+    "length replaced": extreme_length,
+    "header edited": edited_header,
+}
+_CONFIG_EDITED = {"config.json edited": Way("config.json", edited_json)}
+
+
+def of_file(file: str, ways: dict[str, Spoil]) -> dict[str, Way]:
+    return {name: Way(file, spoil) for name, spoil in ways.items()}
+
+
+def of_gguf(file: Path) -> Format:
+    reader = gguf.GGUFReader(file)
     places = [field.offset for field in reader.fields.values()] + [tensor.field.offset for tensor in reader.tensors]
     head_end = int(reader.data_offset)
 
-    def extreme_length(content: bytes, rng: random.Random) -> bytes:
-        return extreme_number(content, rng.randrange(8), rng)
+    def changed_head(content: bytes, rng: random.Random) -> bytes:
+        return changed_bytes(content, rng, head_end)
 
-    def changed_header(content: bytes, rng: random.Random) -> bytes:
-        return changed_bytes(content, rng, 8 + int.from_bytes(content[:8], "little"))
+    ways = _ANY_FILE | {"bytes changed": changed_head, "numbers replaced": extreme_in_gguf(places)}
+    return Format(of_file(file.name, ways), model=file.name)
 
-    any_file: dict[str, Spoil] = {"cut": cut, "lengthened": lengthened}
-    in_safetensors = {
-        "bytes changed": changed_header,
-        "length replaced": extreme_length,
-        "header edited": edited_header,
+
+def write_formats(sound: Path) -> dict[str, Format]:
+    """Write a sound model in each format, in a folder that has the name of the format."""
+    weights = of_file("model.safetensors", _SAFETENSORS)
+    found = {
+        "safetensors": Format(weights),
+        "JSON beside them": Format({**_CONFIG_EDITED, "index edited": Way(INDEX, edited_json)}),
     }
-    return {
-        "safetensors": Format("model.safetensors", ".", any_file | in_safetensors),
-        "integers (GPTQ)": Format(f"{INTEGERS}/model.safetensors", INTEGERS, any_file | in_safetensors),
-        "GGUF": Format(
-            "model.gguf",
-            "model.gguf",
-            any_file
-            | {
-                "bytes changed": lambda content, rng: changed_bytes(content, rng, head_end),
-                "numbers replaced": extreme_in_gguf(places),
-            },
-        ),
-        "JSON beside them": Format(
-            "config.json", ".", {"config.json edited": edited_json, "index edited": edited_json}
-        ),
-        "JSON beside integers": Format(
-            f"{INTEGERS}/config.json", INTEGERS, {"config.json edited": edited_quantization}
-        ),
-    }
+    write_safetensors(sound / "safetensors")
+    write_with_index(sound / "JSON beside them")
+    for name, packing in _PACKINGS.items():
+        write_packed(sound / name, packing)
+        found[name] = Format({**weights, "config.json edited": Way("config.json", edited_quantization)})
+    write_mxfp4(sound / "MXFP4")
+    found["MXFP4"] = Format(weights | _CONFIG_EDITED)
+    write_in_blocks(sound / "GGUF", LlamaConfig(**_LLAMA), _SHORT_BLOCKS)
+    write_in_blocks(sound / "GGUF, other types", LlamaConfig(**_LLAMA | _WIDE), _LONG_BLOCKS)
+    for name in ("GGUF", "GGUF, other types"):
+        found[name] = of_gguf(sound / name / "model.gguf")
+    write_adapted(sound / "adapter")
+    of_adapter = of_file(f"{ADAPTER}/adapter_model.safetensors", _SAFETENSORS)
+    config = Way(f"{ADAPTER}/adapter_config.json", edited_json)
+    found["adapter"] = Format({**of_adapter, "adapter_config.json edited": config}, adapter=ADAPTER)
+    return found
 
 
-# Of so many mutations, the ways get these shares; the others share what is left.
+# Of the mutations of a format, the ways get these shares; the others share what is left.
 SHARES = {"cut": 0.1, "lengthened": 0.02, "length replaced": 0.08, "index edited": 0.2}
 
 
-def way(ways: dict[str, Spoil], rng: random.Random) -> str:
+def way(ways: dict[str, Way], rng: random.Random) -> str:
     rest = (1 - sum(SHARES.get(name, 0) for name in ways)) / sum(name not in SHARES for name in ways)
     return rng.choices(list(ways), [SHARES.get(name, rest) for name in ways])[0]
 
@@ -298,15 +356,17 @@ OUTCOMES = {"checked": "refused by the check of files", "refused": "refused late
 
 def load_and_answer(config: Config, sock: socket.socket) -> int:
     """Do what the server does at its start, and answer two prompts in place of clients."""
+    adapter = next(iter(config.engine.adapters), None)
     with Engine.from_pretrained(config.model, config.engine) as engine:
         params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-        answers = engine.generate([[5, 9, 3, 17], [70, 71]], params)
+        answers = engine.generate([[5, 9, 3, 17], [70, 71]], params, adapter=adapter)
     assert [len(answer.token_ids) for answer in answers] == [4, 4]
     return 0
 
 
-def run(model: Path, log: Path) -> None:
+def run(model: Path, log: Path, adapter: Path | None = None) -> None:
     """Start on the model, in a process of its own, which ends here."""
+    flags = FLAGS if adapter is None else (*FLAGS, "--lora", f"tuned={adapter}")
     code = 70
     try:
         with log.open("wb", buffering=0) as file:
@@ -317,7 +377,7 @@ def run(model: Path, log: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        code = cli.main(["serve", str(model), *FLAGS], serve_app=load_and_answer)
+        code = cli.main(["serve", str(model), *flags], serve_app=load_and_answer)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -358,12 +418,12 @@ class Starts:
         self.most_mib = float("inf")
         self.ended: list[Start] = []
 
-    def begin(self, format_name: str, way_name: str, number: int, folder: Path, model: str) -> None:
+    def begin(self, format_name: str, way_name: str, number: int, folder: Path, kind: Format) -> None:
         """Start on a model in `folder`, which is removed afterwards."""
         while len(self._running) >= self._at_once:
             self._wait()
         if (pid := os.fork()) == 0:
-            run(folder / model, folder / "log")
+            run(folder / kind.model, folder / "log", None if kind.adapter is None else folder / kind.adapter)
         self._running[pid] = format_name, way_name, number, folder
 
     def finish(self) -> None:
@@ -377,41 +437,28 @@ class Starts:
         shutil.rmtree(folder)
 
 
-def spoil_all(work: Path, seed: int, number: int, at_once: int) -> list[Start]:
-    """Start on sound files, then on `number` broken ones of each format."""
+def spoil_all(work: Path, formats: Sequence[str], seed: int, number: int, at_once: int) -> list[Start]:
+    """Start on sound files, then on `number` broken ones of each of these formats; of all if none is given."""
     sound = work / "sound"
     sound.mkdir()
-    write_folder(sound)
-    write_gguf(sound / "model.gguf")
     starts = Starts(work, at_once)
-    found = formats(sound)
-    for name, kind in found.items():  # one after the other: the first one may compile the native step
-        starts.begin(name, "none", 0, shutil.copytree(sound, work / f"{name} sound"), kind.model)
-        starts.finish()
+    found = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
+    for name, kind in found.items():
+        starts.begin(name, "none", 0, shutil.copytree(sound / name, work / f"{name} sound"), kind)
+    starts.finish()
     if wrong := [one for one in starts.ended if one.outcome != "served"]:
-        raise SystemExit(f"the sound model is not served: {wrong[0].outcome}: {wrong[0].said}")
+        raise SystemExit(f"the sound model is not served: {wrong[0].format}: {wrong[0].outcome}: {wrong[0].said}")
     starts.most_mib = max(one.peak_mib for one in starts.ended) + MOST_GROWTH_MIB
     for name, kind in found.items():
-        content = (sound / kind.file).read_bytes()
         for index in range(number):
             rng = random.Random(f"{seed} {name} {index}")
             chosen = way(kind.ways, rng)
-            folder = shutil.copytree(sound, work / f"{name} {index}")
-            if chosen == "index edited":
-                (folder / "model.safetensors").rename(folder / "1.safetensors")
-                tensors = list(random_names(sound))
-                index_content = json.dumps({"weight_map": dict.fromkeys(tensors, "1.safetensors")}).encode()
-                (folder / INDEX).write_bytes(spoiled(kind.ways[chosen], index_content, rng))
-            else:
-                (folder / kind.file).write_bytes(spoiled(kind.ways[chosen], content, rng))
-            starts.begin(name, chosen, index, folder, kind.model)
+            folder = shutil.copytree(sound / name, work / f"{name} {index}")
+            path = folder / kind.ways[chosen].file
+            path.write_bytes(spoiled(kind.ways[chosen].spoil, path.read_bytes(), rng))
+            starts.begin(name, chosen, index, folder, kind)
     starts.finish()
     return starts.ended
-
-
-def random_names(sound: Path) -> list[str]:
-    content = (sound / "model.safetensors").read_bytes()
-    return [name for name in json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]) if name[0] != "_"]
 
 
 def spoiled(spoil: Spoil, content: bytes, rng: random.Random) -> bytes:
@@ -424,6 +471,8 @@ def spoiled(spoil: Spoil, content: bytes, rng: random.Random) -> bytes:
 def markdown(starts: Sequence[Start]) -> str:
     counts: dict[tuple[str, str], Counter[str]] = {}
     for one in starts:
+        if one.way == "none":
+            continue
         outcome = "wrong" if one.is_wrong else one.outcome
         counts.setdefault((one.format, one.way), Counter())[outcome] += 1
     header = ["format", "what is spoiled", "files", *OUTCOMES.values(), "wrong", "most memory, MiB"]
@@ -439,19 +488,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=1000, help="broken files of each format")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FORMAT", help="formats, as the table names them")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, help="where to write how each start ended")
+    parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)  # there are no threads before a fork
     for dtype in (torch.float32, torch.bfloat16):
         build(dtype)
+    build(torch.bfloat16, "blocks")
+    began = time.monotonic()
     with TemporaryDirectory() as work:
         cache = Path(work) / "cache"  # what is remembered of models that serve is lost with them
         shutil.copytree(cache_folder() / "native", cache / "native")
         os.environ["OAISERVE_CACHE"] = str(cache)
-        starts = spoil_all(Path(work), arguments.seed, arguments.number, arguments.at_once)
-    print(markdown(starts))
+        starts = spoil_all(Path(work), arguments.only, arguments.seed, arguments.number, arguments.at_once)
+    seconds = time.monotonic() - began
+    ends = [[one.format, one.way, one.number, one.outcome, round(one.peak_mib)] for one in starts]
+    publish(arguments, "broken files", {"seed": arguments.seed, "starts": ends}, markdown(starts))
     wrong = [one for one in starts if one.is_wrong]
-    print(f"{len(starts):,} starts of seed {arguments.seed}, {len(wrong)} wrong")
+    print(f"{len(starts):,} starts of seed {arguments.seed} in {seconds:.0f} s, {len(wrong)} wrong")
     for one in wrong[:MOST_SHOWN]:
         print(f"{one.format} {one.number}, {one.way}: {one.outcome}: {one.said[-1500:]}", file=sys.stderr)
     return 1 if wrong else 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +26,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.check import refuse_unless_equal
@@ -38,7 +39,7 @@ from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
-from oaiserve.engine.model.cpu.start import transformers_logits
+from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
 from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
@@ -71,7 +72,6 @@ log = logging.getLogger(__name__)
 
 _CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_LAYER = re.compile(r"\.(\d+)\.")
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -140,6 +140,7 @@ def start_kept(
         CPU_STEP_TOKENS,
         TorchProfiler(loaded.device),
         ranges=None,
+        adaptable=kept.decoder.adaptable() if options.has_adapters else {},
     )
     if asked is not None and isinstance(kept.weights, GgufWeights):
         in_files = kept.weights.places(asked.model.name)
@@ -195,7 +196,8 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept
     dtype = _DTYPES[options.dtype]
     library = Library(dtype, "blocks", native_build=options.native_build)
     num_threads = options.cpu_threads or default_threads()
-    sizes: Any = {"block_size": options.block_size, "num_threads": num_threads}
+    has_adapters = options.has_adapters
+    sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}
     config, weights, _ = files = _read(source, options, library, num_threads, offline=offline)
     max_model_len = options.max_model_len or context_length(config)
 
@@ -220,11 +222,20 @@ def _load(source: ModelSource, options: EngineOptions, *, offline: bool) -> Kept
     )
     parameters = {layer: known.parameters[shown_by[kind]] for layer, kind in enumerate(kinds)}
     decoder = describe(loaded, parameters, blocks)
+    if has_adapters:
+        refuse_unless_adaptable(model, decoder)
     num_blocks = kv_blocks(loaded, options, loaded.max_model_len)
     torch.set_num_threads(NativeDecoder.torch_threads)
-    compared = NativeDecoder(library, part.decoder(decoder), num_blocks=1, **sizes)
-    block_size = options.block_size
-    refuse_unless_equal(compared, part.spec(loaded), known.expected, block_size=block_size, is_quantized=True)
+    small = part.decoder(decoder)
+    probe = probe_adapter(small.adaptable(), dtype) if has_adapters else None
+    refuse_unless_equal(
+        NativeDecoder(library, small, num_blocks=1, **sizes),
+        part.spec(loaded),
+        known.expected,
+        block_size=options.block_size,
+        is_quantized=True,
+        probe=probe,
+    )
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return Kept(loaded, weights, decoder, part, known.expected, native, num_blocks)
@@ -235,7 +246,7 @@ class _Known(NamedTuple):
 
     loaded: LoadedModel  # of these layers alone
     parameters: dict[int, AttentionParameters]
-    expected: list[Tensor]  # the logits of these layers
+    expected: list[Tensor]  # the logits of these layers: without an adapter, and then with one if there may be any
 
 
 def _ask_transformers(
@@ -261,7 +272,7 @@ def _ask_transformers(
 
     tensors = {}
     for name, _ in _named_parameters(model):
-        name_in_file = _LAYER.sub(lambda found: f".{layers[int(found[1])]}.", name)
+        name_in_file = part.name_in_whole(name)
         whole = blocks_of(name_in_file)
         used = slice(rows if name in (_EMBEDDING, _HEAD) else None)
         tensors[name] = whole[used].expand() if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
@@ -270,11 +281,22 @@ def _ask_transformers(
     loaded = replace(prepare(model), max_model_len=max_model_len).with_cache(options.kv_cache_dtype)
     refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)
     expected, parameters = transformers_logits(loaded, options.block_size)
+    if options.has_adapters:
+        probe = _probe(model, part, dtype)
+        expected += transformers_logits(loaded, options.block_size, probe)[0]
     return _Known(
         replace(loaded, kv_shapes={layer: loaded.kv_shapes[i] for i, layer in enumerate(layers)}),
         {layer: parameters[i] for i, layer in enumerate(layers)},
         expected,
     )
+
+
+def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
+    """Return the adapter of the check, whose matrices depend on the names in the whole model, for a model that has a
+    part of its layers."""
+    shapes = {part.name_in_whole(name): shape for name, shape in adaptable(model).items()}
+    whole = probe_adapter(shapes, dtype)
+    return Adapter(whole.name, {name: whole.parts[part.name_in_whole(name)] for name in adaptable(model)})
 
 
 def _kinds(config: PreTrainedConfig) -> list[str]:

@@ -12,13 +12,15 @@ from transformers import PreTrainedModel
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.int4_weights import Int4Weights
-from oaiserve.engine.model.kept import is_kept
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
 from oaiserve.source import find_model
+from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.test_kept import FAMILIES, file_of, in_eight_bits
+from tests.engine.model.test_kept import FAMILIES, batch_of, eager_logits, file_of, in_eight_bits
 from tests.engine.model.test_packed_weights import OPTIONS, SIZES, kept_logits, written
 from tools.packed_checkpoints import Packing
 from tools.random_models import byte_tokenizer, generate
@@ -65,6 +67,15 @@ def test_answers_are_those_of_transformers_with_quantized_weights(tmp_path: Path
     with Engine.from_pretrained(tmp_path, INT4) as engine:
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         assert [answer.token_ids for answer in engine.generate(prompts, params)] == generate(model, prompts, 12)
+
+
+@pytest.mark.compiler
+def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -> None:
+    model = with_quantized_weights(saved(tmp_path), tmp_path)
+    kept = load_kept(find_model(tmp_path), replace(INT4, lora_dir=tmp_path))
+    adapter = random_adapter(kept.decoder.adaptable(), 1)
+    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
+    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.03
 
 
 def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:

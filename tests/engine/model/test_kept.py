@@ -24,7 +24,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.checked import checked_subject, recall_model, start_checked
 from oaiserve.engine.model.eager import EagerExecutor
@@ -38,6 +39,7 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.gguf import read_tensors
 from oaiserve.remembered import NotRemembered, Subject
 from oaiserve.source import ModelSource, find_model
+from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tools.random_gguf import write_gguf
 from tools.random_models import byte_tokenizer
@@ -90,10 +92,15 @@ def file_of(
     return path
 
 
+def batch_of(num_tokens: int, vocab_size: int, adapter: Adapter | None = None) -> Batch:
+    batch = build_batch(prompt(num_tokens, vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    batch.adapters = [] if adapter is None else [adapter]
+    return batch
+
+
 def kept_logits(path: Path, num_tokens: int) -> torch.Tensor:
     kept = load_kept(find_model(path), OPTIONS)
-    batch = build_batch(prompt(num_tokens, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    return kept.native.forward(batch).clone()
+    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
 def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
@@ -103,21 +110,25 @@ def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tens
     return ((groups / scales).round() * scales).flatten(-2)
 
 
-def expanded_logits(path: Path, num_tokens: int, rope_factors: NDArray[np.float32] | None = None) -> torch.Tensor:
+def expanded_logits(
+    path: Path,
+    num_tokens: int,
+    rope_factors: NDArray[np.float32] | None = None,
+    adapter: Adapter | None = None,
+) -> torch.Tensor:
     loaded = load_model(path, dtype="float32")
     if rope_factors is not None:
         loaded.model.base_model.rotary_emb.inv_freq /= torch.from_numpy(rope_factors)
     for name, module in loaded.model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
             module.register_forward_pre_hook(in_eight_bits)
-    return eager_logits(loaded, num_tokens)
+    return eager_logits(loaded, num_tokens, adapter)
 
 
-def eager_logits(loaded: LoadedModel, num_tokens: int) -> torch.Tensor:
+def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
     eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
-    batch = build_batch(prompt(num_tokens, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
     with torch.inference_mode():
-        return eager.forward(batch)
+        return eager.forward(batch_of(num_tokens, loaded.vocab_size, adapter))
 
 
 def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool) -> None:
@@ -176,10 +187,26 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
     assert difference(kept_logits(path, 20), expanded_logits(path, 20)) < 0.02
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])  # sorted by head, fused, with norms behind
+def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path) -> None:
+    path = file_of(FAMILIES[family], tmp_path)
+    kept = load_kept(find_model(path), replace(OPTIONS, lora_dir=tmp_path))
+    adapter = random_adapter(kept.decoder.adaptable(), 1)
+
+    def logits(adapter: Adapter | None) -> torch.Tensor:
+        return kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter)).clone()
+
+    plain = kept_logits(path, 20)
+    assert torch.equal(logits(None), plain)
+    # What is added has the input that is not rounded; the reference rounds it for all.
+    assert difference(logits(adapter), expanded_logits(path, 20, adapter=adapter)) < 0.03
+    assert difference(logits(adapter), plain) > 0.3
+
+
 def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     kept = load_kept(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
-    batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    batch = batch_of(20, kept.loaded.vocab_size)
     lost = difference(kept.native.forward(batch), kept_logits(path, 20))
     assert 0 < lost < 0.1
     assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
@@ -219,7 +246,7 @@ def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> Non
     assert is_kept(source, options)
     kept = load_kept(source, options)
     assert kept.loaded.model.get_parameter("model.layers.0.mlp.experts.down_proj").is_meta
-    batch = build_batch(prompt(20, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    batch = batch_of(20, kept.loaded.vocab_size)
     expanded = load_model(tmp_path, dtype="float32")
     with_plain_experts(expanded.model, in_blocks=True)
     assert difference(kept.native.forward(batch), eager_logits(expanded, 20)) < (0.02 if dtype == "float32" else 0.1)
@@ -342,8 +369,7 @@ def wait_until_remembered() -> None:
 def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
     checked = recall_model(subject_of(path), OPTIONS)
     native = start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)
-    batch = build_batch(prompt(num_tokens, checked.spec.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    return native.forward(batch).clone()
+    return native.forward(batch_of(num_tokens, checked.spec.vocab_size)).clone()
 
 
 def flip(path: Path, name: str, at: int = 2) -> None:
@@ -399,10 +425,26 @@ def test_a_file_in_another_place_is_checked_anew_and_an_untouched_copy_is_not(tm
     recall_model(subject_of(path), OPTIONS)
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: Path) -> None:
+    path, options = file_of(FAMILIES["llama"], tmp_path), replace(OPTIONS, lora_dir=tmp_path)
+    asked = checked_subject(path, options)
+    assert asked is not None
+    start_kept(find_model(path), options, asked)
+    wait_until_remembered()
+    checked = recall_model(asked, options)
+    assert len(checked.expected) == 6  # three of them with an adapter
+    native = start_checked(checked, options, num_blocks=8, num_threads=2)
+    adapter = random_adapter(checked.decoder.adaptable(), 1)
+    batch = batch_of(20, checked.spec.vocab_size, adapter)
+    assert torch.equal(native.forward(batch), load_kept(find_model(path), options).native.forward(batch))
+    with pytest.raises(NotRemembered):  # what was found with adapters is another check
+        recall_model(subject_of(path), OPTIONS)
+
+
 def test_nothing_is_remembered_of_a_file_that_is_expanded(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     assert checked_subject(path, replace(OPTIONS, quantize="int8")) is None
-    assert checked_subject(path, replace(OPTIONS, lora_dir=tmp_path)) is None
 
 
 def file_with_tokenizer(folder: Path) -> Path:

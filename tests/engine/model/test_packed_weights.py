@@ -15,18 +15,18 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.kept import is_kept, load_kept
-from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.load import load_model, prepare
 from oaiserve.engine.model.packed_weights import PackedWeights
-from oaiserve.engine.model.rehearsal import difference, prompt
+from oaiserve.engine.model.rehearsal import difference
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import StartupError
 from oaiserve.quantization import read_quantization
 from oaiserve.source import find_model
+from tests.engine.model.adapters_for_tests import random_adapter
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tests.engine.model.test_kept import in_eight_bits
+from tests.engine.model.test_kept import batch_of, eager_logits, in_eight_bits
 from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer, generate
 
@@ -107,8 +107,7 @@ def test_scales_that_no_16_bits_hold_and_groups_that_are_no_blocks_are_expanded(
 
 def kept_logits(folder: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
     kept = load_kept(find_model(folder), replace(OPTIONS, **changes))
-    batch = build_batch(prompt(num_tokens, kept.loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    return kept.native.forward(batch).clone()
+    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
 
 
 def with_inputs_in_eight_bits(model: PreTrainedModel, packing: Packing, but: tuple[str, ...] = ()) -> PreTrainedModel:
@@ -159,6 +158,17 @@ def test_logits_are_those_of_transformers_with_the_same_weights(tmp_path: Path) 
     # A number between two of the eight-bit ones may be rounded to either.
     assert difference(kept_logits(tmp_path, 20), expected) < 0.02
     assert difference(kept_logits(tmp_path, 20, dtype="bfloat16"), expected) < 0.1
+
+
+@pytest.mark.compiler
+def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: Path) -> None:
+    packing, _ = PACKINGS["gptq, any order"]
+    model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
+    kept = load_kept(find_model(tmp_path), replace(OPTIONS, lora_dir=tmp_path))
+    adapter = random_adapter(kept.decoder.adaptable(), 1)
+    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
+    # What is added has the input that is not rounded; the reference rounds it for all.
+    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.03
 
 
 @pytest.mark.compiler

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.adapter_files import read_adapter
+from oaiserve.adapter_files import BadAdapter, read_adapter
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapter_weights import load_adapter
 from oaiserve.engine.model.load import prepare
+from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.test_adapters import PROMPTS, decode
 from tools.random_models import FAMILIES, generate, random_model
@@ -31,14 +32,41 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"v_proj": 9, "model.layers.1.self_attn.q_proj": 2},
         },
     ),
+    "the highest rank": ("llama", {"r": 256, "lora_alpha": 32, "target_modules": ["v_proj", "down_proj"]}),
+    "rslora with patterns": (
+        "llama",
+        {
+            "target_modules": ["o_proj", "gate_proj"],
+            "use_rslora": True,
+            "rank_pattern": {"gate_proj": 9},
+            "alpha_pattern": {"gate_proj": 3},
+            "layers_to_transform": [1],
+        },
+    ),
+    "gates and experts that are shared": (
+        "qwen2_moe",
+        {"target_modules": ["shared_expert_gate", "shared_expert.down_proj", "k_proj"]},
+    ),
     "transposed weights": ("gpt2", {"r": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
+}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "DoRA": ({"use_dora": True, "target_modules": ["q_proj"]}, "it is a DoRA adapter (use_dora)"),
+    "biases": ({"bias": "lora_only", "target_modules": ["q_proj"]}, "it has biases (bias: 'lora_only')"),
+    "whole modules": (
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        "it replaces whole modules (modules_to_save)",
+    ),
+    "embeddings": ({"target_modules": ["embed_tokens"]}, "is not the lora_A or lora_B of a linear layer"),
+    "the output head": ({"target_modules": ["lm_head"]}, "it adapts 'lm_head', which is no linear layer in"),
 }
 
 
 @pytest.mark.parametrize("case", CONFIGS)
 def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     family, config = CONFIGS[case]
-    model = random_model(FAMILIES[family])
+    model = random_model((NATIVE_FAMILIES | FAMILIES)[family])
     loaded = prepare(deepcopy(model))
     torch.manual_seed(3)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config)).eval()
@@ -57,3 +85,15 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
         else:
             with adapted.disable_adapter():
                 assert answer == generate(adapted, [prompt], 6)[0]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_supported_is_named(case: str, tmp_path: Path) -> None:
+    config, reason = REFUSED[case]
+    loaded = prepare(random_model(FAMILIES["llama"]))
+    peft.get_peft_model(
+        random_model(FAMILIES["llama"]), peft.LoraConfig(task_type="CAUSAL_LM", **config)
+    ).save_pretrained(tmp_path)
+    with pytest.raises(BadAdapter) as error:
+        load_adapter("peft", read_adapter(tmp_path), adaptable(loaded.model), loaded.dtype, loaded.device)
+    assert reason in str(error.value)

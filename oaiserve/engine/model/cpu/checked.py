@@ -82,14 +82,10 @@ def checked_subject(model: Path, options: EngineOptions) -> Subject | None:
 
 
 def keeps_blocks(options: EngineOptions) -> bool:
-    """Return whether the options leave the weights of a GGUF file as they are, if its family is known.
-
-    Adapters name the modules of transformers' code, which is not there without expanded weights.
-    """
+    """Return whether the options leave the weights of a GGUF file as they are, if its family is known."""
     return (
         _is_native(options)
         and options.quantize == "none"
-        and not options.has_adapters
         and options.draft_model is None
         and options.dtype in ("auto", "bfloat16", "float32")
     )
@@ -162,13 +158,13 @@ def start_checked(checked: CheckedModel, options: EngineOptions, *, num_blocks: 
             block_size=options.block_size,
             is_quantized=may_round_more(checked.decoder, checked.spec.dtype, is_quantized=checked.weights != "none"),
         )
+        compared = checked.decoder if checked.part is None else checked.part.decoder(checked.decoder)
+        probe = probe_adapter(compared.adaptable(), checked.spec.dtype) if options.has_adapters else None
         if checked.part is not None:
-            compare(make(checked.part.decoder(checked.decoder), num_blocks=1), checked.part.spec(checked.spec))
+            compare(make(compared, num_blocks=1), checked.part.spec(checked.spec), probe=probe)
             native = make(checked.decoder, num_blocks=num_blocks)
         else:
             native = make(checked.decoder, num_blocks=num_blocks)
-            shapes = checked.decoder.adaptable()
-            probe = probe_adapter(shapes, checked.spec.dtype) if options.has_adapters else None
             compare(native, checked.spec, probe=probe)
     except (BuildError, MemoryError, NotKnown) as error:
         torch.set_num_threads(num_torch_threads)

@@ -246,7 +246,7 @@ class _Reader:
             experts=[Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)],
             activation=self._gating(experts),
             shared=None if shared is None else self._mlp(shared),
-            shared_gate=None if shared_gate is None else self._tensor(shared_gate)[0].float(),
+            shared_gate=None if shared_gate is None else self._matrix(shared_gate),
         )
 
     def _expert_matrices(self, experts: Module, name: str, parts: int) -> list[list[Matrix]]:

@@ -162,7 +162,7 @@ class Experts:
     experts: list[Expert]
     activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
     shared: MLP | None  # an MLP that computes all tokens
-    shared_gate: Tensor | None  # float32 [width], whose product with a token decides how much of `shared` it gets
+    shared_gate: Matrix | None  # [1, width], whose product with a token decides how much of `shared` it gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,8 @@ class Decoder:
             qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
             mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
             of_mlp = [] if mlp is None else [mlp.gate, mlp.up, mlp.down]
-            for matrix in (*qkv, layer.attention.out, *of_mlp):
+            of_mixture = [layer.mlp.shared_gate] if isinstance(layer.mlp, Experts) else []
+            for matrix in (*qkv, layer.attention.out, *of_mlp, *of_mixture):
                 if matrix is not None and matrix.module:
                     rows, columns = matrix.weight.shape
                     found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
@@ -267,7 +268,7 @@ def _fits_experts(experts: Experts, width: int) -> bool:
         and 0 < router.top_k <= number // router.groups * router.top_groups
         and number % router.groups == 0
         and (experts.shared is None or _fits_mlp(experts.shared, width))
-        and (experts.shared_gate is None or len(experts.shared_gate) == width)
+        and (experts.shared_gate is None or experts.shared_gate.weight.shape == (1, width))
     )
 
 

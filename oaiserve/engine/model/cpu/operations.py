@@ -177,9 +177,9 @@ class Operations:
         if experts.shared is not None:
             self._mlp_inner(experts.shared)
             if experts.shared_gate is not None:
-                inner = len(experts.shared.up.weight)
-                gate = self._keep(experts.shared_gate)
-                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, width, inner)
+                inner, site = len(experts.shared.up.weight), self._site(self._normed, [experts.shared_gate])
+                gate = self._keep(self._tensor(experts.shared_gate.weight)[0].float())
+                self._operation("gate and up", add.scale_rows, self._normed, self._mlp, gate, site, width, inner)
             down = experts.shared.down
             site, weights = self._site(self._mlp, [down]), self._weights([down])
             x = self._input(self._mlp, weights)

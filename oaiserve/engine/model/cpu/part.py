@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.spec import ModelSpec
+
+_LAYER = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class Part:
                 head, weight=head.weight[: self.rows], bias=None if head.bias is None else head.bias[: self.rows]
             ),
         )
+
+    def name_in_whole(self, name: str) -> str:
+        """Return the name that a module or a parameter of the part has in the whole model."""
+        return _LAYER.sub(lambda found: f".{self.layers[int(found[1])]}.", name)
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
         shapes = {place: whole.kv_shapes[layer] for place, layer in enumerate(self.layers)}

@@ -12,6 +12,7 @@ from threading import Thread
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from oaiserve.config import Quantize
 from oaiserve.engine.model.adapted_modules import adaptable
@@ -170,8 +171,8 @@ def native_decoder(
     library = Library(loaded.dtype, quantize, native_build=native_build)
     expected, parameters = transformers_logits(loaded, block_size)
     decoder = describe(loaded, parameters)
-    if has_adapters and (left_out := adaptable(loaded.model).keys() - decoder.adaptable().keys()):
-        raise NotKnown(f"adapters may name '{min(left_out)}', to which it cannot add one")
+    if has_adapters:
+        refuse_unless_adaptable(loaded.model, decoder)
     probe = probe_adapter(decoder.adaptable(), loaded.dtype) if has_adapters else None
     if probe is not None:
         expected += transformers_logits(loaded, block_size, probe)[0]
@@ -188,6 +189,12 @@ def native_decoder(
     if when_checked is not None:
         when_checked(decoder, expected)
     return native
+
+
+def refuse_unless_adaptable(model: PreTrainedModel, decoder: Decoder) -> None:
+    """Raise NotKnown if adapters may name a layer of the model to which its description has no place to add one."""
+    if left_out := adaptable(model).keys() - decoder.adaptable().keys():
+        raise NotKnown(f"adapters may name '{min(left_out)}', to which it cannot add one")
 
 
 @torch.inference_mode()

@@ -68,7 +68,9 @@ def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list
 
 
 # One family for each way in which linear layers are named, fused or sorted.
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite"])
+@pytest.mark.parametrize(
+    "family", ["llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe"]
+)
 def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(family: str) -> None:
     model = make_model(FAMILIES[family])
     loaded = prepare(deepcopy(model))

@@ -12,10 +12,6 @@
 #include <deque>
 #include <variant>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "experts.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
@@ -62,12 +58,9 @@ class Decoder : public Work {
     size_t bytes = (count * sizeof(E) + 63) / 64 * 64;
     if (bytes > left_) {
       size_t size = (std::max(bytes, PIECE_BYTES) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-      owned_.push_back(make_aligned<char, HUGE_PAGE_BYTES>(size));
+      owned_.push_back(make_huge(size));
       next_ = owned_.back().get();
       left_ = size;
-#if defined(__linux__)
-      madvise(next_, left_, MADV_HUGEPAGE);  // its result does not matter: without huge pages, reading is only slower
-#endif
     }
     E* data = reinterpret_cast<E*>(next_);
     next_ += bytes;
@@ -116,7 +109,7 @@ class Decoder : public Work {
     return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
   }
 
-  static constexpr size_t HUGE_PAGE_BYTES = 2 << 20, PIECE_BYTES = 32 << 20;
+  static constexpr size_t PIECE_BYTES = 32 << 20;
   std::vector<AlignedArray<char, HUGE_PAGE_BYTES>> owned_;
   char* next_ = nullptr;  // the unused rest of the last piece, and its size in bytes
   size_t left_ = 0;
@@ -372,8 +365,8 @@ long oaiserve_add_norm(Decoder* decoder, long x, long hidden, Normalize normaliz
   return add_operation<AddNorm>(*decoder, decoder->floats[x], decoder->floats[hidden], normalize, scale);
 }
 
-// Adds a site, at which the next operation, a linear layer of the same `x`, lets adapters add to its product. Without
-// a site (-1), a layer has no adapters.
+// Adds a site, at which the next linear layer, which reads the same `x` or what `x` is quantized to, lets adapters add to
+// its product. Without a site (-1), a layer has no adapters.
 long oaiserve_site(Decoder* decoder, long x) {
   const long index = add_part(decoder->sites, {&decoder->adapter_rows, long(decoder->sites.size())});
   if (index < 0) return -1;
@@ -451,9 +444,10 @@ long oaiserve_combine(Decoder* decoder, long x, long out, long width, long assig
                                 decoder->assignments[assignment], adds, scale);
 }
 
-long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* weight, long width, long values_width) {
-  return add_operation<ScaleRows<Element>>(*decoder, decoder->elements[x], decoder->elements[values], weight, width,
-                                           values_width);
+long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* weight, long site, long width,
+                         long values_width) {
+  return add_operation<ScaleRows<Element>>(*decoder, decoder->elements[x], decoder->elements[values], weight,
+                                           site_of(*decoder, site), width, values_width);
 }
 
 long oaiserve_spread_keys(Decoder* decoder, long own_numbers, long latent, long qkv, long heads, long own, long shared,
@@ -492,10 +486,11 @@ long oaiserve_logits(Decoder* decoder, long x, long weights, float scale, float 
       decoder->weights[weights]);
 }
 
-// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
-// steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
-Adapter<Element>* oaiserve_adapter(long sites) {
-  return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites); });
+// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet, and room for so many
+// weights, those of a site padded as SiteWeights says. It belongs to the caller: steps that name it read it, and no step
+// may run that names it when it is freed. Null: no memory.
+Adapter<Element>* oaiserve_adapter(long sites, long weights) {
+  return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites, weights); });
 }
 
 // `adapter` may be null.

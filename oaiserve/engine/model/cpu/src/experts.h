@@ -320,19 +320,22 @@ class Combine : public Operation {
   float scale_;
 };
 
-// values *= sigmoid(x . weight), row by row: how much of its shared expert a token gets.
+// values *= sigmoid(x . weight), row by row: how much of its shared expert a token gets. To its site, the product is the
+// first of sixteen columns.
 template <class T>
 class ScaleRows : public Operation {
  public:
-  ScaleRows(Buffer<T>& x, Buffer<T>& values, const float* weight, long width, long values_width)
-      : x_(x), values_(values), weight_(weight), width_(width), values_width_(values_width) {}
+  ScaleRows(Buffer<T>& x, Buffer<T>& values, const float* weight, const Site<T>* site, long width, long values_width)
+      : x_(x), values_(values), weight_(weight), site_(site), width_(width), values_width_(values_width) {}
   long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, width_); }
   void run(const StepInput& step, int, long item) noexcept override {
     RowRange range(item, step.num_tokens, width_);
     for (long row = range.first; row < range.last; row++) {
       f32x16 products = splat(0);
       for (long i = 0; i < width_; i += LANES) products += load(x_.row(row) + i) * load(weight_ + i);
-      const float share = 1 / (1 + std::exp(-sum(products)));
+      float product = sum(products);
+      if (site_) product = site_->add(row, 0, splat(product))[0];
+      const float share = 1 / (1 + std::exp(-product));
       T* values = values_.row(row);
       for (long i = 0; i < values_width_; i += LANES) store(values + i, load(values + i) * share);
     }
@@ -341,6 +344,7 @@ class ScaleRows : public Operation {
  private:
   Buffer<T>&x_, &values_;
   const float* weight_;
+  const Site<T>* site_;
   long width_, values_width_;
 };
 

@@ -1,0 +1,111 @@
+"""Adapters beside grammars, drafts, preemptions, the prefix cache and a KV cache in eight bits: no answer changes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.config import EngineOptions, KVCacheDtype
+from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.drafts import StepTimes
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.cpu.start import native_decoder
+from oaiserve.engine.model.load import prepare
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.tokenizer import Tokenizer
+from tests.engine.model.adapters_for_tests import merged, random_adapter
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.test_adapters import collect
+from tools.random_models import byte_tokenizer, generate
+
+pytestmark = pytest.mark.compiler
+NUM_TOKENS = 24
+MODEL = make_model(config("llama"))
+ADAPTERS = [random_adapter(adaptable(MODEL), seed, rank=3 * seed) for seed in (1, 2)]
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "of three tokens": {"temperature": 0.0, "allowed_token_ids": (5, 9, 40)},  # which repeats itself
+    "drawn": {"temperature": 1.0, "seed": 3},
+    "held to a grammar": {"temperature": 0.0, "grammar": Grammar("regex", "[A-Z]{2}-[0-9]{8}-[a-z]*")},
+}
+
+
+def prompt_of(kind: str) -> list[int]:
+    """Return a prompt whose first block is that of all others."""
+    return [*(7 * i % 97 for i in range(BLOCK_SIZE + 4)), list(KINDS).index(kind)]
+
+
+REQUESTS = [
+    Request(
+        f"{kind}, adapter {number}",
+        (TokenPrompt(prompt_of(kind)),),
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **params),
+        adapter=number,
+    )
+    for kind, params in KINDS.items()
+    for number in range(1 + len(ADAPTERS))
+]
+
+
+def make_engine(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
+    """Return an engine that has the adapters under their numbers."""
+    loaded = prepare(deepcopy(MODEL)).with_cache(kv_cache_dtype)
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": 2}
+    runner = ModelRunner(native_decoder(loaded, has_adapters=True, **sizes), loaded.device, BLOCK_SIZE)
+    table = AdapterTable(lambda number, *_: runner.add_adapter(number, ADAPTERS[number - 1]), runner.drop_adapter)
+    for number in range(len(ADAPTERS)):
+        table.load(str(number), Path())
+    return Engine(
+        tokenizer=Tokenizer(byte_tokenizer()),
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=96,
+        vocab_size=loaded.vocab_size,
+        options=EngineOptions(block_size=BLOCK_SIZE, **options),
+        adapters=table,
+    )
+
+
+@cache
+def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[str, list[list[int]]]:
+    """Return the tokens of each request that is answered alone, a token a step, from an empty cache."""
+    found: dict[str, list[list[int]]] = {}
+    with make_engine(kv_cache_dtype, 64, drafts="off", prefix_cache=False) as engine:
+        for request in REQUESTS:
+            found |= collect(engine, [request])[0]
+    return found
+
+
+def test_an_answer_alone_is_that_of_merged_weights() -> None:
+    alone = answers_alone("auto")
+    for number in range(1 + len(ADAPTERS)):
+        model = merged(MODEL, ADAPTERS[number - 1]) if number else MODEL
+        assert alone[f"greedy, adapter {number}"] == generate(model, [prompt_of("greedy")], NUM_TOKENS)
+    for kind in ("greedy", "drawn", "held to a grammar"):
+        assert len({tuple(alone[f"{kind}, adapter {number}"][0]) for number in range(3)}) == 3  # each changes answers
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_answers_with_drafts_are_those_alone(kv_cache_dtype: KVCacheDtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
+    with make_engine(kv_cache_dtype, 64, drafts="lookup") as engine:
+        tokens, _ = collect(engine, REQUESTS)
+        snapshot = engine.snapshot()
+    assert tokens == answers_alone(kv_cache_dtype)
+    assert snapshot.num_accepted_tokens > 5
+    assert snapshot.num_masked_draws > 5
+    assert snapshot.num_prefix_hits == BLOCK_SIZE * (len(REQUESTS) - 1 - len(ADAPTERS))  # not across adapters
+
+
+def test_answers_with_preemptions_are_those_alone() -> None:
+    with make_engine("auto", 8, drafts="off") as engine:
+        tokens, _ = collect(engine, REQUESTS)
+        snapshot = engine.snapshot()
+    assert tokens == answers_alone("auto")
+    assert snapshot.num_preemptions > 5
