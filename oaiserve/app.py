@@ -222,11 +222,12 @@ def routes(config: Config) -> list[Route]:
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/profile", debug.profile, methods=["POST"]),
+        Route("/debug/report", debug.report),
         Route("/dashboard", dashboard.page),
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
-    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
+    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests", "/debug/report")]
     closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path = f"{responses_path}/{{response_id}}"

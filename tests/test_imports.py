@@ -279,6 +279,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "grammar",
                 "logprobs",
                 "output",
+                "reports",
                 "request",
                 "scheduler",
                 "sequence",
@@ -290,12 +291,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
     },
     f"{ENGINE}.shortage": {f"{ENGINE}.step"},
+    f"{ENGINE}.load_totals": set(),
+    f"{ENGINE}.reports": {"oaiserve.cluster.report", *(f"{ENGINE}.{m}" for m in ("blocks", "step_account"))},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("host_time", "load_totals", "scheduler", "sequence", "step")),
         "oaiserve.record",
         "oaiserve.times",
     },
-    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.start_times"},  # builds its parts
+    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.cluster.report", "oaiserve.start_times"},  # builds its parts
     f"{ENGINE}.pretrained": {
         "oaiserve.adapter_files",
         "oaiserve.config",
@@ -340,6 +343,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.trace",
         "oaiserve.routes",
         "oaiserve.adapter_files",
+        "oaiserve.cluster.prefix",
+        "oaiserve.cluster.report",
         f"{ENGINE}.adapters",
         f"{ENGINE}.logprobs",
         f"{ENGINE}.pooling",
@@ -354,7 +359,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.cluster": {"oaiserve.cluster"},
     # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
     "oaiserve.front_ends": {
-        *("oaiserve.config", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends", "oaiserve.record"),
+        *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
+        *("oaiserve.front_ends", "oaiserve.record"),
         *("oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
         *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize", "tokenizer")),
     },
@@ -366,9 +372,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.front_ends.link": {"oaiserve.front_ends.messages"},
     "oaiserve.front_ends.handed_over": set(),
     "oaiserve.front_ends.front_end": {
-        *("oaiserve.adapter_files", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends"),
-        *("oaiserve.record", "oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
-        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize")),
+        *("oaiserve.adapter_files", "oaiserve.cluster.report", "oaiserve.connections", "oaiserve.errors"),
+        *("oaiserve.front_ends", "oaiserve.record", "oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times"),
+        *("oaiserve.trace", *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize"))),
     },
     "oaiserve.front_ends.supervisor": {
         *("oaiserve.config", "oaiserve.connections", "oaiserve.front_ends", "oaiserve.listener", "oaiserve.record"),

@@ -7,6 +7,7 @@ there, a collision can only send a request to a replica that has less of it cach
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 _FIRST_FIELDS = ("tools", "functions", "instructions")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+_sorted = msgspec.json.Encoder(order="sorted")
 
 
 class Prompt(NamedTuple):
@@ -32,6 +33,20 @@ class Prompt(NamedTuple):
     keys: Sequence[int]  # of its full blocks
     talk: int  # of its text up to the end of the first message of a user, which all turns of a talk have in common
     num_tokens: int  # about
+
+
+def prompt_of_body(content: bytes | bytearray) -> Prompt:
+    """Return what a router knows of the prompt in a body as it was received, which may be anything.
+
+    Router and replica both call this, so that they give the same prompt the same keys.
+    """
+    try:
+        body = msgspec.json.decode(content)
+        if isinstance(body, dict):
+            return prompt_of(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # the replica that gets it says what is wrong with it
+    return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
 
 
 def prompt_of(body: Mapping[str, Any]) -> Prompt:
@@ -64,6 +79,17 @@ def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None
     return Prompt(keys, _number(talk.digest()), len(text) // BYTES_PER_TOKEN)
 
 
+def beginnings_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
+    """Return the keys by which a replica reports that it holds a prompt, each with its share of the whole prompt.
+
+    The share of the text stands for that of the tokens. It is a little too large if the prompt ends in dense text.
+    """
+    num_bytes = max(1, prompt.num_tokens * BYTES_PER_TOKEN)
+    return tuple(
+        (prompt.keys[depth - 1], min(1.0, depth * BLOCK_BYTES / num_bytes)) for depth in marked_depths(len(prompt.keys))
+    )
+
+
 def key_of_session(session: str) -> int:
     """Return the key of a session, by which its requests are placed."""
     return _number(blake2b(session.encode(), digest_size=8).digest())
@@ -76,6 +102,13 @@ def marked_depths(num_blocks: int) -> Iterable[int]:
     common beginning of two prompts is known to a fifth; and the prompt's own, on which the next turn of a talk builds.
     """
     return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
+
+
+def _encode(part: object) -> bytes:
+    try:
+        return _sorted.encode(part)
+    except UnicodeEncodeError:  # half of a surrogate pair, which the replica may refuse
+        return json.dumps(part, sort_keys=True).encode()
 
 
 def _number(digest: bytes) -> int:

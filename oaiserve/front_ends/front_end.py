@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oaiserve.adapter_files import BadAdapter
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.connections import Connections
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.pooling import Pooling
@@ -27,6 +28,7 @@ from oaiserve.front_ends.link import Link
 from oaiserve.front_ends.messages import (
     AbortRequest,
     AccessRefused,
+    Adapters,
     Ask,
     ConnectionEnded,
     ConnectionRefused,
@@ -44,12 +46,14 @@ from oaiserve.front_ends.messages import (
     LogCounts,
     LoopLag,
     MakeProfile,
+    MakeReport,
     Message,
     NotEncoded,
     PutResponse,
     Recorded,
     Refused,
     RenderMetrics,
+    Reporting,
     RoomBack,
     SaveProfile,
     Submit,
@@ -103,6 +107,11 @@ class SharedEngine(Protocol):
 
     def end_profile(self, asked: Future[Profile], /) -> None: ...
 
+    @property
+    def is_reporting(self) -> bool: ...
+
+    def report(self) -> ReplicaReport: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -113,7 +122,7 @@ class Shared:
     responses: ResponseStore
     connections: Connections
     log_limit: LogLimit | None
-    announce: Callable[[Sequence[ServedAdapter]], None]  # tells all front ends which adapters there are
+    tell: Callable[[Message], None]  # sends all front ends a message
 
 
 class FrontEnd:
@@ -338,6 +347,10 @@ class FrontEnd:
                 return await asyncio.to_thread(telemetry.recent.get, ask.request_id)
             case LiveAfter():
                 return telemetry.live.after(ask.sample)
+            case MakeReport():
+                if not engine.is_reporting:
+                    self._shared.tell(Reporting())
+                return await asyncio.to_thread(engine.report)
             case PutResponse():
                 return await store.put(ask.owner, ask.stored)
             case GetResponse():
@@ -348,11 +361,11 @@ class FrontEnd:
                 return await store.delete(ask.owner, ask.response_id)
             case LoadAdapter():
                 adapter = await asyncio.to_thread(engine.load_adapter, ask.name, Path(ask.path))
-                self._shared.announce(engine.adapters.served)
+                self._shared.tell(Adapters(list(engine.adapters.served)))
                 return adapter
             case UnloadAdapter():
                 adapter = engine.unload_adapter(ask.name)
-                self._shared.announce(engine.adapters.served)
+                self._shared.tell(Adapters(list(engine.adapters.served)))
                 return adapter
             case MakeProfile():
                 return await self._make_profile(ask)

@@ -23,14 +23,13 @@ import uvloop
 
 from oaiserve.config import ServerOptions
 from oaiserve.connections import Connections
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.front_end import FrontEnd, Shared, SharedEngine
 from oaiserve.front_ends.handed_over import hand_over
 from oaiserve.front_ends.link import Link
-from oaiserve.front_ends.messages import Adapters, EngineFailed, Model, Shutdown, pickled
+from oaiserve.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
 from oaiserve.listener import Listener
 from oaiserve.record import StepRecord
 from oaiserve.response_store import ResponseStore
@@ -105,10 +104,10 @@ class FrontEnds:
         num_encoding = sum(running.front_end.num_encoding for running in self.running)
         return now._replace(num_tokenizing=now.num_tokenizing + num_encoding)
 
-    def announce(self, served: Sequence[ServedAdapter]) -> None:
-        """Tell all of them which adapters there are."""
+    def tell(self, message: Message) -> None:
+        """Send all of them a message."""
         for running in self.running:
-            running.front_end.send(Adapters(list(served)))
+            running.front_end.send(message)
 
 
 class Supervisor:
@@ -133,7 +132,7 @@ class Supervisor:
         self._children = children
         self._start = start
         self._engine = engine = front_ends.engine
-        self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.announce)
+        self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
         self._model = model_of(engine, telemetry)
         self._refusal = None if options.tls_certificate else too_many_connections
         self._drain_timeout_seconds = options.drain_timeout_seconds
@@ -166,8 +165,7 @@ class Supervisor:
         listener.close()
         sock.close()
         self._drop_unplaced()
-        for running in self._front_ends.running:
-            running.front_end.send(Shutdown())
+        self._front_ends.tell(Shutdown())
         await asyncio.wait(keepers, timeout=self._drain_timeout_seconds + END_SECONDS)
         for running in self._front_ends.running:
             log.error("A front end does not end, so it is killed")
@@ -186,8 +184,7 @@ class Supervisor:
         if self._num_signals > 2:
             os._exit(1)
         if self._num_signals == 2:
-            for running in self._front_ends.running:
-                running.front_end.send(Shutdown())
+            self._front_ends.tell(Shutdown())
         self._is_ending.set()
 
     async def _watch(self) -> None:
@@ -201,8 +198,7 @@ class Supervisor:
                     running.child.process.kill()
         reason = f"{type(failure).__name__}: {failure}"
         log.error("The engine has stopped (%s), so the server ends", reason)
-        for running in self._front_ends.running:
-            running.front_end.send(EngineFailed(reason))
+        self._front_ends.tell(EngineFailed(reason))
         self._is_ending.set()
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -239,7 +235,8 @@ class Supervisor:
         """Serve one process of a front end until its end, and return how many requests are lost with it."""
         link = Link(child.messages)
         front_end = FrontEnd(link, self._shared, on_up=self._place)
-        link.send(pickled(replace(self._model, adapters=self._engine.adapters.served)))
+        is_reporting = self._engine.is_reporting
+        link.send(pickled(replace(self._model, adapters=self._engine.adapters.served, is_reporting=is_reporting)))
         front_end.start()
         running = _Running(front_end, child)
         self._front_ends.running = [*self._front_ends.running, running]
@@ -297,6 +294,7 @@ def model_of(engine: SupervisedEngine, telemetry: Telemetry) -> Model:
         pooling=engine.pooling,
         adapters=engine.adapters.served,
         is_on_cpu=engine.model_info["device"] == "cpu",
+        is_reporting=engine.is_reporting,
         started_unix_seconds=time.time(),
         live_boundaries_seconds=telemetry.live.boundaries_seconds,
     )
