@@ -357,6 +357,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.routes.parse": {"oaiserve.routes.parse"},
     # What chooses a replica knows neither the server nor the engine.
     "oaiserve.cluster": {"oaiserve.cluster"},
+    # What passes requests on to replicas knows them from outside. Errors, and who may ask, are as at the server.
+    "oaiserve.gateway": {
+        *("oaiserve.cluster", "oaiserve.config", "oaiserve.errors", "oaiserve.gateway", "oaiserve.record"),
+        *("oaiserve.routes.access", "oaiserve.routes.extensions", "oaiserve.routes.middleware", "oaiserve.routes.sse"),
+        *("oaiserve.times", f"{ENGINE}.shared_limit"),
+    },
+    "oaiserve.gateway.upstream": set(),
+    "oaiserve.gateway.watch": {"oaiserve.cluster", "oaiserve.gateway.upstream", "oaiserve.times"},
+    "oaiserve.gateway.metrics": {"oaiserve.gateway.watch"},
+    "oaiserve.gateway.app": {"oaiserve"},
     # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
     "oaiserve.front_ends": {
         *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
@@ -423,10 +433,13 @@ ONLY_IN: dict[str, set[str]] = {
             for m in ("triton_adapters", "triton_adapter_kernels", "triton_sampling", "triton_sampling_kernels")
         ),
     },
-    "prometheus_client": {"oaiserve.telemetry"},
+    "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},
-    "starlette": {"oaiserve.routes", "oaiserve.app"},
-    "msgspec": {"oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "loadtest.http_target"},
+    "starlette": {"oaiserve.routes", "oaiserve.app", "oaiserve.gateway.app", "oaiserve.gateway.gateway"},
+    "msgspec": {
+        *("oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "oaiserve.gateway"),
+        "loadtest.http_target",
+    },
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},

@@ -165,6 +165,7 @@ class Report(msgspec.Struct):
     num_running: int
     num_waiting: int
     kv_use: float
+    is_ready: bool
 
 
 @documented(
@@ -176,7 +177,8 @@ class Report(msgspec.Struct):
 )
 async def report(request: Request) -> Response:
     """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64."""
-    made = await run_in_threadpool(serving_of(request).engine.report)
+    engine = serving_of(request).engine
+    made = await run_in_threadpool(engine.report)
     keys = array("Q", made.keys)
     if sys.byteorder == "big":
         keys.byteswap()
@@ -190,6 +192,7 @@ async def report(request: Request) -> Response:
             made.num_running,
             made.num_waiting,
             made.kv_use,
+            engine.is_ready,
         )
     )
 

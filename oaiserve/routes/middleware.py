@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from secrets import token_hex
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -55,16 +56,9 @@ class RequestHeaders:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         started_ns = monotonic_ns()
-        headers = Headers(scope=scope)
-        unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
-        request_id = headers.get("x-request-id", "")
-        if _REQUEST_ID.fullmatch(request_id) is None:
-            request_id = f"req-{unique_id}"
-        trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
-        address, _ = scope.get("client") or ("", 0)
-        scope.setdefault("state", {}).update(
-            unique_id=unique_id, request_id=request_id, trace=trace, client=address, key_name=None, owner="", send=send
-        )
+        ids = request_ids(scope)
+        request_id, trace = ids["request_id"], ids["trace"]
+        scope.setdefault("state", {}).update(ids, key_name=None, owner="", send=send)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -80,6 +74,18 @@ class RequestHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+def request_ids(scope: Scope) -> dict[str, Any]:
+    """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, and the address as `client`."""
+    headers = Headers(scope=scope)
+    unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
+    request_id = headers.get("x-request-id", "")
+    if _REQUEST_ID.fullmatch(request_id) is None:
+        request_id = f"req-{unique_id}"
+    trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
+    address, _ = scope.get("client") or ("", 0)
+    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": address}
 
 
 class TidyPath:

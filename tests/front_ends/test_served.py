@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.adapter_files import BadAdapter
 from oaiserve.app import create_app
+from oaiserve.cluster.prefix import prompt_of
 from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.step import ChunkResult, Step
@@ -153,6 +154,27 @@ def test_metrics_are_those_of_all_front_ends(served: Served) -> None:
             assert now["oaiserve_requests_total"] - before["oaiserve_requests_total"] == 4
             assert now["oaiserve_generation_tokens_total"] - before["oaiserve_generation_tokens_total"] == 12
             assert now["oaiserve_connections"] == served.connections.num_open >= 4
+
+
+def test_one_report_is_of_the_prompts_of_all_front_ends() -> None:
+    body = {"prompt": "Call me Ishmael. " * 20, "max_tokens": 2}
+    with serving(kv_blocks=256) as served, served.clients(2) as (one, other):
+        prompts = served.engine._loop.requests.computed_prompts
+        assert one.post(COMPLETIONS, json=body).status_code == 200
+        assert not prompts
+        report = one.get("/debug/report").json()
+        assert (report["number"], report["keys"]) == (0, "")
+        wait_until(lambda: other.post(COMPLETIONS, json=body).status_code == 200 and len(prompts) > 0)
+        assert [key for key, _ in prompts[0]] == prompt_of(body).keys
+        assert other.get("/debug/report").json()["incarnation"] == report["incarnation"]
+        one_more = served.children()[0]
+        one_more.kill()
+        wait_until(lambda: one_more not in served.children())
+        served.wait_until_up(2)
+        prompts.clear()
+        with served.client() as client:
+            assert client.post(COMPLETIONS, json=body).status_code == 200
+        assert prompts, "a front end that was started again knows that reports are asked for"
 
 
 def test_connections_are_shared_out_evenly(served: Served) -> None:
