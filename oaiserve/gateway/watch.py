@@ -1,6 +1,6 @@
 """Keeps the router informed: which replicas there are, and what each of them reports.
 
-A replica belongs to the router from its first sign of life until its address is gone. One that shows none is not chosen,
+A replica belongs to the router from its first report until its address is gone. One that does not answer is not chosen,
 unless all are silent.
 """
 
@@ -12,6 +12,7 @@ import socket
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,11 +24,15 @@ from oaiserve.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS = 1.0  # between two reports of a replica
-ANSWER_SECONDS = 5.0  # in which it must come
-RESOLVE_SECONDS = 5.0  # between two looks at the addresses of names
-
 Resolve = Callable[[str], Awaitable[Iterable[Address]]]
+
+
+class Pace(NamedTuple):
+    """How often, and for how long, replicas are looked at."""
+
+    report_seconds: float = 1.0  # between two reports of a replica
+    answer_seconds: float = 5.0  # in which a report must come
+    resolve_seconds: float = 5.0  # between two looks at the addresses of names
 
 
 class Reported(msgspec.Struct):
@@ -44,12 +49,15 @@ class Reported(msgspec.Struct):
 class Watch:
     """The replicas behind some URLs. A name may have several addresses, each of which is a replica."""
 
-    def __init__(self, router: Router, urls: Iterable[str], key: str | None, resolve: Resolve) -> None:
+    def __init__(
+        self, router: Router, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace = Pace()
+    ) -> None:
         """`key` is an API key of the replicas: those that have keys report to whoever has one."""
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}
         self._headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         self._resolve = resolve
+        self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._mute: set[str] = set()  # replicas that serve, and give no reports
         self.upstreams: dict[str, Upstream] = {}  # by name: all that there are
@@ -66,7 +74,7 @@ class Watch:
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(RESOLVE_SECONDS)
+                await asyncio.sleep(self._pace.resolve_seconds)
         finally:
             for poll in self._polls.values():
                 poll.cancel()
@@ -99,21 +107,21 @@ class Watch:
             log.warning("The replica %s gets no requests until it answers again: %s", name, why)
 
     async def _poll(self, upstream: Upstream) -> None:
-        number = 0
+        number, seconds = 0, self._pace.answer_seconds
         while True:
             number += 1
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(seconds):
                     report = await self._ask(upstream, number)
             except TimeoutError:
-                self.exclude(upstream.name, f"no report within {ANSWER_SECONDS:g} seconds")
+                self.exclude(upstream.name, f"no report within {seconds:g} seconds")
             except (Unreachable, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
             except Exception:  # the others, and the next report, must not be lost with it
                 log.exception("The report of the replica %s cannot be read", upstream.name)
             else:
                 self._learn(report)
-            await asyncio.sleep(REPORT_SECONDS)
+            await asyncio.sleep(self._pace.report_seconds)
 
     def _learn(self, report: ReplicaReport) -> None:
         name, now_ns = report.replica, monotonic_ns()
@@ -156,9 +164,7 @@ def _report(name: str, content: bytes) -> ReplicaReport:
     keys = array("Q", reported.keys)
     if sys.byteorder == "big":
         keys.byteswap()
-    return ReplicaReport(
-        name, reported.incarnation, reported.number, reported.num_open, reported.waiting_tokens, keys
-    )
+    return ReplicaReport(name, reported.incarnation, reported.number, reported.num_open, reported.waiting_tokens, keys)
 
 
 def _message(content: bytes) -> str:
