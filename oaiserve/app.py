@@ -49,7 +49,7 @@ from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
 from oaiserve.telemetry import Snapshot, Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.telemetry.snapshot import ConnectionCounts
+from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
 
@@ -176,12 +176,14 @@ def server_telemetry(
     connections: ConnectionCounts,
     responses: ResponseStore,
     log_limit: LogLimit | None = None,
+    front_ends: FrontEndCounts | None = None,
 ) -> Telemetry:
     """Return the telemetry of a server with these parts. Raises StartupError for wrong OTEL_* variables."""
     return Telemetry(
         snapshot=engine.snapshot,
         take_steps=engine.take_steps,
         connections=connections,
+        front_ends=front_ends,
         stored_responses=responses.counts,
         model=config.server.served_model_name or config.model,
         version=__version__,

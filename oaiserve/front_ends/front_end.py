@@ -143,6 +143,8 @@ class FrontEnd:
         self._recordings: dict[int, Recording] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_lost = False
+        self.is_ending = False  # written by the supervisor, when the shutdown begins
+        self.num_finished = self.num_cut_off = 0  # requests that have ended since then
         self.is_up = False
         self.num_silent = 0  # for the supervisor, which adds to it: how often it has found nothing new
         self.ended = asyncio.get_running_loop().create_future()  # the number of requests that were lost
@@ -157,6 +159,11 @@ class FrontEnd:
     @property
     def num_connections(self) -> int:
         return self._num_connections
+
+    @property
+    def num_open(self) -> int:
+        """The number of requests that have no record yet."""
+        return len(self._unrecorded)
 
     @property
     def num_encoding(self) -> int:
@@ -261,6 +268,12 @@ class FrontEnd:
     def _recorded(self, message: Recorded) -> None:
         terminal = self._unrecorded.pop(message.values.response_id, None)
         self._telemetry.record(message.record(EngineAccount() if terminal is None else terminal.account))
+        self._count_ended(message.values.outcome)
+
+    def _count_ended(self, outcome: Outcome) -> None:
+        if self.is_ending:
+            self.num_finished += outcome is Outcome.FINISHED
+            self.num_cut_off += outcome is not Outcome.FINISHED
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -290,6 +303,7 @@ class FrontEnd:
         for terminal in ended:
             if self._unrecorded.pop(terminal.request_id, None) is None:
                 continue
+            self._count_ended(Outcome.FAILED)
             self._telemetry.record(
                 RequestRecord(
                     request_id=terminal.request_id,

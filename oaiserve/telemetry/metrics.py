@@ -33,10 +33,12 @@ from oaiserve.telemetry.series import (
 )
 from oaiserve.telemetry.snapshot import (
     ConnectionCounts,
+    FrontEndCounts,
     Snapshot,
     StoreCounts,
     connection_families,
     engine_families,
+    front_end_families,
     store_families,
 )
 from oaiserve.telemetry.vllm import vllm_families
@@ -59,6 +61,7 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]],
         connections: ConnectionCounts | None = None,
+        front_ends: FrontEndCounts | None = None,
         stored_responses: Callable[[], StoreCounts] | None = None,
         model: str,
         version: str,
@@ -86,6 +89,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_SEQUENCES, self._observed.step_sequences),
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
             *connection_families(connections),
+            *front_end_families(front_ends),
             *store_families(stored_responses),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
             CounterFamily(names.REFUSED_ACCESS, self._refused_access),
