@@ -1,6 +1,6 @@
 """Measures what the gateway adds to a request and to each event of a stream: python -m tools.gateway
 
-The server behind it is real, with a device double in place of a model (tools.front_ends), so that what is compared is the
+The server behind it is real, with a device double in place of a model (tools.front_ends). So what is compared is the
 way there: straight, or through `oaiserve route`. Runs of the two take turns.
 """
 

@@ -21,6 +21,7 @@ from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
+from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -35,7 +36,6 @@ from oaiserve.engine.request import (
     TextPrompt,
     Usage,
 )
-from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.scheduler import Scheduler, is_void
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.shared_limit import SharedLimit

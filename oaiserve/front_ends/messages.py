@@ -392,8 +392,8 @@ LENGTH = struct.Struct("<I")  # of a message, in front of it
 FROM_FRONT_END = (
     *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
     *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
-    *(MakeReport, PutResponse, GetResponse, GetTalk, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
-    EndProfile,
+    *(PutResponse, GetResponse, GetTalk, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
+    *(EndProfile, MakeReport),
 )
 TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answer, Refused)
 

@@ -23,7 +23,7 @@ from oaiserve.config import RouteOptions
 from oaiserve.errors import Unavailable
 from oaiserve.gateway.gateway import Gateway
 from oaiserve.gateway.metrics import CONTENT_TYPE, Metrics
-from oaiserve.gateway.watch import Pace, Resolve, Watch, addresses_of
+from oaiserve.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
 from oaiserve.record import AccessRefusal
 from oaiserve.routes.access import Hosts, Origins
 from oaiserve.routes.middleware import Errors, json_response, render_http_exception, request_ids
@@ -59,7 +59,7 @@ class GatewayApp(NamedTuple):
     gateway: Gateway
 
 
-def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = Pace()) -> GatewayApp:
+def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL) -> GatewayApp:
     """Return the gateway's app. `resolve` finds the replicas of a URL."""
     router = Router()
     watch = Watch(router, options.replica, options.replica_key, resolve, pace)

@@ -35,6 +35,9 @@ class Pace(NamedTuple):
     resolve_seconds: float = 5.0  # between two looks at the addresses of names
 
 
+USUAL = Pace()
+
+
 class Reported(msgspec.Struct):
     """The report of a replica, as it comes over HTTP."""
 
@@ -49,9 +52,7 @@ class Reported(msgspec.Struct):
 class Watch:
     """The replicas behind some URLs. A name may have several addresses, each of which is a replica."""
 
-    def __init__(
-        self, router: Router, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace = Pace()
-    ) -> None:
+    def __init__(self, router: Router, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace) -> None:
         """`key` is an API key of the replicas: those that have keys report to whoever has one."""
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}
