@@ -149,6 +149,7 @@ class RequestRecord:
     model: str  # the served name, never a name that a client sent
     adapter: str | None = None  # its name, if `model` names one that was loaded
     client: str | None = None  # the name of its API key; never its address, which is personal data
+    routing: str | None = None  # what a router in front says of its choice
     http_scheme: str = "http"
     server_address: str | None = None  # the address that this server listens on, if it is known
     server_port: int | None = None

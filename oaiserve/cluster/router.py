@@ -130,9 +130,10 @@ class Router:
     ) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
-        `without` has the names of those that have refused it already. Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
+        Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
         busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together whatever
-        is known of its prompts. Raises NoReplica.
+        is known of its prompts. `without` has the names of those that have refused the request already. Raises
+        NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)

@@ -33,7 +33,7 @@ MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that are open
 BODY_SECONDS = 60.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 SESSION_HEADER = "x-session-id"
-REPLICA_HEADER, ROUTE_HEADER = b"x-oaiserve-replica", b"x-oaiserve-route"
+ROUTE_HEADER = b"x-oaiserve-route"  # says who was chosen, and why; servers have it in their traces
 
 # What belongs to one connection, and not to the next one.
 _OF_CONNECTION = {
@@ -188,7 +188,7 @@ class Gateway:
         """Send what comes of an answer, until its end. Raises ClientDisconnect."""
         answer, decision = begun.answer, begun.decision
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
-        headers += [(REPLICA_HEADER, decision.replica.encode()), (ROUTE_HEADER, described(decision))]
+        headers.append((ROUTE_HEADER, described(decision)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         left.add_done_callback(lambda _: answer.close())
@@ -206,9 +206,16 @@ class Gateway:
                 raise ClientDisconnect from None
             self._watch.exclude(decision.replica, f"it has cut off an answer: {error}")
             if is_stream:
-                await send_part({"type": "http.response.body", "body": _last_events(scope), "more_body": False})
+                text = "The replica that wrote this answer has ended. Please try again."
+                await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
             else:
                 scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
+            return Ending.CUT_OFF
+        except asyncio.CancelledError:  # the shutdown cuts off what still runs
+            if not is_stream:
+                raise
+            text = "The server is shutting down. Please try again."
+            await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
             return Ending.CUT_OFF
         await send_part({"type": "http.response.body", "body": rest, "more_body": False})
         return Ending.ANSWERED
@@ -217,7 +224,7 @@ class Gateway:
 def described(decision: Decision) -> bytes:
     """Return a decision as the value of a header."""
     return (
-        f"reason={decision.reason}; expected-hit-tokens={decision.expected_hit_tokens}; "
+        f"replica={decision.replica}; reason={decision.reason}; expected-hit-tokens={decision.expected_hit_tokens}; "
         f"holders={decision.num_holders}; load={decision.load:.2f}; bound={decision.bound:.2f}"
     ).encode()
 
@@ -239,11 +246,10 @@ async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[Non
         task.cancel()
 
 
-def _last_events(scope: Scope) -> bytes:
-    """Return the end of a stream that a replica has not ended."""
+def _last_events(scope: Scope, message: str) -> bytes:
+    """Return the end of a stream that its replica has not ended."""
     state = scope["state"]
-    error = Unavailable("The replica that wrote this answer has ended. Please try again.")
-    body = error.body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
+    body = Unavailable(message).body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
     if scope["path"].rstrip("/").endswith("/responses"):
         return sse.event(msgspec.json.encode({"type": "error", **body["error"], **body}), "error")
     return sse.event(msgspec.json.encode(body)) + sse.event(b"[DONE]")

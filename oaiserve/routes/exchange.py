@@ -6,11 +6,13 @@ This file knows neither the shapes of the API nor what reads the record. It is w
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +25,9 @@ from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
 from oaiserve.trace import TraceContext
+
+ROUTE_HEADER = "x-oaiserve-route"
+_ROUTING = re.compile(r"[A-Za-z0-9 =;:.,_\-\[\]]{1,200}")
 
 
 class RequestTimings(msgspec.Struct):
@@ -184,6 +189,7 @@ class Accounting:
                 model=serving.model_name if adapter is None else adapter,
                 adapter=adapter,
                 client=exchange.key_name,
+                routing=_routing(scope),
                 http_scheme=scope["scheme"],
                 server_address=address,
                 server_port=port,
@@ -203,3 +209,9 @@ class Accounting:
         )
         # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
         scope.get("state", {}).pop("exchange", None)
+
+
+def _routing(scope: Scope) -> str | None:
+    """Return what a router in front has said of its choice, as far as it may be in a trace."""
+    said = Headers(scope=scope).get(ROUTE_HEADER, "")
+    return said if _ROUTING.fullmatch(said) else None

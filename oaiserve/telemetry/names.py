@@ -435,6 +435,7 @@ PROCESS_METRICS = (
 REQUEST_ID = "oaiserve.request.id"
 OUTCOME = "oaiserve.outcome"
 CLIENT = "oaiserve.client"  # the name of the API key; only if the server asks for keys
+ROUTING = "oaiserve.routing"  # what a router in front says of its choice; only if there is one
 NUM_PREEMPTIONS = "oaiserve.preemptions"  # only if the request was preempted
 STALLED_NS = "oaiserve.preemption_stall_ns"
 DURATION_NS = "oaiserve.duration_ns"  # duration of the span, the same integer as in the record

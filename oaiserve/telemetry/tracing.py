@@ -317,6 +317,8 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     }
     if record.http_status is not None:
         attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.http_status
+    if record.routing is not None:
+        attributes[names.ROUTING] = record.routing
     if record.error_type is not None:
         attributes[names.ERROR_TYPE] = record.error_type
     return attributes

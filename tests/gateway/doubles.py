@@ -85,6 +85,7 @@ class Replica:
     server: ThreadServer
     engine: Engine
     runner: ScriptedRunner
+    telemetry: FakeTelemetry
 
     @property
     def name(self) -> str:
@@ -105,9 +106,10 @@ class Fleet:
         """Start a replica, and let the gateway find it."""
         runner = ScriptedRunner(gated=gated)
         engine = make_engine(runner, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
-        app = create_app(Config("m", OPTIONS), engine, FakeTelemetry())
+        telemetry = FakeTelemetry()
+        app = create_app(Config("m", OPTIONS), engine, telemetry)
         server = self.stack.enter_context(ThreadServer(app, on_drain=engine.drain, failure=lambda: engine.failure))
-        replica = Replica(server, engine, runner)
+        replica = Replica(server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(server.address)
         return replica

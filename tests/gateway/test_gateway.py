@@ -34,17 +34,20 @@ def four() -> Iterator[Fleet]:
 def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
     """Return what is the same in two answers to one request."""
     text = re.sub(r"[0-9a-f]{32}|\"created\":\d+", "", answer.text)
-    own = {"x-oaiserve-replica", "x-oaiserve-route"}
     text = re.sub(r'"(duration_ns|\w+_ms|\w+_ns)":[0-9.]+', "", text)
-    return answer.status_code, text, sorted({*answer.headers} - own)
+    return answer.status_code, text, sorted({*answer.headers} - {"x-oaiserve-route"})
+
+
+def routing_of(answer: httpx.Response) -> dict[str, str]:
+    return dict(part.strip().split("=") for part in answer.headers["x-oaiserve-route"].split(";"))  # type: ignore[misc]
 
 
 def replica_of(answer: httpx.Response) -> str:
-    return answer.headers["x-oaiserve-replica"]
+    return routing_of(answer)["replica"]
 
 
 def reason_of(answer: httpx.Response) -> str:
-    return dict(part.strip().split("=") for part in answer.headers["x-oaiserve-route"].split(";"))["reason"]
+    return routing_of(answer)["reason"]
 
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -70,6 +73,18 @@ def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body
     assert meaning(got) == meaning(expected)
     assert got.headers["x-request-id"] == "mine"
     assert replica_of(got) in four.replicas
+
+
+def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four: Fleet) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"x-request-id": "known", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    answer = four.ask(headers=headers)
+    records = four.replicas[replica_of(answer)].telemetry.records
+    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
+        pass
+    assert record.trace.trace_id_hex == trace_id
+    assert record.routing == answer.headers["x-oaiserve-route"]
+    assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
 
 def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet) -> None:
