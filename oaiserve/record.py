@@ -149,7 +149,6 @@ class RequestRecord:
     model: str  # the served name, never a name that a client sent
     adapter: str | None = None  # its name, if `model` names one that was loaded
     client: str | None = None  # the name of its API key; never its address, which is personal data
-    routing: str | None = None  # what a router in front says of its choice
     http_scheme: str = "http"
     server_address: str | None = None  # the address that this server listens on, if it is known
     server_port: int | None = None
@@ -166,6 +165,7 @@ class RequestRecord:
         default_factory=dict
     )  # the client's parameters, without text
     prompt_text: str | None = None  # only with --trace-prompt-characters, cut to that length
+    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # why this replica got it, if a router chose
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property

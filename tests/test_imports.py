@@ -343,6 +343,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.trace",
         "oaiserve.routes",
         "oaiserve.adapter_files",
+        "oaiserve.cluster.decision_header",
         "oaiserve.cluster.prefix",
         "oaiserve.cluster.report",
         f"{ENGINE}.adapters",

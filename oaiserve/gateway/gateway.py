@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from oaiserve.cluster.decision_header import DECISION_HEADER, as_text
 from oaiserve.cluster.prefix import prompt_of_body
 from oaiserve.cluster.router import Decision, NoReplica, Router
 from oaiserve.engine.shared_limit import SharedLimit
@@ -33,7 +34,7 @@ MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that are open
 BODY_SECONDS = 60.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 SESSION_HEADER = "x-session-id"
-ROUTE_HEADER = b"x-oaiserve-route"  # says who was chosen, and why; servers have it in their traces
+ROUTE_HEADER = DECISION_HEADER.encode()
 
 # What belongs to one connection, and not to the next one.
 _OF_CONNECTION = {
@@ -164,7 +165,7 @@ class Gateway:
             upstream = self._watch.upstreams[decision.replica]
             upstream.num_open += 1
             try:
-                asking = upstream.ask(method, target, [*headers, (ROUTE_HEADER, described(decision))], body)
+                asking = upstream.ask(method, target, [*headers, (ROUTE_HEADER, as_text(decision).encode())], body)
                 begun = _Begun(await _unless_left(asking, left), decision, upstream)
             except Unreachable as error:
                 moves = "unreachable"
@@ -188,7 +189,7 @@ class Gateway:
         """Send what comes of an answer, until its end. Raises ClientDisconnect."""
         answer, decision = begun.answer, begun.decision
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
-        headers.append((ROUTE_HEADER, described(decision)))
+        headers.append((ROUTE_HEADER, as_text(decision).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         left.add_done_callback(lambda _: answer.close())
@@ -219,14 +220,6 @@ class Gateway:
             return Ending.CUT_OFF
         await send_part({"type": "http.response.body", "body": rest, "more_body": False})
         return Ending.ANSWERED
-
-
-def described(decision: Decision) -> bytes:
-    """Return a decision as the value of a header."""
-    return (
-        f"replica={decision.replica}; reason={decision.reason}; expected-hit-tokens={decision.expected_hit_tokens}; "
-        f"holders={decision.num_holders}; load={decision.load:.2f}; bound={decision.bound:.2f}"
-    ).encode()
 
 
 async def _client_left(receive: Receive) -> None:

@@ -6,13 +6,11 @@ This file knows neither the shapes of the API nor what reads the record. It is w
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,9 +23,6 @@ from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 from oaiserve.times import PHASES, STAMPS, RequestTimes, monotonic_ns
 from oaiserve.trace import TraceContext
-
-ROUTE_HEADER = "x-oaiserve-route"
-_ROUTING = re.compile(r"[A-Za-z0-9 =;:.,_\-\[\]]{1,200}")
 
 
 class RequestTimings(msgspec.Struct):
@@ -65,6 +60,7 @@ class Exchange:
     response_id: str | None = None  # as in the answer's `id`
     conversation_id: str | None = None  # the same of the first answer of its talk, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
+    routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
 
     @property
     def times(self) -> RequestTimes:
@@ -135,6 +131,7 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"], state["key_name"])
+        exchange.routing = state.get("routing", exchange.routing)
         state["exchange"] = exchange
 
         async def stamped_receive() -> Message:
@@ -189,7 +186,6 @@ class Accounting:
                 model=serving.model_name if adapter is None else adapter,
                 adapter=adapter,
                 client=exchange.key_name,
-                routing=_routing(scope),
                 http_scheme=scope["scheme"],
                 server_address=address,
                 server_port=port,
@@ -204,14 +200,9 @@ class Accounting:
                 tool_calls=exchange.tool_calls,
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
+                routing=exchange.routing,
                 account=exchange.account,
             )
         )
         # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
         scope.get("state", {}).pop("exchange", None)
-
-
-def _routing(scope: Scope) -> str | None:
-    """Return what a router in front has said of its choice, as far as it may be in a trace."""
-    said = Headers(scope=scope).get(ROUTE_HEADER, "")
-    return said if _ROUTING.fullmatch(said) else None

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oaiserve.cluster.decision_header import DECISION_HEADER, of_text
 from oaiserve.errors import (
     APIError,
     InternalError,
@@ -43,9 +44,10 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), and `send`, through
-    which the chunks of a stream go straight to the server: the layers between would only cost time. `is_sampled`
-    returns whether the spans of a trace will be exported. Requests without an account have none.
+    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), `routing` (what a
+    router in front says of its choice, if there is one), and `send`, through which the chunks of a stream go straight
+    to the server: the layers between would only cost time. `is_sampled` returns whether the spans of a trace will be
+    exported. Requests without an account have none.
     """
 
     def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool]) -> None:
@@ -58,7 +60,10 @@ class RequestHeaders:
         started_ns = monotonic_ns()
         ids = request_ids(scope)
         request_id, trace = ids["request_id"], ids["trace"]
-        scope.setdefault("state", {}).update(ids, key_name=None, owner="", send=send)
+        state = scope.setdefault("state", {})
+        state.update(ids, key_name=None, owner="", send=send)
+        if decision := Headers(scope=scope).get(DECISION_HEADER):
+            state["routing"] = of_text(decision)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -317,8 +317,6 @@ def _http_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     }
     if record.http_status is not None:
         attributes[names.HTTP_RESPONSE_STATUS_CODE] = record.http_status
-    if record.routing is not None:
-        attributes[names.ROUTING] = record.routing
     if record.error_type is not None:
         attributes[names.ERROR_TYPE] = record.error_type
     return attributes
@@ -329,6 +327,7 @@ def _common_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         names.REQUEST_ID: record.request_id,
         names.OUTCOME: record.outcome.value,
+        **{names.ROUTING_PREFIX + name: value for name, value in record.routing.items()},
     }
     if record.client is not None:
         attributes[names.CLIENT] = record.client

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from oaiserve.cluster.decision_header import of_text
 from oaiserve.cluster.prefix import prompt_of
 from oaiserve.gateway.upstream import Address
 from tests.e2e.harness import alphabet, wait_until
@@ -38,16 +39,12 @@ def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
     return answer.status_code, text, sorted({*answer.headers} - {"x-oaiserve-route"})
 
 
-def routing_of(answer: httpx.Response) -> dict[str, str]:
-    return dict(part.strip().split("=") for part in answer.headers["x-oaiserve-route"].split(";"))  # type: ignore[misc]
-
-
 def replica_of(answer: httpx.Response) -> str:
-    return routing_of(answer)["replica"]
+    return str(of_text(answer.headers["x-oaiserve-route"])["replica"])
 
 
 def reason_of(answer: httpx.Response) -> str:
-    return routing_of(answer)["reason"]
+    return str(of_text(answer.headers["x-oaiserve-route"])["reason"])
 
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -83,7 +80,8 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four:
     while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
         pass
     assert record.trace.trace_id_hex == trace_id
-    assert record.routing == answer.headers["x-oaiserve-route"]
+    assert record.routing == of_text(answer.headers["x-oaiserve-route"])
+    assert record.routing["replica"] == replica_of(answer)
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
 
