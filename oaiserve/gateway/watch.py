@@ -63,12 +63,12 @@ class Watch:
         self._mute: set[str] = set()  # replicas that serve, and give no reports
         self.upstreams: dict[str, Upstream] = {}  # by name: all that there are
         self.joined: set[str] = set()  # those that the router knows
-        self.silent: set[str] = set()  # of these, those that did not answer when they were last asked
+        self.silent: set[str] = set()  # those that did not answer when they were last asked
 
     @property
     def num_ready(self) -> int:
         """The number of replicas that answer, and take requests."""
-        return len(self.joined) - len(self.silent)
+        return len(self.joined - self.silent)
 
     async def run(self) -> None:
         """Watch for ever."""
@@ -103,7 +103,7 @@ class Watch:
         """Have a replica chosen no more until it reports again: a request could not be delivered to it."""
         self._router.exclude(name, monotonic_ns())
         self._mute.discard(name)  # it may be another one when it is back
-        if name in self.joined and name not in self.silent:
+        if name not in self.silent:
             self.silent.add(name)
             log.warning("The replica %s gets no requests until it answers again: %s", name, why)
 

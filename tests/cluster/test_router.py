@@ -342,3 +342,15 @@ def test_a_decision_is_read_from_its_header_and_anything_else_is_none() -> None:
     good = as_text(decision)
     for broken in ("", "x", good + " ", good.replace("6.5", "nan"), good.replace("prefix", "<b>"), good * 2):
         assert of_text(broken) == {}
+
+
+def test_a_replica_that_has_refused_a_request_is_not_chosen_for_it_again() -> None:
+    router = Router()
+    router.update_replicas(NAMES, 0)
+    prompt = prompt_of_text(b"x" * 40 * BLOCK_BYTES)
+    refused: list[str] = []
+    for _ in NAMES:
+        refused.append(router.choose(prompt, 0, without=refused).replica)
+    assert {*refused} == {*NAMES}
+    with pytest.raises(NoReplica):
+        router.choose(prompt, 0, without=refused)
