@@ -34,8 +34,8 @@ class Address(NamedTuple):
 
     ip: str
     port: int
-    host: str  # the name by which it is asked
-    is_tls: bool = False
+    host: str  # by which it is asked, with the port
+    tls_name: str | None = None  # which its certificate must have; None: it speaks plain HTTP
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class Upstream:
         self.address = address
         self.name = address.name
         self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
-        self._tls = ssl.create_default_context() if address.is_tls else None
+        self._tls = None if address.tls_name is None else ssl.create_default_context()
         self._idle: list[_Connection] = []
         self._is_closed = False
 
@@ -156,6 +156,14 @@ class Upstream:
                 answer.close()
                 raise
 
+    async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
+        """Return status and body of what is at a path. Raises Unreachable and CutOff."""
+        answer = await self.ask("GET", target, headers)
+        try:
+            return answer.status, await answer.read_all()
+        finally:
+            answer.close()
+
     def close(self) -> None:
         """Close all connections that are idle, and keep none from now on."""
         self._is_closed = True
@@ -172,7 +180,7 @@ class Upstream:
                     address.ip,
                     address.port,
                     ssl=self._tls,
-                    server_hostname=address.host.rpartition(":")[0].strip("[]") if address.is_tls else None,
+                    server_hostname=address.tls_name,
                 )
         except TimeoutError:
             raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None

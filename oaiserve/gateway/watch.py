@@ -139,18 +139,16 @@ class Watch:
         """Return the report of a replica, or what is known without one. Raises NotReady, Unreachable and CutOff."""
         name = upstream.name
         if name not in self._mute:
-            answer = await upstream.ask("GET", b"/debug/report", self._headers)
-            content = await answer.read_all()
-            if answer.status == 200:
+            status, content = await upstream.get(b"/debug/report", self._headers)
+            if status == 200:
                 return _report(name, content)
-            if answer.status in (401, 403, 404):
+            if status in (401, 403, 404):
                 self._mute.add(name)
                 text = "The replica %s gives no reports (%d), so that its load and its cache are guessed. %s"
-                log.warning(text, name, answer.status, _message(content))
-        answer = await upstream.ask("GET", b"/ready", self._headers)
-        await answer.read_all()
-        if answer.status != 200:
-            raise NotReady(f"it is not ready ({answer.status})")
+                log.warning(text, name, status, _message(content))
+        status, _ = await upstream.get(b"/ready", self._headers)
+        if status != 200:
+            raise NotReady(f"it is not ready ({status})")
         return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"))
 
 
@@ -184,10 +182,10 @@ async def addresses_of(url: str) -> list[Address]:
     """
     parts = urlsplit(url)
     assert parts.hostname is not None
-    is_tls = parts.scheme == "https"
-    port = parts.port or (443 if is_tls else 80)
+    tls_name = parts.hostname if parts.scheme == "https" else None
+    port = parts.port or (80 if tls_name is None else 443)
     found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     families = {family for family, *_ in found}
     kept = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
     ips = {str(place[0]) for family, _, _, _, place in found if family == kept}
-    return [Address(ip, port, parts.netloc.rpartition("@")[2], is_tls) for ip in sorted(ips)]
+    return [Address(ip, port, parts.netloc, tls_name) for ip in sorted(ips)]
