@@ -83,6 +83,10 @@ def _message_for(error: CycloptsError) -> str:
         return "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
     if isinstance(error, UnusedCliTokensError):
         unexpected = " ".join(error.unused_tokens or ())
+        if tuple(error.command_chain or ()) == ("route",):
+            return (
+                f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
+            )
         return f"Unexpected argument '{unexpected}'. 'oaiserve serve' takes one MODEL and flags."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         name = error.token.keyword if error.token is not None else None
