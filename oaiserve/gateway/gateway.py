@@ -30,7 +30,7 @@ from oaiserve.times import monotonic_ns
 
 MOST_TRIES = 3  # replicas that are asked for one request
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
-MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that are open
+MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
 BODY_SECONDS = 60.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 SESSION_HEADER = "x-session-id"
@@ -106,6 +106,8 @@ class Gateway:
             left = asyncio.create_task(_client_left(receive))
             try:
                 begun = await self._ask(scope, body, left)
+                self._received.give_back(client, len(body))
+                body = bytearray()  # a stream may last for long, and nobody needs it any more
                 begun.upstream.num_open += 1
                 try:
                     return await self._relay(scope, send, begun, left)

@@ -101,6 +101,8 @@ class Watch:
 
     def exclude(self, name: str, why: str) -> None:
         """Have a replica chosen no more until it reports again: a request could not be delivered to it."""
+        if name not in self.upstreams:
+            return  # it is gone
         self._router.exclude(name, monotonic_ns())
         self._mute.discard(name)  # it may be another one when it is back
         if name not in self.silent:
