@@ -267,6 +267,17 @@ def test_openmetrics_has_the_units(full: Metrics) -> None:
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
 
 
+def test_the_numbers_of_front_ends_are_on_the_page() -> None:
+    process = SimpleNamespace(cpu_seconds=1.5, resident_bytes=7, open_files=3)
+    front_ends = SimpleNamespace(num_up=2, num_ended=1, processes=lambda: {1: process})
+    page = metrics_of(front_ends=front_ends).render(None)[0].decode()
+    assert "\noaiserve_front_ends 2" in page
+    assert "\noaiserve_front_ends_ended_total 1" in page
+    assert '\noaiserve_front_end_cpu_seconds_total{front_end="1"} 1.5' in page
+    assert '\noaiserve_front_end_resident_memory_bytes{front_end="1"} 7' in page
+    assert '\noaiserve_front_end_open_fds{front_end="1"} 3' in page
+
+
 def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:
     page = metrics.render(None)[0].decode()
     assert [name for name in names.PROCESS_METRICS if f"\n{name}" not in page] == []
