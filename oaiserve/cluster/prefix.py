@@ -7,7 +7,6 @@ there, a collision can only send a request to a replica that has less of it cach
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 _FIRST_FIELDS = ("tools", "functions", "instructions")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
-_sorted = msgspec.json.Encoder(order="sorted")
+_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Prompt(NamedTuple):
@@ -44,7 +43,7 @@ def prompt_of_body(content: bytes | bytearray) -> Prompt:
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
             return prompt_of(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError):
         pass  # the replica that gets it says what is wrong with it
     return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
 
@@ -82,7 +81,7 @@ def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None
 def beginnings_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
     """Return the keys by which a replica reports that it holds a prompt, each with its share of the whole prompt.
 
-    The share of the text stands for that of the tokens. It is a little too large if the prompt ends in dense text.
+    The share of the text stands for that of the tokens, which only the replica knows.
     """
     num_bytes = max(1, prompt.num_tokens * BYTES_PER_TOKEN)
     return tuple(
@@ -102,13 +101,6 @@ def marked_depths(num_blocks: int) -> Iterable[int]:
     common beginning of two prompts is known to a fifth; and the prompt's own, on which the next turn of a talk builds.
     """
     return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
-
-
-def _encode(part: object) -> bytes:
-    try:
-        return _sorted.encode(part)
-    except UnicodeEncodeError:  # half of a surrogate pair, which the replica may refuse
-        return json.dumps(part, sort_keys=True).encode()
 
 
 def _number(digest: bytes) -> int:

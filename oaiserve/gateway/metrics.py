@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -30,6 +37,7 @@ class Metrics:
     """Counters that the gateway adds to, and the state of the replicas, which is read when somebody asks."""
 
     def __init__(self, watch: Watch) -> None:
+        disable_created_metrics()  # a further series for each counter, which nobody asks for
         self._registry = registry = CollectorRegistry()
         self.choices = Counter(
             "oaiserve_gateway_choices_total",

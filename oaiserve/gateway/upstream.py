@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -220,8 +220,7 @@ class _Connection(asyncio.Protocol):
         return answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:  # it says something that it was not asked

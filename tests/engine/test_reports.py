@@ -47,9 +47,8 @@ def test_router_and_replica_make_the_same_keys_of_a_body_and_bear_any_other() ->
     text = "Once upon a time " * 40
     assert prompt_of_body(body(text)) == prompt_of(json.loads(body(text)))
     assert prompt_of_body(bytearray(body(text))).keys
-    for broken in (b"", b"[]", b"{", b"[" * 5000, b'{"prompt": "\xff"}'):
+    for broken in (b"", b"[]", b"{", b"[" * 5000, b'{"prompt": "\xff"}', body("\ud83d" * 100)):
         assert prompt_of_body(broken).keys == []
-    assert len(prompt_of_body(body("\ud83d" * 100)).keys) == 2  # half of a surrogate pair, six bytes each
 
 
 class Parts:
