@@ -43,7 +43,7 @@ def prompt_of_body(content: bytes | bytearray) -> Prompt:
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
             return prompt_of(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # the replica that gets it says what is wrong with it
     return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
 
