@@ -49,7 +49,7 @@ from oaiserve.routes.parse.forms import answer_forms
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentRequests, ServedEngine, Serving
 from oaiserve.telemetry import Snapshot, Telemetry
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.telemetry.snapshot import ConnectionCounts
+from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
 
@@ -179,12 +179,14 @@ def server_telemetry(
     connections: ConnectionCounts,
     responses: ResponseStore,
     log_limit: LogLimit | None = None,
+    front_ends: FrontEndCounts | None = None,
 ) -> Telemetry:
     """Return the telemetry of a server with these parts. Raises StartupError for wrong OTEL_* variables."""
     return Telemetry(
         snapshot=engine.snapshot,
         take_steps=engine.take_steps,
         connections=connections,
+        front_ends=front_ends,
         stored_responses=responses.counts,
         model=config.server.served_model_name or config.model,
         version=__version__,
@@ -226,11 +228,12 @@ def routes(config: Config) -> list[Route]:
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/profile", debug.profile, methods=["POST"]),
+        Route("/debug/report", debug.report),
         Route("/dashboard", dashboard.page),
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
-    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests")]
+    closed_routes = [Route(path, debug.closed) for path in ("/dashboard", "/debug/requests", "/debug/report")]
     closed_routes.append(Route("/debug/profile", debug.closed, methods=["POST"]))
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path = f"{responses_path}/{{response_id}}"

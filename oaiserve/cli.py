@@ -1,4 +1,4 @@
-"""The command line: `oaiserve serve MODEL` reads the settings and starts one server.
+"""The command line: `oaiserve serve MODEL` reads the settings and starts one server, `oaiserve route` a gateway.
 
 A mistake of the user is reported in one sentence, with exit code 2. Heavy modules such as torch are imported only after
 the settings, the port and the certificate have been checked.
@@ -26,7 +26,7 @@ from cyclopts.config import Env, Json, Toml, Yaml
 
 from oaiserve import __version__, private, response_database
 from oaiserve.adapter_files import BadAdapter, read_adapter
-from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
 from oaiserve.connections import Connections, allowed_connections
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
@@ -83,6 +83,10 @@ def _message_for(error: CycloptsError) -> str:
         return "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
     if isinstance(error, UnusedCliTokensError):
         unexpected = " ".join(error.unused_tokens or ())
+        if tuple(error.command_chain or ()) == ("route",):
+            return (
+                f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
+            )
         return f"Unexpected argument '{unexpected}'. 'oaiserve serve' takes one MODEL and flags."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         name = error.token.keyword if error.token is not None else None
@@ -132,6 +136,27 @@ def command_line(serve_app: ServeApp) -> App:
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
 
+    @app.command
+    def route(
+        *,
+        config: Path | None = None,
+        options: Annotated[RouteOptions, _flags("Route", 1)] = RouteOptions(),  # noqa: B008
+    ) -> int:
+        """Pass requests on to servers until Ctrl-C or SIGTERM, each to the one that has most of its prompt cached.
+
+        Each flag is also an environment variable (--replica-key: OAISERVE_REPLICA_KEY) and a key in the config file.
+
+        Parameters
+        ----------
+        config
+            Read settings from this file (.toml, .yaml or .json).
+        """
+        if not options.replica:
+            raise OptionError("--replica is missing. Give one for each server, as in --replica http://10.0.0.5:8000.")
+        _check_tls(options.tls_certificate, options.tls_key)
+        with _bind(options.host, options.port) as sock:
+            return _route(options, sock)
+
     return app
 
 
@@ -178,16 +203,8 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
-    for flag, path in (
-        ("--tls-certificate", server.tls_certificate),
-        ("--tls-key", server.tls_key),
-        ("--chat-template", engine.chat_template),
-    ):
-        try:
-            if path is not None:
-                path.open("rb").close()
-        except OSError as error:
-            raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+    _check_tls(server.tls_certificate, server.tls_key)
+    _check_readable("--chat-template", engine.chat_template)
     for name, folder in engine.adapters.items():
         try:
             read_adapter(folder)
@@ -204,14 +221,27 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
             private.make_folder(profile_dir)
         if not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
             raise StartupError(f"--profile-dir is '{profile_dir}', which is not a writable folder.")
-    if server.tls_certificate is None:
+
+
+def _check_readable(flag: str, path: Path | None) -> None:
+    try:
+        if path is not None:
+            path.open("rb").close()
+    except OSError as error:
+        raise StartupError(f"{flag} is '{path}', which cannot be read: {error.strerror}.") from error
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> None:
+    _check_readable("--tls-certificate", certificate)
+    _check_readable("--tls-key", key)
+    if certificate is None:
         return
     try:
         # The empty passphrase prevents that OpenSSL asks for one at the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_certificate, server.tls_key, password="")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise StartupError(
-            f"--tls-certificate '{server.tls_certificate}' and --tls-key '{server.tls_key}' are not a PEM certificate "
+            f"--tls-certificate '{certificate}' and --tls-key '{key}' are not a PEM certificate "
             f"and its key without a passphrase ({error.reason or error})."
         ) from error
 
@@ -289,7 +319,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
                 children,
                 partial(start_child, config, SWITCH_SECONDS),
                 config.server,
-                telemetry=server_telemetry(config, front_ends, connections, responses, log_limit),
+                telemetry=server_telemetry(config, front_ends, connections, responses, log_limit, front_ends),
                 responses=responses,
                 connections=connections,
                 log_limit=log_limit,
@@ -309,7 +339,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     if children:
-        _listen(config, sock, task)
+        _listen(config.server, sock, _banner(config, sock.getsockname()[1], task))
         supervisor.serve(sock)
     else:
         run_until_signal(
@@ -336,26 +366,58 @@ def run_until_signal(
     task: Task = "generate",
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
+    banner = _banner(config, sock.getsockname()[1], task)
+    _run(app, config.server, sock, connections, banner, on_drain=on_drain, failure=failure)
+
+
+def _route(options: RouteOptions, sock: socket.socket) -> int:
+    """Serve the gateway until a signal, and return the exit code."""
+    from oaiserve.gateway.app import create_gateway
+    from oaiserve.telemetry import logs
+
+    logs.configure(options.log_level, options.log_format)
+    server = options.server
+    made = create_gateway(options)
+    url = _url(server, sock.getsockname()[1])
+    banner = f"""
+oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
+
+Ctrl-C stops it.
+"""
+    _run(made.app, server, sock, allowed_connections(server), banner, on_drain=made.gateway.drain)
+    return 0
+
+
+def _run(
+    app: Callable[..., Awaitable[None]],
+    options: ServerOptions,
+    sock: socket.socket,
+    connections: Connections,
+    banner: str,
+    *,
+    on_drain: Callable[[], None],
+    failure: Callable[[], BaseException | None] = lambda: None,
+) -> None:
     from oaiserve.server import Server
 
-    server = Server(app, config.server, connections, on_drain=on_drain, failure=failure)
+    server = Server(app, options, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
             signal.signal(number, server.handle_exit)
-    _listen(config, sock, task)
+    _listen(options, sock, banner)
     server.run(sockets=[sock])
 
 
-def _listen(config: Config, sock: socket.socket, task: Task) -> None:
+def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
     """Listen, and print what to try. Raises StartupError if another process listens on the same port."""
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
-        raise _cannot_listen(config.server.host, config.server.port, error) from error
-    if config.server.log_format == "console":
-        print(_banner(config, sock.getsockname()[1], task), file=sys.stderr, flush=True)
+        raise _cannot_listen(options.host, options.port, error) from error
+    if options.log_format == "console":
+        print(banner, file=sys.stderr, flush=True)
 
 
 # What each task is tried with: a path, and a body without its model.
@@ -371,12 +433,7 @@ _TRIES: dict[Task, tuple[str, str]] = {
 
 def _banner(config: Config, port: int, task: Task) -> str:
     """Return the lines that the server prints at its start: model, URL, and a command to try it."""
-    server = config.server
-    scheme = "http" if server.tls_certificate is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    url = f"{scheme}://{host}:{port}"
+    server, url = config.server, _url(config.server, port)
     name = server.served_model_name or config.model
     key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
     path, body = _TRIES[task]
@@ -388,3 +445,9 @@ oaiserve {__version__} serves {name} at {url}/v1
 
 Ctrl-C stops it.
 """
+
+
+def _url(server: ServerOptions, port: int) -> str:
+    scheme = "http" if server.tls_certificate is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"

@@ -31,6 +31,7 @@ MOST_FRONT_ENDS = 64
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
+_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
 
@@ -226,6 +227,69 @@ class ServerOptions:
     def is_private(self) -> bool:
         """Return whether only users of this machine, or those with a key, can ask this server."""
         return self.needs_key or is_loopback(self.host.lower())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOptions:
+    """Settings of `oaiserve route`, which passes requests on to servers."""
+
+    replica: tuple[str, ...] = ()
+    """URL of a server, such as http://10.0.0.5:8000. May be repeated. A name with several addresses stands for as many
+    servers; it is looked up again every five seconds."""
+
+    replica_key: str | None = field(default=None, repr=False)
+    """API key by which the servers are asked for their reports, where they need one. Requests have the keys of their
+    clients. Set it in the environment, because other users of the machine can see flags."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
+
+    port: int = 8000
+    """TCP port, 0 to 65535. 0 takes any free port."""
+
+    tls_certificate: Path | None = None
+    """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
+
+    tls_key: Path | None = None
+    """PEM file with the certificate's private key, without a passphrase."""
+
+    allowed_host: tuple[str, ...] = ()
+    """Name by which clients may call this server, as of 'oaiserve serve'. May be repeated."""
+
+    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
+    """Largest request body that is passed on, in bytes or with a unit (KiB, MiB, GiB)."""
+
+    drain_timeout_seconds: int = 30
+    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
+
+    log_level: LogLevel = "info"
+    """Lowest severity of messages to log."""
+
+    log_format: LogFormat = "console"
+    """Log lines for people (console) or for machines (json)."""
+
+    def __post_init__(self) -> None:
+        for url in self.replica:
+            is_url = _URL.fullmatch(url) is not None
+            _check(is_url, "--replica", f"'{url}'", "a URL of scheme, host and port, as in http://10.0.0.5:8000")
+        key = self.replica_key  # the message must not contain it
+        _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
+        _ = self.server  # which checks the rest
+
+    @property
+    def server(self) -> ServerOptions:
+        """The settings of the HTTP server in front."""
+        return ServerOptions(
+            host=self.host,
+            port=self.port,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            allowed_host=self.allowed_host,
+            body_limit=self.body_limit,
+            drain_timeout_seconds=self.drain_timeout_seconds,
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

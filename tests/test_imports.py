@@ -286,6 +286,7 @@ MAY_IMPORT: dict[str, set[str]] = {
                 "grammar",
                 "logprobs",
                 "output",
+                "reports",
                 "request",
                 "scheduler",
                 "sequence",
@@ -297,12 +298,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
     },
     f"{ENGINE}.shortage": {f"{ENGINE}.step"},
+    f"{ENGINE}.load_totals": set(),
+    f"{ENGINE}.reports": {"oaiserve.cluster.report", *(f"{ENGINE}.{m}" for m in ("blocks", "step_account"))},
     f"{ENGINE}.step_account": {
-        *(f"{ENGINE}.{m}" for m in ("host_time", "scheduler", "sequence", "step")),
+        *(f"{ENGINE}.{m}" for m in ("host_time", "load_totals", "scheduler", "sequence", "step")),
         "oaiserve.record",
         "oaiserve.times",
     },
-    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.start_times"},  # builds its parts
+    f"{ENGINE}.engine": {*LEAVES, ENGINE, "oaiserve.cluster.report", "oaiserve.start_times"},  # builds its parts
     f"{ENGINE}.pretrained": {
         "oaiserve.adapter_files",
         "oaiserve.config",
@@ -347,6 +350,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "oaiserve.trace",
         "oaiserve.routes",
         "oaiserve.adapter_files",
+        "oaiserve.cluster.decision_header",
+        "oaiserve.cluster.prefix",
+        "oaiserve.cluster.report",
         f"{ENGINE}.adapters",
         f"{ENGINE}.logprobs",
         f"{ENGINE}.pooling",
@@ -359,9 +365,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.routes.parse": {"oaiserve.routes.parse"},
     # What chooses a replica knows neither the server nor the engine.
     "oaiserve.cluster": {"oaiserve.cluster"},
+    # What passes requests on to replicas knows them from outside. Errors, and who may ask, are as at the server.
+    "oaiserve.gateway": {
+        *("oaiserve.cluster", "oaiserve.config", "oaiserve.errors", "oaiserve.gateway", "oaiserve.record"),
+        *("oaiserve.routes.access", "oaiserve.routes.extensions", "oaiserve.routes.middleware", "oaiserve.routes.sse"),
+        *("oaiserve.times", f"{ENGINE}.shared_limit"),
+    },
+    "oaiserve.gateway.upstream": set(),
+    "oaiserve.gateway.watch": {"oaiserve.cluster", "oaiserve.gateway.upstream", "oaiserve.times"},
+    "oaiserve.gateway.metrics": {"oaiserve.gateway.watch"},
+    "oaiserve.gateway.app": {"oaiserve"},
     # Front ends: what lies between their processes and the engine's, which knows no HTTP and no model.
     "oaiserve.front_ends": {
-        *("oaiserve.config", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends", "oaiserve.record"),
+        *("oaiserve.cluster.report", "oaiserve.config", "oaiserve.connections", "oaiserve.errors"),
+        *("oaiserve.front_ends", "oaiserve.record"),
         *("oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
         *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize", "tokenizer")),
     },
@@ -373,9 +390,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "oaiserve.front_ends.link": {"oaiserve.front_ends.messages"},
     "oaiserve.front_ends.handed_over": set(),
     "oaiserve.front_ends.front_end": {
-        *("oaiserve.adapter_files", "oaiserve.connections", "oaiserve.errors", "oaiserve.front_ends"),
-        *("oaiserve.record", "oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times", "oaiserve.trace"),
-        *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize")),
+        *("oaiserve.adapter_files", "oaiserve.cluster.report", "oaiserve.connections", "oaiserve.errors"),
+        *("oaiserve.front_ends", "oaiserve.record", "oaiserve.response_store", "oaiserve.telemetry", "oaiserve.times"),
+        *("oaiserve.trace", *(f"{ENGINE}.{m}" for m in ("adapters", "pooling", "request", "tokenize"))),
     },
     "oaiserve.front_ends.supervisor": {
         *("oaiserve.config", "oaiserve.connections", "oaiserve.front_ends", "oaiserve.listener", "oaiserve.record"),
@@ -424,10 +441,13 @@ ONLY_IN: dict[str, set[str]] = {
             for m in ("triton_adapters", "triton_adapter_kernels", "triton_sampling", "triton_sampling_kernels")
         ),
     },
-    "prometheus_client": {"oaiserve.telemetry"},
+    "prometheus_client": {"oaiserve.telemetry", "oaiserve.gateway.metrics"},
     "opentelemetry": {"oaiserve.telemetry"},
-    "starlette": {"oaiserve.routes", "oaiserve.app"},
-    "msgspec": {"oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "loadtest.http_target"},
+    "starlette": {"oaiserve.routes", "oaiserve.app", "oaiserve.gateway.app", "oaiserve.gateway.gateway"},
+    "msgspec": {
+        *("oaiserve.routes", "oaiserve.cluster.prefix", "oaiserve.front_ends.messages", "oaiserve.gateway"),
+        "loadtest.http_target",
+    },
     "llguidance": {f"{ENGINE}.grammar"},
     "jinja2": {f"{ENGINE}.{m}" for m in ("chat_template", "jinja_template")},
     "uvicorn": {"oaiserve.connection", "oaiserve.server"},

@@ -14,7 +14,7 @@ from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import Config, EngineOptions, RouteOptions, ServerOptions, TelemetryOptions
 from tests.pages import anchors, links
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 FLAGS = {
     f"--{prefix}{field.name.replace('_', '-')}"
-    for options in (ServerOptions, EngineOptions, TelemetryOptions)
+    for options in (ServerOptions, EngineOptions, TelemetryOptions, RouteOptions)
     for field in fields(options)
     for prefix in (("", "no-") if field.type == "bool" else ("",))
 }
@@ -65,6 +65,7 @@ LOADTEST_FLAGS = {
         "docs/architecture.md",
         "docs/telemetry.md",
         "docs/loadtest.md",
+        "docs/gateway.md",
         "docs/runbook.md",
         "docs/security.md",
         "docs/start.md",

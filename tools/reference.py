@@ -51,13 +51,21 @@ def flags() -> str:
     """Return a table for each group of flags."""
     app = command_line(lambda config, sock: 0)
     lines: list[str] = []
-    arguments = app["serve"].assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
-    for group in ("Parameters", "Server", "Engine", "Telemetry"):
+    for command, group, title in (
+        ("serve", "Parameters", "Settings in a file"),
+        ("serve", "Server", "Server"),
+        ("serve", "Engine", "Engine"),
+        ("serve", "Telemetry", "Telemetry"),
+        ("route", "Route", "Gateway: `oaiserve route`"),
+    ):
+        arguments = app[command].assemble_argument_collection(
+            default_parameter=app.default_parameter, parse_docstring=True
+        )
         table = [["flag", "default", "what it sets"]]
         for argument in arguments:
             if argument.names[0].startswith("--") and argument.parameter.group[0].name == group:
                 table.append(_flag(argument))
-        lines += [f"## {'Settings in a file' if group == 'Parameters' else group}", "", *as_markdown(table), ""]
+        lines += [f"## {title}", "", *as_markdown(table), ""]
     return "\n".join(lines)
 
 

@@ -34,6 +34,20 @@ class Prompt(NamedTuple):
     num_tokens: int  # about
 
 
+def prompt_of_body(content: bytes | bytearray) -> Prompt:
+    """Return what a router knows of the prompt in a body as it was received, which may be anything.
+
+    Router and replica both call this, so that they give the same prompt the same keys.
+    """
+    try:
+        body = msgspec.json.decode(content)
+        if isinstance(body, dict):
+            return prompt_of(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # the replica that gets it says what is wrong with it
+    return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
+
+
 def prompt_of(body: Mapping[str, Any]) -> Prompt:
     """Return what a router knows of the prompt in the body of a request to any generation route.
 
@@ -62,6 +76,17 @@ def prompt_of_text(text: bytes, salt: bytes = b"", talk_bytes: int | None = None
     talk = blake2b(b"talk" + blake2b(salt).digest(), digest_size=8)
     talk.update(text[:talk_bytes][: BLOCK_BYTES * MOST_BLOCKS])
     return Prompt(keys, _number(talk.digest()), len(text) // BYTES_PER_TOKEN)
+
+
+def beginnings_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
+    """Return the keys by which a replica reports that it holds a prompt, each with its share of the whole prompt.
+
+    The share of the text stands for that of the tokens, which only the replica knows.
+    """
+    num_bytes = max(1, prompt.num_tokens * BYTES_PER_TOKEN)
+    return tuple(
+        (prompt.keys[depth - 1], min(1.0, depth * BLOCK_BYTES / num_bytes)) for depth in marked_depths(len(prompt.keys))
+    )
 
 
 def key_of_session(session: str) -> int:

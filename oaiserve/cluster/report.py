@@ -10,7 +10,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    Keys = array[int]
+else:  # msgspec reads it when a report is sent, and knows no generic array
+    Keys = array
 
 MOST_KEYS = 1024
 
@@ -27,7 +32,11 @@ class ReplicaReport:
     # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
     num_open: float  # requests that it has taken and not finished, those that wait included
     waiting_tokens: float  # tokens of their prompts that are still to be computed
-    keys: array[int]  # type "Q": the beginnings of prompts that it holds, the most useful ones first
+    keys: Keys  # type "Q": the beginnings of prompts that it holds, the most useful ones first
+    # As they are now, for whoever starts and stops replicas:
+    num_running: int = 0  # sequences in steps
+    num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
+    kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
 
     @property
     def is_full(self) -> bool:
@@ -63,7 +72,7 @@ class HeldPrefixes(Generic[Place]):
             while len(part) > self._most_keys:
                 part.popitem(last=False)
 
-    def keys(self, is_cached: Callable[[Place], bool]) -> array[int]:
+    def keys(self, is_cached: Callable[[Place], bool]) -> Keys:
         """Return the keys for a report, and forget those that are no longer cached."""
         found = array("Q")
         for part in (self._used_again, self._used_once):

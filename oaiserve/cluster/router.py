@@ -7,7 +7,7 @@ same. It knows neither HTTP nor what starts and stops replicas.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from math import exp, sqrt
 from typing import NamedTuple
@@ -125,22 +125,25 @@ class Router:
                 self._holders.discard(key, replica)
         replica.reported = report.keys
 
-    def choose(self, prompt: Prompt, now_ns: int, session: str | None = None) -> Decision:
+    def choose(
+        self, prompt: Prompt, now_ns: int, session: str | None = None, without: Collection[str] = ()
+    ) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
         Those that hold the same come into question in an order that is the talk's own. Of the first two that are not
         busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together whatever
-        is known of its prompts. Raises NoReplica.
+        is known of its prompts. `without` has the names of those that have refused the request already. Raises
+        NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)
-        if not self._available:
+        if all(replica.name in without for replica in self._available):
             raise NoReplica("there is no replica that the request could be sent to")
         fading = self._fading(now_ns)
         own = prompt.talk if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens), fading)
         longest = num_holders = 0
-        for depth, replicas in self._holders_of(prompt):
+        for depth, replicas in self._holders_of(prompt, without):
             if not longest:
                 longest, num_holders = depth, len(replicas)
             hit_tokens = _num_tokens(prompt, depth)
@@ -156,12 +159,16 @@ class Router:
         elif session is None and prompt.keys and not self._holders.find(prompt.keys[0]):
             key = prompt.keys[0]  # several routers that see something new agree on where it begins
         everywhere = (self._available[position] for position in order(key, self._seeds))
-        chosen = _first_below(bound - _weight(prompt.num_tokens), everywhere, fading, session)
-        assert chosen is not None, "the least loaded replica is below the bound"
+        allowed = (replica for replica in everywhere if replica.name not in without)
+        chosen = _first_below(bound - _weight(prompt.num_tokens), allowed, fading, session)
+        if chosen is None:
+            assert without, "the least loaded replica is below the bound"
+            rest = (replica for replica in self._available if replica.name not in without)
+            chosen = min(rest, key=lambda replica: replica.load(fading))
         reason = Reason.SPILLED if longest else Reason.NEW
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
-    def _holders_of(self, prompt: Prompt) -> Iterator[tuple[int, list[_Replica]]]:
+    def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
         """Return numbers of blocks, and the replicas that hold so many first blocks of a prompt and can be chosen.
 
         The longest beginning that is known comes first, and none that is too short to be worth it.
@@ -173,7 +180,7 @@ class Router:
             holders = self._holders.find(prompt.keys[depth - 1])
             if len(holders) > num_before:  # otherwise they are the same, since what holds more holds this, too
                 num_before = len(holders)
-                if replicas := [replica for replica in holders if replica.is_available]:
+                if replicas := [one for one in holders if one.is_available and one.name not in without]:
                     yield depth, replicas
 
     def _bound(self, weight: float, fading: float) -> float:

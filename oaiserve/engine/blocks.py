@@ -108,7 +108,10 @@ class BlockPool:
             self._hashes[block] = block_hash
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the block with that content, or None. The next `allocate` that does not share it may reuse it."""
+        """Return the block with that content, or None. The next `allocate` that does not share it may reuse it.
+
+        Any thread may ask whether there is one.
+        """
         return self._published.get(block_hash)
 
     def _forget(self, block: int) -> None:

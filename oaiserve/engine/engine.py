@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.blocks import BlockPool
@@ -32,6 +33,7 @@ from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.pretrained import EngineParts, load_parts
 from oaiserve.engine.profiling import EndProfile, Profiler, StartProfile
+from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -143,9 +145,10 @@ class Engine:
         self._processes = processes
         # A state cannot go back to the tokens before a draft that has not come true.
         has_drafts = not num_states and (options.drafts == "lookup" or (options.drafts == "auto" and device == "cpu"))
+        pool = BlockPool(num_blocks, options.block_size)
         self._loop = EngineLoop(
             Scheduler(
-                BlockPool(num_blocks, options.block_size),
+                pool,
                 Limits(
                     max_running=min(options.max_running, num_states or options.max_running),
                     max_step_tokens=options.step_tokens(max_step_tokens_default),
@@ -194,6 +197,12 @@ class Engine:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             clock=clock_ns,
+        )
+        self._reports = Reports(
+            self.snapshot,
+            self._loop.requests.computed_prompts,
+            is_cached=lambda block_hash: pool.find(block_hash) is not None,
+            clock_ns=clock_ns,
         )
         if processes is not None:
             processes.watch(lambda failure: self._loop.post(Broken(failure)))
@@ -257,6 +266,17 @@ class Engine:
             host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
         adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
         return snapshot._replace(num_tokenizing=self._tokenize.num_waiting, adapters=adapters, host_ns=host_ns)
+
+    def report(self, replica: str = "") -> ReplicaReport:
+        """Return what routers learn of this engine, under the name by which they know it: its load, and the beginnings
+        of prompts that it holds. Ask about once a second. This costs the engine thread nothing, and the caller up to a
+        millisecond."""
+        return self._reports.report(replica)
+
+    @property
+    def is_reporting(self) -> bool:
+        """Return whether a report has been asked for. From then on requests should have their `beginnings`."""
+        return self._reports.is_asked
 
     def take_steps(self) -> list[StepRecord]:
         """Take the records of the steps since the last call, oldest first, as far as they are kept.

@@ -194,7 +194,7 @@ class EngineLoop:
         )
         self.failure: BaseException | None = None
         self.is_stopped = False
-        self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks)
+        self.snapshot = EngineSnapshot(blocks_total=scheduler.pool.num_blocks, load=self._account.load)
         self.steps = self._account.steps
 
     @property
@@ -505,6 +505,8 @@ class EngineLoop:
         self.requests.observe_drain()
         self.snapshot = self._account.snapshot(
             self._scheduler,
+            now_ns=self._host.since_ns,
+            num_open=len(self.requests),
             num_waiting_tokens=self.requests.num_waiting_tokens,
             drain_rate=self.requests.drain_rate.per_second,
             num_out_of_memory=self._shortage.num_steps,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
@@ -20,6 +21,7 @@ from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
+from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -147,6 +149,8 @@ class OpenRequests:
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
+        # taken by `Reports`: prompts that are in the prefix cache now, as far as routers know their beginnings
+        self.computed_prompts: deque[ComputedPrompt] = deque(maxlen=MOST_PROMPTS_KEPT)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -437,6 +441,8 @@ class OpenRequests:
         is_begun = sequence.last_token_ns is not None
         if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
             opened.usage.cached_tokens += sequence.num_cached
+            if opened.request.beginnings:
+                self._note_beginnings(opened.request.beginnings, sequence)
         if is_empty:
             notes.drew(sequence, now_ns, batch)
             output.finish_without_token()
@@ -450,6 +456,12 @@ class OpenRequests:
             if output.finish_reason is not None:
                 break
         return taken
+
+    def _note_beginnings(self, beginnings: tuple[tuple[int, float], ...], sequence: Sequence) -> None:
+        """Note in which blocks the beginnings of a prompt end, now that all of it has been computed."""
+        size, hashes = self._scheduler.pool.block_size, sequence.hashes
+        ends = ((key, min(int(share * sequence.prompt_len) // size, len(hashes))) for key, share in beginnings)
+        self.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
 
     def _note_draft(self, opened: OpenRequest, chunk: Chunk, token_ids: list[int]) -> None:
         """Note how much of a chunk's draft is in the answer."""

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve.engine.host_time import HostTime, kind_of
+from oaiserve.engine.load_totals import LoadTotals
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
-from oaiserve.record import EngineAccount, EventKind, HostPart, StepRecord
+from oaiserve.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.times import RequestTimes
 
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
@@ -52,6 +53,7 @@ class EngineSnapshot(NamedTuple):
     idle_with_work_ns: int = 0  # between steps, while there was something to compute
     host_ns: Mapping[HostPart, int] = MappingProxyType(dict.fromkeys(HostPart, 0))  # of the engine thread, so far
     idle_since_ns: int | None = None  # it is in this part since then, which is not in `host_ns` yet
+    load: LoadTotals = LoadTotals()
 
 
 @dataclass(slots=True)
@@ -142,6 +144,8 @@ class StepAccount:
         self._idle_ns = 0
         self._work_since_ns = 0
         self._last_ended_ns = 0
+        self.load = LoadTotals(host.since_ns)
+        self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
     def work_arrived(self, now_ns: int) -> None:
         """Note that there is something to compute again."""
@@ -167,11 +171,15 @@ class StepAccount:
             idle_ns = min(result.device_gap_ns, launched_ns - self._work_since_ns)
         self._last_ended_ns = ended_ns
         num_sequences, num_tokens = len(step.chunks), step.num_tokens
+        kind = kind_of(step, num_tokens)
+        self._num_begun_tokens = 0
+        if kind is not StepKind.DECODE:
+            self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
         before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
         num_masked_before, self._num_masked_before = self._num_masked_before, self._num_masked
         self.steps.append(
             StepRecord(
-                kind_of(step, num_tokens),
+                kind,
                 began_ns,
                 duration_ns,
                 idle_ns,
@@ -195,6 +203,8 @@ class StepAccount:
         self,
         scheduler: Scheduler,
         *,
+        now_ns: int,
+        num_open: int,
         num_waiting_tokens: int,
         drain_rate: float,
         num_out_of_memory: int,
@@ -205,9 +215,11 @@ class StepAccount:
         num_model_draft_tokens: int,
         num_accepted_model_tokens: int,
     ) -> EngineSnapshot:
-        pool = scheduler.pool
+        pool, num_running = scheduler.pool, len(scheduler.running)
+        num_begun_tokens = self._num_begun_tokens if num_running else 0
+        self.load = self.load.after(now_ns, num_open, num_waiting_tokens + num_begun_tokens)
         return EngineSnapshot(
-            num_running=len(scheduler.running),
+            num_running=num_running,
             num_waiting=scheduler.num_waiting + scheduler.num_parked,
             by_adapter=scheduler.by_adapter(),
             blocks_used=pool.num_used,
@@ -231,4 +243,5 @@ class StepAccount:
             model_ns=self.totals.model_ns,
             idle_with_work_ns=self._idle_ns,
             host_ns=self._host.spent_ns.copy(),
+            load=self.load,
         )

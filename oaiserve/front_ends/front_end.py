@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oaiserve.adapter_files import BadAdapter
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.connections import Connections
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.pooling import Pooling
@@ -27,6 +28,7 @@ from oaiserve.front_ends.link import Link
 from oaiserve.front_ends.messages import (
     AbortRequest,
     AccessRefused,
+    Adapters,
     Ask,
     ConnectionEnded,
     ConnectionRefused,
@@ -44,12 +46,14 @@ from oaiserve.front_ends.messages import (
     LogCounts,
     LoopLag,
     MakeProfile,
+    MakeReport,
     Message,
     NotEncoded,
     PutResponse,
     Recorded,
     Refused,
     RenderMetrics,
+    Reporting,
     RoomBack,
     SaveProfile,
     Submit,
@@ -103,6 +107,11 @@ class SharedEngine(Protocol):
 
     def end_profile(self, asked: Future[Profile], /) -> None: ...
 
+    @property
+    def is_reporting(self) -> bool: ...
+
+    def report(self) -> ReplicaReport: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -113,7 +122,7 @@ class Shared:
     responses: ResponseStore
     connections: Connections
     log_limit: LogLimit | None
-    announce: Callable[[Sequence[ServedAdapter]], None]  # tells all front ends which adapters there are
+    tell: Callable[[Message], None]  # sends all front ends a message
 
 
 class FrontEnd:
@@ -134,6 +143,8 @@ class FrontEnd:
         self._recordings: dict[int, Recording] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_lost = False
+        self.is_ending = False  # written by the supervisor, when the shutdown begins
+        self.num_finished = self.num_cut_off = 0  # requests that have ended since then
         self.is_up = False
         self.num_silent = 0  # for the supervisor, which adds to it: how often it has found nothing new
         self.ended = asyncio.get_running_loop().create_future()  # the number of requests that were lost
@@ -148,6 +159,11 @@ class FrontEnd:
     @property
     def num_connections(self) -> int:
         return self._num_connections
+
+    @property
+    def num_open(self) -> int:
+        """The number of requests that have no record yet."""
+        return len(self._unrecorded)
 
     @property
     def num_encoding(self) -> int:
@@ -252,6 +268,12 @@ class FrontEnd:
     def _recorded(self, message: Recorded) -> None:
         terminal = self._unrecorded.pop(message.values.response_id, None)
         self._telemetry.record(message.record(EngineAccount() if terminal is None else terminal.account))
+        self._count_ended(message.values.outcome)
+
+    def _count_ended(self, outcome: Outcome) -> None:
+        if self.is_ending:
+            self.num_finished += outcome is Outcome.FINISHED
+            self.num_cut_off += outcome is not Outcome.FINISHED
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -281,6 +303,7 @@ class FrontEnd:
         for terminal in ended:
             if self._unrecorded.pop(terminal.request_id, None) is None:
                 continue
+            self._count_ended(Outcome.FAILED)
             self._telemetry.record(
                 RequestRecord(
                     request_id=terminal.request_id,
@@ -338,6 +361,10 @@ class FrontEnd:
                 return await asyncio.to_thread(telemetry.recent.get, ask.request_id)
             case LiveAfter():
                 return telemetry.live.after(ask.sample)
+            case MakeReport():
+                if not engine.is_reporting:
+                    self._shared.tell(Reporting())
+                return await asyncio.to_thread(engine.report)
             case PutResponse():
                 return await store.put(ask.owner, ask.stored)
             case GetResponse():
@@ -348,11 +375,11 @@ class FrontEnd:
                 return await store.delete(ask.owner, ask.response_id)
             case LoadAdapter():
                 adapter = await asyncio.to_thread(engine.load_adapter, ask.name, Path(ask.path))
-                self._shared.announce(engine.adapters.served)
+                self._shared.tell(Adapters(list(engine.adapters.served)))
                 return adapter
             case UnloadAdapter():
                 adapter = engine.unload_adapter(ask.name)
-                self._shared.announce(engine.adapters.served)
+                self._shared.tell(Adapters(list(engine.adapters.served)))
                 return adapter
             case MakeProfile():
                 return await self._make_profile(ask)

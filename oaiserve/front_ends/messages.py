@@ -66,6 +66,7 @@ class Model:
     pooling: Pooling | None
     adapters: list[ServedAdapter]
     is_on_cpu: bool
+    is_reporting: bool
     started_unix_seconds: float
     live_boundaries_seconds: dict[str, list[float]]
 
@@ -91,6 +92,7 @@ class Submit(Message):
     client: str
     num_bytes: int
     received_ns: int | None
+    beginnings: tuple[tuple[int, float], ...]
     submitted_ns: int
 
     @classmethod
@@ -107,6 +109,7 @@ class Submit(Message):
             request.client,
             request.num_bytes,
             request.received_ns,
+            request.beginnings,
             submitted_ns,
         )
 
@@ -124,6 +127,7 @@ class Submit(Message):
             client=self.client,
             num_bytes=self.num_bytes,
             received_ns=self.received_ns,
+            beginnings=self.beginnings,
         )
 
 
@@ -263,6 +267,10 @@ class LiveAfter(Ask):
     sample: int
 
 
+class MakeReport(Ask):
+    """Ask for the report for routers."""
+
+
 class PutResponse(Ask):
     owner: str
     stored: StoredResponse
@@ -350,6 +358,10 @@ class Adapters(Message):
     served: list[ServedAdapter]
 
 
+class Reporting(Message):
+    """Routers ask for reports, so requests have their beginnings from now on."""
+
+
 class Shutdown(Message):
     """The shutdown begins; the second time, running requests are not waited for."""
 
@@ -381,9 +393,9 @@ FROM_FRONT_END = (
     *(Up, Submit, EncodingStarted, Encoded, NotEncoded, AbortRequest, Recorded, RoomBack, ConnectionEnded),
     *(ConnectionRefused, AccessRefused, LoopLag, LogCounts, TakeRoom, RenderMetrics, ListRecent, GetRecent, LiveAfter),
     *(PutResponse, GetResponse, GetTalk, DeleteResponse, LoadAdapter, UnloadAdapter, MakeProfile, SaveProfile),
-    EndProfile,
+    *(EndProfile, MakeReport),
 )
-TO_FRONT_END = (Events, Adapters, Shutdown, EngineFailed, Answer, Refused)
+TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, EngineFailed, Answer, Refused)
 
 
 def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:

@@ -33,7 +33,8 @@ def main() -> None:
     from oaiserve.telemetry import logs, sampling
 
     log_limit = logs.configure(options.log_level, options.log_format)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # each start and end is the engine process's to log
+    for name in ("uvicorn.error", "oaiserve.server"):  # each start and end is the engine process's to log
+        logging.getLogger(name).setLevel(logging.WARNING)
     allowed_connections(options)  # which raises the limit of open files
 
     def before() -> None:

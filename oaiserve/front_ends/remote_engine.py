@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event as Flag
 from typing import TypeVar
 
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.request import (
     TERMINAL,
@@ -47,10 +48,12 @@ from oaiserve.front_ends.messages import (
     Events,
     LoadAdapter,
     MakeProfile,
+    MakeReport,
     Message,
     Model,
     NotEncoded,
     Refused,
+    Reporting,
     RoomBack,
     SaveProfile,
     Shutdown,
@@ -109,6 +112,7 @@ class RemoteEngine:
         self.adapters.replace(model.adapters)
         self.failure: Exception | None = None
         self.is_ready = False
+        self.is_reporting = model.is_reporting
         self._open: dict[str, _Open] = {}
         self._profiles: dict[Future[Profile], int] = {}
         self._is_stopping = False
@@ -208,7 +212,7 @@ class RemoteEngine:
         if (opened := self._open.get(request.request_id)) is not None:
             opened.is_encoding = False
 
-    # -- adapters and profiles ----------------------------------------------------------------------------------------
+    # -- adapters, reports and profiles -------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises what `AdapterTable.load` does."""
@@ -221,6 +225,11 @@ class RemoteEngine:
         _, unloaded = self._process.ask(lambda number: UnloadAdapter(number, name), ServedAdapter)
         adapter: ServedAdapter = unloaded.result()
         return adapter
+
+    def report(self) -> ReplicaReport:
+        """Return what routers learn of the engine. This blocks."""
+        made: ReplicaReport = self._process.ask(MakeReport, ReplicaReport)[1].result()
+        return made
 
     def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
         """Begin a profile of the next steps, as `Engine.profile` does."""
@@ -259,6 +268,8 @@ class RemoteEngine:
                 self._process.settle(message)
             case Adapters():
                 self.adapters.replace(message.served)
+            case Reporting():
+                self.is_reporting = True
             case EngineFailed():
                 self.failure = EngineGone(message.reason)
                 self.drain()

@@ -23,14 +23,14 @@ import uvloop
 
 from oaiserve.config import ServerOptions
 from oaiserve.connections import Connections
-from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.step_account import EngineSnapshot
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.front_ends.child import Child
 from oaiserve.front_ends.front_end import FrontEnd, Shared, SharedEngine
 from oaiserve.front_ends.handed_over import hand_over
 from oaiserve.front_ends.link import Link
-from oaiserve.front_ends.messages import Adapters, EngineFailed, Model, Shutdown, pickled
+from oaiserve.front_ends.messages import EngineFailed, Message, Model, Shutdown, pickled
+from oaiserve.front_ends.process_numbers import ProcessNumbers, numbers_of
 from oaiserve.listener import Listener
 from oaiserve.record import StepRecord
 from oaiserve.response_store import ResponseStore
@@ -89,6 +89,7 @@ class SupervisedEngine(SharedEngine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Running:
+    number: int
     front_end: FrontEnd
     child: Child
 
@@ -102,6 +103,7 @@ class FrontEnds:
         self.features = engine.features
         self.take_steps = engine.take_steps
         self.running: list[_Running] = []  # replaced as a whole, so that any thread may read it
+        self.num_ended = 0  # that were not told to end
 
     def snapshot(self) -> EngineSnapshot:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
@@ -109,10 +111,19 @@ class FrontEnds:
         num_encoding = sum(running.front_end.num_encoding for running in self.running)
         return now._replace(num_tokenizing=now.num_tokenizing + num_encoding)
 
-    def announce(self, served: Sequence[ServedAdapter]) -> None:
-        """Tell all of them which adapters there are."""
+    @property
+    def num_up(self) -> int:
+        return sum(running.front_end.is_up for running in self.running)
+
+    def processes(self) -> dict[int, ProcessNumbers]:
+        """Return the numbers of the processes that run, by the number of the front end."""
+        found = {running.number: numbers_of(running.child.process.pid) for running in self.running}
+        return {number: numbers for number, numbers in found.items() if numbers is not None}
+
+    def tell(self, message: Message) -> None:
+        """Send all of them a message."""
         for running in self.running:
-            running.front_end.send(Adapters(list(served)))
+            running.front_end.send(message)
 
 
 class Supervisor:
@@ -137,7 +148,7 @@ class Supervisor:
         self._children = children
         self._start = start
         self._engine = engine = front_ends.engine
-        self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.announce)
+        self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
         self._model = model_of(engine, telemetry)
         self._refusal = None if options.tls_certificate else too_many_connections
         self._drain_timeout_seconds = options.drain_timeout_seconds
@@ -170,13 +181,20 @@ class Supervisor:
         listener.close()
         sock.close()
         self._drop_unplaced()
-        for running in self._front_ends.running:
-            running.front_end.send(Shutdown())
+        ending = [running.front_end for running in self._front_ends.running]
+        for front_end in ending:
+            front_end.is_ending = True
+        num_open = sum(front_end.num_open for front_end in ending)
+        log.info("Shutting down. Requests running: %d, given %d s", num_open, self._drain_timeout_seconds)
+        self._front_ends.tell(Shutdown())
         await asyncio.wait(keepers, timeout=self._drain_timeout_seconds + END_SECONDS)
         for running in self._front_ends.running:
             log.error("A front end does not end, so it is killed")
             running.child.process.kill()
         await asyncio.gather(*keepers)
+        num_finished = sum(front_end.num_finished for front_end in ending)
+        num_cut_off = sum(front_end.num_cut_off for front_end in ending)
+        log.info("Shutting down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
@@ -190,8 +208,7 @@ class Supervisor:
         if self._num_signals > 2:
             os._exit(1)
         if self._num_signals == 2:
-            for running in self._front_ends.running:
-                running.front_end.send(Shutdown())
+            self._front_ends.tell(Shutdown())
         self._is_ending.set()
 
     async def _watch(self) -> None:
@@ -205,8 +222,7 @@ class Supervisor:
                     running.child.process.kill()
         reason = f"{type(failure).__name__}: {failure}"
         log.error("The engine has stopped (%s), so the server ends", reason)
-        for running in self._front_ends.running:
-            running.front_end.send(EngineFailed(reason))
+        self._front_ends.tell(EngineFailed(reason))
         self._is_ending.set()
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -217,8 +233,9 @@ class Supervisor:
         pause_seconds = 0.0
         while child is not None:
             started = self._loop.time()
-            num_lost = await self._run(child)
+            num_lost = await self._run(number, child)
             how = await asyncio.to_thread(child.end, END_SECONDS)
+            self._front_ends.num_ended += not self._is_ending.is_set()
             if num_lost or not self._is_ending.is_set():
                 text = "Front end %d has ended %s. Requests that it had open, and which have failed: %d"
                 log.error(text, number, how, num_lost)
@@ -239,13 +256,14 @@ class Supervisor:
                 log.error("Front end %d cannot be started: %s", number, error)
                 pause_seconds = MOST_PAUSE_SECONDS
 
-    async def _run(self, child: Child) -> int:
+    async def _run(self, number: int, child: Child) -> int:
         """Serve one process of a front end until its end, and return how many requests are lost with it."""
         link = Link(child.messages)
         front_end = FrontEnd(link, self._shared, on_up=self._place)
-        link.send(pickled(replace(self._model, adapters=self._engine.adapters.served)))
+        is_reporting = self._engine.is_reporting
+        link.send(pickled(replace(self._model, adapters=self._engine.adapters.served, is_reporting=is_reporting)))
         front_end.start()
-        running = _Running(front_end, child)
+        running = _Running(number, front_end, child)
         self._front_ends.running = [*self._front_ends.running, running]
         if self._is_ending.is_set():
             front_end.send(Shutdown())
@@ -301,6 +319,7 @@ def model_of(engine: SupervisedEngine, telemetry: Telemetry) -> Model:
         pooling=engine.pooling,
         adapters=engine.adapters.served,
         is_on_cpu=engine.model_info["device"] == "cpu",
+        is_reporting=engine.is_reporting,
         started_unix_seconds=time.time(),
         live_boundaries_seconds=telemetry.live.boundaries_seconds,
     )

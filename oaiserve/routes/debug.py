@@ -1,16 +1,20 @@
-"""/debug/requests, the accounts of the last requests that ended, and /debug/profile, a trace of the next engine steps.
+"""What is inside the server: /debug/requests has the accounts of the last requests that ended, /debug/profile a trace
+of the next engine steps, /debug/report what a router learns of a replica.
 
-Neither holds text of prompts or answers.
+None of them holds text of prompts or answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from array import array
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
@@ -148,6 +152,49 @@ def _save(recording: Recording, path: Path) -> None:
         recording.save(written)
         written.chmod(private.FILE_MODE)
         written.replace(path)
+
+
+class Report(msgspec.Struct):
+    """The report of a replica: its load, and which beginnings of prompts it holds. docs/scale.md explains it."""
+
+    incarnation: str
+    number: int
+    num_open: float
+    waiting_tokens: float
+    keys: bytes
+    num_running: int
+    num_waiting: int
+    kv_use: float
+    is_ready: bool
+
+
+@documented(
+    Operation(
+        summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
+        group="Debugging",
+        answer=Report,
+    )
+)
+async def report(request: Request) -> Response:
+    """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64."""
+    engine = serving_of(request).engine
+    made = await run_in_threadpool(engine.report)
+    keys = array("Q", made.keys)
+    if sys.byteorder == "big":
+        keys.byteswap()
+    return json_response(
+        Report(
+            made.incarnation,
+            made.number,
+            made.num_open,
+            made.waiting_tokens,
+            keys.tobytes(),
+            made.num_running,
+            made.num_waiting,
+            made.kv_use,
+            engine.is_ready,
+        )
+    )
 
 
 async def closed(request: Request) -> Response:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from secrets import token_hex
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oaiserve.cluster.decision_header import DECISION_HEADER, of_text
 from oaiserve.errors import (
     APIError,
     InternalError,
@@ -42,9 +44,10 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), and `send`, through
-    which the chunks of a stream go straight to the server: the layers between would only cost time. `is_sampled`
-    returns whether the spans of a trace will be exported. Requests without an account have none.
+    `client` (its address, until a key says more), `key_name` (None) and `owner` ("", likewise), `routing` (what a
+    router in front says of its choice, if there is one), and `send`, through which the chunks of a stream go straight
+    to the server: the layers between would only cost time. `is_sampled` returns whether the spans of a trace will be
+    exported. Requests without an account have none.
     """
 
     def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool]) -> None:
@@ -55,16 +58,12 @@ class RequestHeaders:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         started_ns = monotonic_ns()
-        headers = Headers(scope=scope)
-        unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
-        request_id = headers.get("x-request-id", "")
-        if _REQUEST_ID.fullmatch(request_id) is None:
-            request_id = f"req-{unique_id}"
-        trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
-        address, _ = scope.get("client") or ("", 0)
-        scope.setdefault("state", {}).update(
-            unique_id=unique_id, request_id=request_id, trace=trace, client=address, key_name=None, owner="", send=send
-        )
+        ids = request_ids(scope)
+        request_id, trace = ids["request_id"], ids["trace"]
+        state = scope.setdefault("state", {})
+        state.update(ids, key_name=None, owner="", send=send)
+        if decision := Headers(scope=scope).get(DECISION_HEADER):
+            state["routing"] = of_text(decision)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -80,6 +79,18 @@ class RequestHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+def request_ids(scope: Scope) -> dict[str, Any]:
+    """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, and the address as `client`."""
+    headers = Headers(scope=scope)
+    unique_id = token_hex(16)  # nobody can guess it: without API keys, the id of a response is what protects it
+    request_id = headers.get("x-request-id", "")
+    if _REQUEST_ID.fullmatch(request_id) is None:
+        request_id = f"req-{unique_id}"
+    trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
+    address, _ = scope.get("client") or ("", 0)
+    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": address}
 
 
 class TidyPath:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HTTPRequest
 
+from oaiserve.cluster.prefix import beginnings_of, prompt_of_body
 from oaiserve.engine.request import Grammar, Prompt, Request, Usage
 from oaiserve.routes import constraints, protocol
 from oaiserve.routes.body import read_body
@@ -120,6 +121,10 @@ async def prepare(
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(all_prompts)} times {params.n}")
         exchange.prompt_text = protocol.traced_prompts(all_prompts, serving.trace_prompt_characters)
 
+        beginnings: tuple[tuple[int, float], ...] = ()
+        # What a request goes on from is not in its body, and routers know bodies only.
+        if serving.engine.is_reporting and len(all_prompts) == 1 and num_bytes == len(content):
+            beginnings = beginnings_of(prompt_of_body(content))
         response_id = exchange.response_id = f"{id_prefix}{exchange.unique_id}"
         head = Head(response_id, int(time.time()), serving.name_of(exchange.adapter), serving.fingerprint)
         request = Request(
@@ -134,6 +139,7 @@ async def prepare(
             client=exchange.client,
             num_bytes=num_bytes,
             received_ns=exchange.received_ns,
+            beginnings=beginnings,
         )
         return Answer(
             serving,

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.request import Prompt
@@ -68,6 +69,11 @@ class ServedEngine(Protocol):
 
     @property
     def is_ready(self) -> bool: ...
+
+    @property
+    def is_reporting(self) -> bool: ...
+
+    def report(self) -> ReplicaReport: ...
 
     @property
     def pooling(self) -> Pooling | None: ...

@@ -19,7 +19,7 @@ from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.otel_environment import export_interval_seconds, exporter_kind, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
-from oaiserve.telemetry.snapshot import ConnectionCounts, Snapshot, StoreCounts
+from oaiserve.telemetry.snapshot import ConnectionCounts, FrontEndCounts, Snapshot, StoreCounts
 from oaiserve.times import monotonic_ns
 from oaiserve.trace import TraceContext
 
@@ -55,6 +55,7 @@ class Telemetry:
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]] = list,
         connections: ConnectionCounts | None = None,
+        front_ends: FrontEndCounts | None = None,
         stored_responses: Callable[[], StoreCounts] | None = None,
         model: str,
         version: str,
@@ -75,6 +76,7 @@ class Telemetry:
             snapshot=snapshot,
             take_steps=self._take_steps,
             connections=connections,
+            front_ends=front_ends,
             stored_responses=stored_responses,
             model=model,
             version=version,

@@ -34,10 +34,12 @@ from oaiserve.telemetry.series import (
 )
 from oaiserve.telemetry.snapshot import (
     ConnectionCounts,
+    FrontEndCounts,
     Snapshot,
     StoreCounts,
     connection_families,
     engine_families,
+    front_end_families,
     store_families,
 )
 from oaiserve.telemetry.vllm import vllm_families
@@ -60,6 +62,7 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         take_steps: Callable[[], list[StepRecord]],
         connections: ConnectionCounts | None = None,
+        front_ends: FrontEndCounts | None = None,
         stored_responses: Callable[[], StoreCounts] | None = None,
         model: str,
         version: str,
@@ -89,6 +92,7 @@ class Metrics:
             HistogramFamily(names.ENGINE_STEP_TOKENS, self._observed.step_tokens),
             CallbackFamily(names.ENGINE_FEATURE, lambda: {(name,): int(is_on) for name, is_on in features.items()}),
             *connection_families(connections),
+            *front_end_families(front_ends),
             *store_families(stored_responses),
             HistogramFamily(names.EVENT_LOOP_LAG_SECONDS, self._lag),
             CounterFamily(names.REFUSED_ACCESS, self._refused_access),

@@ -337,6 +337,23 @@ CONNECTIONS_REFUSED = Metric(
     "headers that are too large).",
     labels=("reason",),
 )
+FRONT_ENDS = Metric("oaiserve_front_ends", "gauge", "Front ends that serve now (--front-ends).")
+FRONT_ENDS_ENDED = Metric(
+    "oaiserve_front_ends_ended_total", "counter", "Front ends that ended while the server went on, and start again."
+)
+FRONT_END_CPU_SECONDS = Metric(
+    "oaiserve_front_end_cpu_seconds_total",
+    "counter",
+    "CPU time of each front end, by its number, since it was started last. That of the engine's process is "
+    "process_cpu_seconds_total.",
+    labels=("front_end",),
+)
+FRONT_END_RESIDENT_BYTES = Metric(
+    "oaiserve_front_end_resident_memory_bytes", "gauge", "Memory of each front end.", "bytes", labels=("front_end",)
+)
+FRONT_END_OPEN_FDS = Metric(
+    "oaiserve_front_end_open_fds", "gauge", "Open files and sockets of each front end.", labels=("front_end",)
+)
 STORED_RESPONSES = Metric(
     "oaiserve_stored_responses",
     "gauge",
@@ -415,6 +432,7 @@ METRICS = (
     *(ENGINE_MODEL_SECONDS, ENGINE_IDLE_WITH_WORK_SECONDS, ENGINE_HOST_SECONDS, ENGINE_FEATURE),
     EVENT_LOOP_LAG_SECONDS,
     *(CONNECTIONS, CONNECTIONS_REFUSED, REFUSED_ACCESS),
+    *(FRONT_ENDS, FRONT_ENDS_ENDED, FRONT_END_CPU_SECONDS, FRONT_END_RESIDENT_BYTES, FRONT_END_OPEN_FDS),
     *(STORED_RESPONSES, STORED_RESPONSE_BYTES, STORED_RESPONSES_DROPPED),
     *(BUILD_INFO, MODEL_INFO, SCRAPE_DURATION_SECONDS, TELEMETRY_ERRORS, SPANS, LOG_MESSAGES),
 )  # fmt: skip
@@ -443,6 +461,7 @@ NUM_DRAFT_TOKENS = "oaiserve.draft.tokens"  # this and the next one only if draf
 NUM_ACCEPTED_TOKENS = "oaiserve.draft.accepted_tokens"
 NUM_TOOL_CALLS = {outcome: f"oaiserve.tool_calls.{outcome}" for outcome in ToolCallOutcome}  # only if there are any
 EVENTS_DROPPED = "oaiserve.events_dropped"  # only if there were more than oaiserve.record.MOST_EVENTS
+ROUTING_PREFIX = "oaiserve.routing."  # only if a router chose this replica, with the fields of its decision
 REQUEST_PARAM_PREFIX = "oaiserve.request."  # prefix of parameters that have no standard name
 
 # Attributes of the operation's span: the engine's steps from the first to the last one of the request.

@@ -1,4 +1,4 @@
-"""The metric families of the engine's snapshot, of the server's connections and of its store of responses.
+"""The metric families of the engine's snapshot, and of the server's connections, front ends and stored responses.
 
 They are read when a page is rendered. None of these parts pushes a number to telemetry.
 """
@@ -83,6 +83,48 @@ def connection_families(counts: ConnectionCounts | None) -> list[CallbackFamily]
             names.CONNECTIONS_REFUSED,
             lambda: {} if counts is None else {(reason,): number for reason, number in counts.refused.items()},
         ),
+    ]
+
+
+class ProcessCounts(Protocol):
+    """The numbers of a process; `ProcessNumbers` of front_ends/process_numbers.py has these attributes."""
+
+    @property
+    def cpu_seconds(self) -> float: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def open_files(self) -> int: ...
+
+
+class FrontEndCounts(Protocol):
+    """The numbers of the front ends; `FrontEnds` of front_ends/supervisor.py has these attributes."""
+
+    @property
+    def num_up(self) -> int: ...
+    @property
+    def num_ended(self) -> int: ...
+
+    def processes(self) -> Mapping[int, ProcessCounts]:
+        """Return the numbers of those that run, by number. This reads files."""
+
+
+def front_end_families(counts: FrontEndCounts | None) -> list[CallbackFamily]:
+    """Return the families of the front ends: zeros, and nothing of processes, if there are none."""
+
+    def by_process(metric: names.Metric, read: Callable[[ProcessCounts], Number]) -> CallbackFamily:
+        def values() -> dict[tuple[str, ...], Number]:
+            processes = {} if counts is None else counts.processes()
+            return {(str(number),): read(process) for number, process in processes.items()}
+
+        return CallbackFamily(metric, values)
+
+    return [
+        CallbackFamily(names.FRONT_ENDS, lambda: {(): 0 if counts is None else counts.num_up}),
+        CallbackFamily(names.FRONT_ENDS_ENDED, lambda: {(): 0 if counts is None else counts.num_ended}),
+        by_process(names.FRONT_END_CPU_SECONDS, lambda process: process.cpu_seconds),
+        by_process(names.FRONT_END_RESIDENT_BYTES, lambda process: process.resident_bytes),
+        by_process(names.FRONT_END_OPEN_FDS, lambda process: process.open_files),
     ]
 
 

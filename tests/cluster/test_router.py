@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from oaiserve.cluster.decision_header import as_text, of_text
 from oaiserve.cluster.prefix import BLOCK_BYTES, Prompt, marked_depths, prompt_of_text
 from oaiserve.cluster.report import MOST_KEYS, ReplicaReport
 from oaiserve.cluster.router import (
@@ -333,3 +334,23 @@ class RouterMachine(RuleBasedStateMachine):
 
 TestRouter = RouterMachine.TestCase
 TestRouter.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_decision_is_read_from_its_header_and_anything_else_is_none() -> None:
+    decision = Decision("10.0.0.5:8000", Reason.PREFIX, 1088, 2, 1.25, 6.5)
+    assert of_text(as_text(decision)) == decision._asdict()
+    good = as_text(decision)
+    for broken in ("", "x", good + " ", good.replace("6.5", "nan"), good.replace("prefix", "<b>"), good * 2):
+        assert of_text(broken) == {}
+
+
+def test_a_replica_that_has_refused_a_request_is_not_chosen_for_it_again() -> None:
+    router = Router()
+    router.update_replicas(NAMES, 0)
+    prompt = prompt_of_text(b"x" * 40 * BLOCK_BYTES)
+    refused: list[str] = []
+    for _ in NAMES:
+        refused.append(router.choose(prompt, 0, without=refused).replica)
+    assert {*refused} == {*NAMES}
+    with pytest.raises(NoReplica):
+        router.choose(prompt, 0, without=refused)

@@ -89,6 +89,10 @@ class ScriptedRunner:
         self._permits = Semaphore(0) if gated else None
         self._last: Launched | None = None
 
+    @property
+    def is_gated(self) -> bool:
+        return self._permits is not None
+
     def permit(self, steps: int = 1) -> None:
         assert self._permits is not None
         self._permits.release(steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ class ThreadChild:
         self.connections, self._its_connections = socket.socketpair()
         self.connections.setblocking(False)
         self.process = self
+        self.pid = os.getpid()
         self.code: int | None = None
         self._thread = threading.Thread(target=self._serve, args=(config,), name="front-end")
         self._thread.start()
@@ -62,6 +64,7 @@ class SilentChild:
         self.messages, self._its_messages = socket.socketpair()
         self.connections, self._its_connections = socket.socketpair()
         self.process = self
+        self.pid = os.getpid()
         self._its_messages.sendall(framed(Up()))
 
     def kill(self) -> None:
@@ -151,7 +154,7 @@ def serving(
     options = ServerOptions(front_ends=number, **({"drain_timeout_seconds": 5} | (server or {})))
     config = Config("demo", options, EngineOptions(lora_dir=lora_dir), TelemetryOptions(profile_dir=profile_dir))
     front_ends, connections, responses = FrontEnds(engine), Connections(most_connections, 0), response_store(options)
-    telemetry = server_telemetry(config, front_ends, connections, responses)
+    telemetry = server_telemetry(config, front_ends, connections, responses, front_ends=front_ends)
 
     def start() -> Child:
         return cast(Child, ThreadChild(config))

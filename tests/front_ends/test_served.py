@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.adapter_files import BadAdapter
 from oaiserve.app import create_app
+from oaiserve.cluster.prefix import prompt_of
 from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.step import ChunkResult, Step
@@ -153,6 +154,27 @@ def test_metrics_are_those_of_all_front_ends(served: Served) -> None:
             assert now["oaiserve_requests_total"] - before["oaiserve_requests_total"] == 4
             assert now["oaiserve_generation_tokens_total"] - before["oaiserve_generation_tokens_total"] == 12
             assert now["oaiserve_connections"] == served.connections.num_open >= 4
+
+
+def test_one_report_is_of_the_prompts_of_all_front_ends() -> None:
+    body = {"prompt": "Call me Ishmael. " * 20, "max_tokens": 2}
+    with serving(kv_blocks=256) as served, served.clients(2) as (one, other):
+        prompts = served.engine._loop.requests.computed_prompts
+        assert one.post(COMPLETIONS, json=body).status_code == 200
+        assert not prompts
+        report = one.get("/debug/report").json()
+        assert (report["number"], report["keys"]) == (0, "")
+        wait_until(lambda: other.post(COMPLETIONS, json=body).status_code == 200 and len(prompts) > 0)
+        assert [key for key, _ in prompts[0]] == prompt_of(body).keys
+        assert other.get("/debug/report").json()["incarnation"] == report["incarnation"]
+        one_more = served.children()[0]
+        one_more.kill()
+        wait_until(lambda: one_more not in served.children())
+        served.wait_until_up(2)
+        prompts.clear()
+        with served.client() as client:
+            assert client.post(COMPLETIONS, json=body).status_code == 200
+        assert prompts, "a front end that was started again knows that reports are asked for"
 
 
 def test_connections_are_shared_out_evenly(served: Served) -> None:
@@ -320,6 +342,12 @@ def test_a_front_end_that_ends_loses_its_own_requests_only(caplog: pytest.LogCap
         assert "error" in events_of(lost)[-2]  # a thread can still say so; a process that is killed cannot
         wait_until(lambda: any("front end" in message.lower() for message in caplog.messages))
         served.wait_until_up(2)
+        with served.client() as client:
+            now = metrics(client)
+        assert (now["oaiserve_front_ends"], now["oaiserve_front_ends_ended_total"]) == (2, 1)
+        assert now["oaiserve_front_end_cpu_seconds_total"] > 0
+        assert now["oaiserve_front_end_resident_memory_bytes"] > 2**20
+        assert now["oaiserve_front_end_open_fds"] > 4
         assert "Requests that it had open, and which have failed: 1" in caplog.text
         served.telemetry.flush(TIMEOUT_SECONDS)
         outcomes = Counter(account["outcome"] for account in served.telemetry.recent.list())
@@ -341,11 +369,11 @@ def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCa
 
 
 def test_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "oaiserve.server")
+    caplog.set_level(logging.INFO, "oaiserve.front_ends.supervisor")
     with serving(ScriptedRunner(gated=True)) as served:
         answers = [begun(served, f"drains-{number}", max_tokens=40) for number in range(2)]
         served.shut_down()
-        wait_until(lambda: sum("Requests running: 1" in message for message in caplog.messages) == 2)
+        wait_until(lambda: "Shutting down. Requests running: 2, given 5 s" in caplog.messages)
         served.runner.permit(1000)
         for answer in answers:
             *chunks, done = events_of(answer)
@@ -354,9 +382,11 @@ def test_requests_may_finish_after_a_signal(caplog: pytest.LogCaptureFixture) ->
         assert served.has_ended.wait(TIMEOUT_SECONDS)
         assert served.engine.failure is None
         assert Counter(account["outcome"] for account in served.telemetry.recent.list()) == {"finished": 2}
+        assert "Shutting down. Requests finished: 2, cut off: 0" in caplog.messages
 
 
-def test_a_second_signal_cuts_off_what_runs() -> None:
+def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "oaiserve.front_ends.supervisor")
     with serving(ScriptedRunner(gated=True), server={"drain_timeout_seconds": 60}) as served:
         answers = [begun(served, f"cut-{number}", max_tokens=50) for number in range(2)]
         served.shut_down()
@@ -369,6 +399,7 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
         assert served.has_ended.wait(TIMEOUT_SECONDS)
         accounts = served.telemetry.recent.list()
         assert [(account["outcome"], account["error_type"]) for account in accounts] == [("failed", "Unavailable")] * 2
+        assert "Shutting down. Requests finished: 0, cut off: 2" in caplog.messages
 
 
 class FailingRunner(ScriptedRunner):

@@ -13,6 +13,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from oaiserve.adapter_files import BadAdapter
+from oaiserve.cluster.report import ReplicaReport
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import TokenLogprob, TokenLogprobs, TopLogprob
 from oaiserve.engine.pooling import Pooling
@@ -111,6 +112,7 @@ class FakeEngine:
         self.pooling: Pooling | None = None
         self.adapters = AdapterTable(self._add_adapter)
         self.is_ready = True
+        self.is_reporting = False
         self.script: Script = says("Hello", " world")
         self.submit_error: APIError | None = None
         self.submitted: queue.Queue[Request] = queue.Queue()
@@ -157,6 +159,10 @@ class FakeEngine:
         except APIError as error:
             future.set_exception(error)
         return future
+
+    def report(self) -> ReplicaReport:
+        self.is_reporting = True
+        return ReplicaReport("", "fake", 3, 1.5, 20.0, array("Q", (1, 2**64 - 1)), 2, 1, 0.25)
 
     def end_profile(self, asked: Future[Profile]) -> None:
         self.ended_profiles.put(asked)

@@ -1,7 +1,9 @@
-"""Tests /debug/requests: its filters, the account of one request, and its page of text."""
+"""Tests /debug/requests: its filters, the account of one request, its page of text; and /debug/report."""
 
 from __future__ import annotations
 
+import base64
+import struct
 from array import array
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.cluster.prefix import prompt_of
 from oaiserve.record import EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.routes.debug import prefers_text
 from oaiserve.routes.waterfall import COLUMNS, page
@@ -270,3 +273,39 @@ def test_accounts_are_shown_only_with_a_key_or_on_loopback(serve: Serve) -> None
     guarded = serve(host="0.0.0.0", api_key=("secret",))
     assert guarded.http.get("/debug/requests").status_code == 401
     assert guarded.http.get("/debug/requests", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
+    got = served.http.get("/debug/report")
+    assert got.status_code == 200
+    report = got.json()
+    assert [*struct.unpack("<2Q", base64.b64decode(report.pop("keys")))] == [1, 2**64 - 1]
+    assert report == {
+        "incarnation": "fake",
+        "number": 3,
+        "num_open": 1.5,
+        "waiting_tokens": 20.0,
+        "num_running": 2,
+        "num_waiting": 1,
+        "kv_use": 0.25,
+        "is_ready": True,
+    }
+
+
+def test_requests_have_the_beginnings_of_their_prompt_once_a_report_has_been_asked_for(served: Served) -> None:
+    text = "It was a dark and stormy night. " * 30
+    body = {"prompt": text, "max_tokens": 3}
+
+    def beginnings(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+        assert served.http.post("/v1/completions", json=body).status_code == 200
+        return served.engine.submitted.get(timeout=5).beginnings
+
+    served.engine.reset()
+    assert beginnings(body) == ()
+    served.http.get("/debug/report")
+    keys = [key for key, _ in beginnings(body)]
+    assert keys == prompt_of(body).keys
+    assert [key for key, _ in beginnings(body | {"prompt": text + "It rained."})] == keys
+    assert not {*keys} & {key for key, _ in beginnings(body | {"cache_salt": "other"})}
+    assert beginnings(body | {"prompt": [text, text]}) == ()
+    served.engine.reset()

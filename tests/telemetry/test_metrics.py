@@ -51,6 +51,11 @@ def metrics_of(**changes: Any) -> Metrics:
         "features": {"attention": True},
         "vllm": True,
         "epoch_offset_ns": 1_700_000_000 * 10**9,
+        "front_ends": SimpleNamespace(
+            num_up=2,
+            num_ended=1,
+            processes=lambda: {1: SimpleNamespace(cpu_seconds=1.5, resident_bytes=7, open_files=3)},
+        ),
     }
     return Metrics(**(arguments | changes))
 
@@ -63,7 +68,7 @@ def metrics(snapshot: SimpleNamespace) -> Metrics:
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
     others = ("oaiserve_event_loop", "oaiserve_engine", "oaiserve_scrape", "oaiserve_telemetry", "oaiserve_spans")
-    others += ("oaiserve_connections", "oaiserve_stored_responses")
+    others += ("oaiserve_connections", "oaiserve_stored_responses", "oaiserve_front_end")
     gauges = {m.name for m in ALL if m.type in ("gauge", "info")} | {
         *(names.PREEMPTIONS.name, names.PREFIX_CACHE_HIT_TOKENS.name, names.PREFIX_CACHE_QUERY_TOKENS.name),
         *(names.VLLM_PREEMPTIONS.name, names.VLLM_PREFIX_CACHE_HITS.name, names.VLLM_PREFIX_CACHE_QUERIES.name),
@@ -280,6 +285,15 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
 def test_openmetrics_has_the_units(full: Metrics) -> None:
     units = {family.name: family.unit for family in families(full.render(OPENMETRICS)[0], OPENMETRICS) if family.unit}
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
+
+
+def test_the_numbers_of_front_ends_are_on_the_page() -> None:
+    page = metrics_of().render(None)[0].decode()
+    assert "\noaiserve_front_ends 2" in page
+    assert "\noaiserve_front_ends_ended_total 1" in page
+    assert '\noaiserve_front_end_cpu_seconds_total{front_end="1"} 1.5' in page
+    assert '\noaiserve_front_end_resident_memory_bytes{front_end="1"} 7' in page
+    assert '\noaiserve_front_end_open_fds{front_end="1"} 3' in page
 
 
 def test_process_metrics_are_on_the_page(metrics: Metrics) -> None:

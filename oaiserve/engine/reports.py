@@ -1,0 +1,80 @@
+"""`Reports` makes what a replica publishes for routers, of the engine's numbers and of the prompts it has computed.
+
+The engine thread takes no part in it. It leaves the beginnings of each prompt in a queue, and its numbers in snapshots;
+whoever asks for a report does the rest on his own thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from secrets import token_hex
+from threading import Lock
+
+from oaiserve.cluster.report import HeldPrefixes, ReplicaReport
+from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.step_account import EngineSnapshot
+
+# A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
+LEAST_NS = 500_000_000
+MOST_PROMPTS_KEPT = 4096  # whose beginnings wait for a report
+
+ComputedPrompt = list[tuple[int, BlockHash]]  # the keys of its beginnings, and the block that each of them ends in
+
+
+class Reports:
+    """The reports of one engine. Any thread may ask for one.
+
+    Routes make the keys of prompts from the first report on: a server without a router does not need them.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], EngineSnapshot],
+        prompts: deque[ComputedPrompt],
+        is_cached: Callable[[BlockHash], bool],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """`prompts` gets the prompts that the engine thread has computed. `is_cached` may be called on any thread."""
+        self._snapshot = snapshot
+        self._prompts = prompts
+        self._is_cached = is_cached
+        self._clock_ns = clock_ns
+        self._lock = Lock()
+        self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
+        self._incarnation = token_hex(8)
+        self._load = snapshot().load  # of the report before
+        self._last: ReplicaReport | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a report has been asked for."""
+        return self._last is not None
+
+    def report(self, replica: str) -> ReplicaReport:
+        """Return the report of this moment, or of half a second ago. `replica` is the name that the router knows."""
+        with self._lock:
+            now_ns = self._clock_ns()
+            if self._last is None or now_ns - self._load.at_ns >= LEAST_NS:
+                self._last = self._made(now_ns)
+            return replace(self._last, replica=replica)
+
+    def _made(self, now_ns: int) -> ReplicaReport:
+        while self._prompts:
+            self._held.note(self._prompts.popleft())
+        now = self._snapshot()
+        load = now.load.after(max(now_ns, now.load.at_ns), now.load.num_open, now.load.uncomputed_tokens)
+        num_open, waiting_tokens = load.mean_since(self._load)
+        self._load = load
+        return ReplicaReport(
+            replica="",
+            incarnation=self._incarnation,
+            number=0 if self._last is None else self._last.number + 1,
+            num_open=num_open,
+            waiting_tokens=waiting_tokens,
+            keys=self._held.keys(self._is_cached),
+            num_running=now.num_running,
+            num_waiting=now.num_waiting + now.num_tokenizing,
+            kv_use=now.blocks_used / max(1, now.blocks_total),
+        )

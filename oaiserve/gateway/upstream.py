@@ -1,0 +1,263 @@
+"""HTTP/1.1 to one replica: connections that are kept, requests, and answers part by part as they come.
+
+A part of a stream costs a few microseconds here: it passes a parser in C, and nothing looks into it. This file knows
+neither the router nor what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+import httptools
+
+CONNECT_SECONDS = 2.0
+MOST_IDLE = 64  # connections that are kept for further requests
+MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Unreachable(Exception):
+    """A replica has not begun to answer: it cannot be reached, or has ended. The message says which."""
+
+
+class CutOff(Exception):
+    """A replica has ended an answer that was not complete."""
+
+
+class Address(NamedTuple):
+    """The place of one replica."""
+
+    ip: str
+    port: int
+    host: str  # by which it is asked, with the port
+    tls_name: str | None = None  # which its certificate must have; None: it speaks plain HTTP
+
+    @property
+    def name(self) -> str:
+        ip = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{ip}:{self.port}"
+
+
+class Answer:
+    """The answer to one request. Whoever has it reads it to its end, or closes it."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done with the headers
+        self._connection = connection
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+        self._is_paused = self._is_complete = self._is_lost = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def header(self, name: bytes) -> bytes:
+        """Return the value of a header by its name in lower case; empty if there is none."""
+        return next((value for own, value in self.headers if own == name), b"")
+
+    async def read(self) -> bytes:
+        """Wait for more of the body, and return all that has come; nothing at its end. Raises CutOff."""
+        while not self._parts:
+            if self._is_complete:
+                return b""
+            if self._is_lost:
+                raise CutOff("the replica has closed the connection")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        parts, self._parts = self._parts, []
+        self._num_bytes = 0
+        self._resume()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read_all(self) -> bytes:
+        """Wait for the whole body, and return it. Raises CutOff."""
+        parts = []
+        while part := await self.read():
+            parts.append(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Read no further. A replica that has not ended the answer notices that nobody wants it."""
+        if not self._is_complete:
+            self._connection.transport.abort()
+
+    # -- called by the connection -------------------------------------------------------------------------------------
+
+    def began(self) -> None:
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def more(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._num_bytes += len(part)
+        if self._num_bytes > MOST_GATHERED_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._connection.transport.pause_reading()
+        self._wake()
+
+    def completed(self) -> None:
+        self._is_complete = True
+        self._resume()  # the connection may be used again
+        self._wake()
+
+    def lost(self, why: str) -> None:
+        self._is_lost = True
+        if not self.head.done():
+            self.head.set_exception(Unreachable(why))
+        self._wake()
+
+    def _resume(self) -> None:
+        if self._is_paused and not self._connection.transport.is_closing():
+            self._connection.transport.resume_reading()
+        self._is_paused = False
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Upstream:
+    """The connections to one replica."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.name = address.name
+        self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
+        self._tls = None if address.tls_name is None else ssl.create_default_context()
+        self._idle: list[_Connection] = []
+        self._is_closed = False
+
+    async def ask(self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b"") -> Answer:
+        """Send a request, and wait for the head of its answer. Raises Unreachable."""
+        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, self.address.host.encode())]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"content-length: %d\r\n\r\n" % len(body))
+        head = b"".join(lines)
+        while True:
+            kept = self._idle.pop() if self._idle else None
+            connection = kept or await self._connect()
+            answer = connection.send(head, body)
+            try:
+                await answer.head
+                return answer
+            except Unreachable:
+                if kept is None:
+                    raise
+                # The replica may have closed it for being idle. A new one tells whether it is there.
+            except asyncio.CancelledError:
+                answer.close()
+                raise
+
+    async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
+        """Return status and body of what is at a path. Raises Unreachable and CutOff."""
+        answer = await self.ask("GET", target, headers)
+        try:
+            return answer.status, await answer.read_all()
+        finally:
+            answer.close()
+
+    def close(self) -> None:
+        """Close all connections that are idle, and keep none from now on."""
+        self._is_closed = True
+        for connection in self._idle:
+            connection.transport.close()
+        self._idle.clear()
+
+    async def _connect(self) -> _Connection:
+        address = self.address
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self),
+                    address.ip,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=address.tls_name,
+                )
+        except TimeoutError:
+            raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None
+        except OSError as error:
+            raise Unreachable(error.strerror or str(error)) from None
+        return connection
+
+    def _keep(self, connection: _Connection) -> None:
+        if self._is_closed or len(self._idle) >= MOST_IDLE:
+            connection.transport.close()
+        else:
+            self._idle.append(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        with suppress(ValueError):
+            self._idle.remove(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which has one request at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._answer: Answer | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    def send(self, head: bytes, body: bytes | bytearray) -> Answer:
+        self._answer = answer = Answer(self)
+        if self.transport.is_closing():
+            answer.lost("the replica has closed the connection")
+        else:
+            self.transport.write(head)
+            if body:
+                self.transport.write(body)
+        return answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:  # it says something that it was not asked
+            self.transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._upstream._forget(self)
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.lost("the replica has ended the connection" if exc is None else str(exc))
+
+    # -- what the parser finds ----------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._answer is not None:
+            self._answer.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._answer is not None:
+            self._answer.status = self._parser.get_status_code()
+            self._answer.began()
+
+    def on_body(self, body: bytes) -> None:
+        if self._answer is not None:
+            self._answer.more(body)
+
+    def on_message_complete(self) -> None:
+        if self._answer is None:
+            return
+        answer, self._answer = self._answer, None
+        answer.completed()
+        if self._parser.should_keep_alive():
+            self._upstream._keep(self)
+        else:
+            self.transport.close()

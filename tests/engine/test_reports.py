@@ -1,0 +1,131 @@
+"""Reports for routers: means of the load, and the prompts that the prefix cache has, as far as it still has them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+from oaiserve.cluster.prefix import BLOCK_BYTES, beginnings_of, marked_depths, prompt_of, prompt_of_body
+from oaiserve.cluster.report import ReplicaReport
+from oaiserve.cluster.router import Reason, Router
+from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.load_totals import LoadTotals
+from oaiserve.engine.reports import LEAST_NS, Reports
+from oaiserve.engine.request import Request, SamplingParams, TextPrompt
+from oaiserve.engine.step_account import EngineSnapshot
+from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
+
+
+def body(text: str, **more: object) -> bytes:
+    return json.dumps({"model": "m", "prompt": text, "max_tokens": 2, **more}).encode()
+
+
+def asked(content: bytes) -> Request:
+    """Return the request that a route makes of a body."""
+    prompt = TextPrompt(json.loads(content)["prompt"])
+    beginnings = beginnings_of(prompt_of_body(content))
+    return Request("r", (prompt,), SamplingParams(max_tokens=2), beginnings=beginnings)
+
+
+def test_the_mean_of_the_load_is_over_time() -> None:
+    before = LoadTotals(at_ns=100)
+    now = before.after(110, 4, 1000).after(130, 1, 0).after(140, 0, 0)
+    assert now.mean_since(before) == ((20 * 4 + 10 * 1) / 40, 20 * 1000 / 40)
+    assert now.mean_since(now) == (0, 0)
+
+
+def test_the_beginnings_of_a_prompt_end_with_all_of_it() -> None:
+    prompt = prompt_of({"prompt": "x" * 10_000})
+    keys, shares = zip(*beginnings_of(prompt), strict=True)
+    assert keys == tuple(prompt.keys[depth - 1] for depth in marked_depths(len(prompt.keys)))
+    assert [*shares] == sorted(shares)
+    assert abs(shares[0] - BLOCK_BYTES / 10_002) < 1e-3
+    assert 1 - BLOCK_BYTES / 10_000 < shares[-1] <= 1
+
+
+def test_router_and_replica_make_the_same_keys_of_a_body_and_bear_any_other() -> None:
+    text = "Once upon a time " * 40
+    assert prompt_of_body(body(text)) == prompt_of(json.loads(body(text)))
+    assert prompt_of_body(bytearray(body(text))).keys
+    for broken in (b"", b"[]", b"{", b"[" * 5000, b'{"prompt": "\xff"}', body("\ud83d" * 100)):
+        assert prompt_of_body(broken).keys == []
+
+
+class Parts:
+    """A report's sources, without an engine."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.now = EngineSnapshot(load=LoadTotals(self.clock()))
+        self.prompts: deque[list[tuple[int, BlockHash]]] = deque()
+        self.cached = {BlockHash(b"a"), BlockHash(b"b")}
+        self.reports = Reports(lambda: self.now, self.prompts, lambda place: place in self.cached, self.clock)
+
+
+def test_a_report_is_of_what_is_still_cached_and_has_the_means_since_the_one_before() -> None:
+    parts = Parts()
+    assert not parts.reports.is_asked
+    parts.prompts.append([(1, BlockHash(b"a")), (2, BlockHash(b"b")), (3, BlockHash(b"c"))])
+    parts.now = EngineSnapshot(
+        num_running=3, num_waiting=4, num_tokenizing=1, blocks_used=3, blocks_total=4, load=parts.now.load
+    )
+    parts.clock.now_ns += LEAST_NS
+    parts.now = parts.now._replace(load=parts.now.load.after(parts.clock(), 6, 100))
+    parts.clock.now_ns += LEAST_NS
+    report = parts.reports.report("a replica")
+    assert (report.replica, report.number, [*report.keys]) == ("a replica", 0, [2, 1])
+    assert (report.num_open, report.waiting_tokens) == (3, 50)
+    assert (report.num_running, report.num_waiting, report.kv_use) == (3, 5, 0.75)
+    assert parts.reports.is_asked
+    parts.clock.now_ns += LEAST_NS - 1
+    parts.cached.clear()
+    assert parts.reports.report("another name") == ReplicaReport(
+        "another name", report.incarnation, 0, 3, 50, report.keys, 3, 5, 0.75
+    )
+    parts.clock.now_ns += 1
+    later = parts.reports.report("a replica")
+    assert (later.incarnation, later.number, [*later.keys]) == (report.incarnation, 1, [])
+    assert (later.num_open, later.waiting_tokens) == (6, 100)
+
+
+def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_whose_blocks_are_taken() -> None:
+    clock = Clock()
+    first, second = body("The quick brown fox. " * 60), body("Pack my box with five dozen jugs. " * 40)
+    keys = [{key for key, _ in asked(content).beginnings} for content in (first, second)]
+    with make_engine(kv_blocks=512, clock_ns=clock) as engine:
+        assert not engine.is_reporting
+        assert not engine.report().keys
+        assert engine.is_reporting
+        for content, expected in ((first, keys[0]), (second, keys[1])):
+            inbox = Inbox()
+            engine.submit(asked(content), inbox)
+            inbox.wait_terminal("r")
+            clock.now_ns += LEAST_NS
+            report = engine.report("it")
+            assert expected <= {*report.keys}
+        assert not keys[0] <= {*report.keys}, "the second prompt needed blocks of the first one"
+        router = Router()
+        router.update_replicas(["it"], clock())
+        router.learn(report, clock())
+        decision = router.choose(prompt_of_body(second), clock())
+        assert decision.reason is Reason.PREFIX
+        assert decision.expected_hit_tokens > 200
+
+
+def test_open_requests_and_uncomputed_prompt_tokens_are_counted_while_they_are_there() -> None:
+    runner = ScriptedRunner(gated=True)
+    with make_engine(runner) as engine:
+        inbox = Inbox()
+        engine.submit(request(prompt_len=100), inbox)
+        for _ in range(2):
+            step = runner.started.get(timeout=TIMEOUT_SECONDS)
+            assert step.num_tokens == 16
+            runner.permit()
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        load = engine.snapshot().load
+        assert (load.num_open, load.uncomputed_tokens) == (1, 100 - 32)
+        runner.permit(10)
+        inbox.wait_terminal("r")
+        load = engine.snapshot().load
+        assert (load.num_open, load.uncomputed_tokens) == (0, 0)
+        assert load.open_ns > 0

@@ -1,0 +1,265 @@
+"""Requests through the gateway: the replicas' own answers, at the right replica, and what is left of them in faults."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.cluster.decision_header import of_text
+from oaiserve.cluster.prefix import prompt_of
+from oaiserve.gateway.upstream import Address
+from tests.e2e.harness import alphabet, wait_until
+from tests.e2e.raw_client import send_request
+from tests.engine.doubles import TIMEOUT_SECONDS
+from tests.gateway.doubles import QUICK, Fleet, Replica, fleet
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune. " * 6
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Fleet]:
+    with fleet(4) as running:
+        yield running
+
+
+def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
+    """Return what is the same in two answers to one request."""
+    text = re.sub(r"[0-9a-f]{32}|\"created\":\d+", "", answer.text)
+    text = re.sub(r'"(duration_ns|\w+_ms|\w+_ns)":[0-9.]+', "", text)
+    return answer.status_code, text, sorted({*answer.headers} - {"x-oaiserve-route"})
+
+
+def replica_of(answer: httpx.Response) -> str:
+    return str(of_text(answer.headers["x-oaiserve-route"])["replica"])
+
+
+def reason_of(answer: httpx.Response) -> str:
+    return str(of_text(answer.headers["x-oaiserve-route"])["reason"])
+
+
+REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 20}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 20, "stream": True}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "temperature": -1}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "model": "other"}),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
+    ("GET", "/v1/models", {}),
+    ("GET", "/v1/models/m?x=y", {}),
+    ("GET", "/nothing", {}),
+    ("POST", "/tokenize", {"prompt": "Hello"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body: dict[str, Any]) -> None:
+    def ask(http: httpx.Client) -> httpx.Response:
+        return http.request(method, path, json=body or None, headers={"x-request-id": "mine"})
+
+    with httpx.Client(base_url=f"http://{next(iter(four.replicas))}", timeout=TIMEOUT_SECONDS) as alone:
+        expected, got = ask(alone), ask(four.http)
+    assert meaning(got) == meaning(expected)
+    assert got.headers["x-request-id"] == "mine"
+    assert replica_of(got) in four.replicas
+
+
+def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four: Fleet) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"x-request-id": "known", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    answer = four.ask(headers=headers)
+    records = four.replicas[replica_of(answer)].telemetry.records
+    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
+        pass
+    assert record.trace.trace_id_hex == trace_id
+    assert record.routing == of_text(answer.headers["x-oaiserve-route"])
+    assert record.routing["replica"] == replica_of(answer)
+    assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
+
+
+def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet) -> None:
+    chosen: Counter[str] = Counter()
+    for number in range(8):
+        text, replicas = f"{number}: {LONG}", set()
+        for turn in range(3):
+            answer = four.ask(text)
+            replicas.add(replica_of(answer))
+            assert reason_of(answer) == ("prefix" if turn else "new")
+            text += "And then. " * 8
+        assert len(replicas) == 1
+        chosen.update(replicas)
+    assert len(chosen) > 1
+    answers = [four.ask(f"{number}", headers={"x-session-id": "one"}) for number in range(6)]
+    assert len({replica_of(answer) for answer in answers}) == 1
+
+
+def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Fleet) -> None:
+    text = "Known to one. " + LONG
+    owner = [*four.replicas.values()][2]
+    key = prompt_of({"prompt": text}).keys[0]
+    with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
+        assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
+    wait_until(lambda: bool(four.made.gateway._router._holders.find(key)))
+    answer = four.ask(text)
+    assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
+
+
+def test_what_the_gateway_refuses_itself_is_an_error_in_openais_form(four: Fleet) -> None:
+    for status, answer in (
+        (404, four.http.get("/debug/requests")),
+        (404, four.http.post("/v1/load_lora_adapter", json={})),
+        (413, four.ask("x" * 30_000)),
+        (403, four.http.get("/v1/models", headers={"host": "evil.example"})),
+        (403, four.http.get("/v1/models", headers={"origin": "http://evil.example"})),
+    ):
+        assert answer.status_code == status
+        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
+    assert [four.http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200, 200, 200]
+    text = four.http.get("/metrics").text
+    for name in four.replicas:
+        assert f'oaiserve_gateway_replica_up{{replica="{name}"}} 1.0' in text
+
+
+def test_replicas_come_and_go() -> None:
+    with fleet(1) as running:
+        (first,) = running.replicas
+        second = running.add()
+        running.wait_until_known()
+        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {first, second.name}
+        del running.named[0]
+        running.wait_until_known()
+        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {second.name}
+        running.named.clear()
+        running.wait_until_known()
+        got = running.ask()
+        assert (got.status_code, got.json()["error"]["code"]) == (503, "service_unavailable")
+        assert running.http.get("/ready").status_code == 503
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_an_error() -> None:
+    with fleet(4, gated=True) as running, ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        answers = []
+        for number in range(8):  # two at each, since they are counted as load
+            body = {"prompt": f"{number}", "max_tokens": 30, "stream": True}
+            for replica in running.replicas.values():
+                replica.runner.permit(2)
+            asked = running.http.build_request("POST", COMPLETIONS, json=body)
+            answers.append(stack.enter_context(running.http.send(asked, stream=True)))  # type: ignore[arg-type]
+        assert {replica_of(answer) for answer in answers} == running.replicas.keys()
+        victim = running.replicas[replica_of(answers[0])]
+        reading = [threads.submit(answer.read) for answer in answers]
+        victim.server.kill()
+        for replica in running.replicas.values():
+            replica.runner.permit(1000)
+        for read, answer in zip(reading, answers, strict=True):
+            read.result(TIMEOUT_SECONDS)
+            *_, last = events = events_of(answer)
+            if replica_of(answer) == victim.name:
+                assert last["error"]["code"] == "service_unavailable"
+                assert last["error"]["request_id"] == answer.headers["x-request-id"]
+            else:
+                assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
+        # All others are answered, also those that are sent to it once more.
+        assert [running.ask(f"{number}").status_code for number in range(16)] == [200] * 16
+        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 2
+        assert running.metric("oaiserve_gateway_replica_up", replica=victim.name) == 0
+
+
+def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
+    with fleet(2, gated=True, max_running=1, max_waiting=1) as running, ThreadPoolExecutor(5) as threads:
+        asked = []
+
+        def ask() -> None:
+            """Send one more request, all of which have the same replica first."""
+            asked.append(threads.submit(running.ask, headers={"x-session-id": "one"}))
+
+        def is_waiting(replica: Replica) -> bool:
+            return replica.engine.num_waiting == 1
+
+        replicas = [*running.replicas.values()]
+        ask()
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        (first,) = (replica for replica in replicas if not replica.runner.started.empty())
+        (second,) = (replica for replica in replicas if replica is not first)
+        ask()
+        wait_until(lambda: is_waiting(first))
+        ask()
+        second.runner.started.get(timeout=TIMEOUT_SECONDS)
+        ask()
+        wait_until(lambda: is_waiting(second))
+        refused = running.ask(headers={"x-session-id": "one"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert running.metric("oaiserve_gateway_moved_total", reason="429") == 3
+        for replica in replicas:
+            replica.runner.permit(1000)
+        answered = [replica_of(one.result(TIMEOUT_SECONDS)) for one in asked]
+        assert answered == [first.name, first.name, second.name, second.name]
+
+
+def test_a_replica_that_hangs_gets_no_requests_until_it_answers_again() -> None:
+    with fleet(2, pace=QUICK._replace(answer_seconds=0.3)) as running:
+        hung, other = running.replicas.values()
+        with hung.server.hanging():
+            wait_until(lambda: hung.name in running.watch.silent)
+            answers = [running.ask(f"{number}") for number in range(8)]
+            assert {replica_of(answer) for answer in answers} == {other.name}
+        running.wait_until_known()
+        assert {replica_of(running.ask(f"{number}")) for number in range(8)} == {hung.name, other.name}
+
+
+def open_of(running: Fleet, name: str) -> int:
+    return int(running.watch.upstreams[name].num_open)
+
+
+def test_a_client_that_leaves_takes_its_request_along() -> None:
+    with fleet(1, gated=True) as running:
+        (replica,) = running.replicas.values()
+        url = str(running.http.base_url)
+        for stream in (False, True):
+            sock = send_request(url, prompt="Hi", max_tokens=20, stream=stream)
+            replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
+            sock.close()
+            wait_until(lambda: open_of(running, replica.name) == 0)
+            replica.runner.permit(10)
+            wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
+            wait_until(lambda: replica.runner.started.empty())
+        assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 2
+
+
+def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
+    with fleet(1) as running, socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        sock.close()
+        dead = Address("127.0.0.1", port, "dead")
+        running.named.append(dead)
+        wait_until(lambda: dead.name in running.watch.upstreams)
+        assert dead.name not in running.watch.joined
+        assert [running.ask(f"{number}").status_code for number in range(4)] == [200] * 4
+
+
+def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
+    with fleet(2) as running:
+        for upstream in running.watch.upstreams.values():
+            running.watch._mute.add(upstream.name)
+        answers = [running.ask(f"{LONG}{number}") for number in range(4)]
+        assert len({replica_of(answer) for answer in answers}) == 1
+        assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]
