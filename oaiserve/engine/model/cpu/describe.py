@@ -140,7 +140,7 @@ class _Reader:
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
             if not shape.latent_dim:
-                raise NotKnown("it has a cache of keys and values, which are made from latent vectors")
+                raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
             qkv, heads = self._latent(attention), shape.kv_heads
         else:
             qkv = self._qkv(attention, shape)

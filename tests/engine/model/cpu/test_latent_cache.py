@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import load as loading
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -83,6 +85,23 @@ def steps(shape: list[tuple[int, int]]) -> list[Step]:
 def logits(executor: Executor, shape: list[tuple[int, int]]) -> torch.Tensor:
     with torch.inference_mode():
         return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps(shape)][-1]
+
+
+@pytest.mark.parametrize(("dtype", "pack"), [(torch.bfloat16, 2), (torch.float32, 1)])
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_a_panel_of_keys_is_turned_into_one_of_values(
+    exports: ctypes.CDLL, dtype: torch.dtype, pack: int, count: int
+) -> None:
+    value_dim, key_dim = 48, 64
+    keys = torch.arange(LANES * key_dim).view(LANES, key_dim)  # as integers, so that no rounding makes two equal
+    integers = torch.int16 if pack == 2 else torch.int32
+    panel = keys.to(integers).view(LANES, key_dim // pack, pack).transpose(0, 1).contiguous()
+    values = torch.full((LANES // pack, value_dim, pack), -1, dtype=integers)
+    turn = exports.run_turn_panel if dtype == torch.bfloat16 else exports.run_turn_float_panel
+    turn(ctypes.c_void_p(panel.data_ptr()), ctypes.c_long(count), ctypes.c_long(value_dim),
+         ctypes.c_void_p(values.data_ptr()))  # fmt: skip
+    seen = keys[:, :value_dim] * (torch.arange(LANES) < count)[:, None]
+    assert torch.equal(values.transpose(1, 2).flatten(0, 1), seen.to(integers))
 
 
 @pytest.mark.parametrize(
