@@ -92,13 +92,13 @@ class _Reader:
         embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
         position = self._child(self._base, "wpe", optional=True)
         config = self._config
-        layers = enumerate(self._child(self._base, "layers", "h"))
+        layers = self._child(self._base, "layers", "h")
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else self._tensor(position),
-            layers=[self._layer(index, layer) for index, layer in layers],
-            residual_scale=getattr(config, "residual_multiplier", 1.0),
+            layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
+            residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
             head=self._matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),

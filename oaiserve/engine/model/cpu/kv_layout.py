@@ -39,8 +39,8 @@ def latent_dim(loaded: LoadedModel) -> int:
     These are the latent vector that heads make both from, and the numbers that the keys of all heads share.
     """
     config: Any = loaded.model.config
-    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    rank, shared, *_ = dims = [getattr(config, name, None) or 0 for name in names]
+    rank, shared = (getattr(config, name, None) or 0 for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    dims = {rank, shared}.union(*((shape.key_dim - shared, shape.value_dim) for shape in loaded.kv_shapes.values()))
     fits = all(dim > 0 and dim % LANES == 0 for dim in dims)
     return rank + shared if fits and rank <= MAX_LATENT_RANK and rank + shared <= MAX_LATENT_DIM else 0
 

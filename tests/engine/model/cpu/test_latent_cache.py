@@ -51,6 +51,13 @@ MODELS = {
     "v3": config("deepseek_v3", **SIZES, q_lora_rank=48),
     "v3 with pairs of halves": config("deepseek_v3", **SIZES, q_lora_rank=None, rope_interleave=False),
     "v3 of DeepSeek's sizes": config("deepseek_v3", **SIZES | DEEPSEEKS, q_lora_rank=48),
+    "glm4_moe_lite": config(
+        "glm4_moe_lite", **SIZES | {"rope_parameters": None}, q_lora_rank=48, mlp_layer_types=["dense"] * 2
+    ),
+    "youtu": config("youtu", **SIZES | {"rope_parameters": None}, q_lora_rank=48),
+    "minicpm3": config(  # with scaled embeddings, residuals and logits
+        "minicpm3", **SIZES | {"rope_parameters": None}, q_lora_rank=48, scale_depth=0.7, dim_model_base=16
+    ),
 }
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
