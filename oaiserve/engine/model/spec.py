@@ -19,7 +19,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The keys and values that one layer keeps of one token: their shape, and the form in which the native step has them."""
+    """The keys and values that one layer keeps of one token: their shape, and the form that the native step keeps."""
 
     kv_heads: int
     key_dim: int

@@ -208,7 +208,7 @@ class _Reader:
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
-            # Latent attention may put what it has rotated in another order, in queries and in keys: their products stay.
+            # Latent attention may put what it has rotated in another order, in queries and keys: their products stay.
             is_interleaved |= bool(getattr(self._config, "rope_interleave", False))
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
         return self._rotary_tables[layer_type]

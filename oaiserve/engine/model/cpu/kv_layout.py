@@ -50,7 +50,7 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
 
     Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
     block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32. In eight bits, both are bytes
-    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens]. Latent vectors are keys of one head, without values.
+    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens]. Latent vectors are keys of one head alone.
     """
     if shape.is_int8:
         panels = (num_blocks, shape.kv_heads, block_size // LANES)

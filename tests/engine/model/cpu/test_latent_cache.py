@@ -66,8 +66,9 @@ MEMORY = 2**20
 
 def with_nan(decoder: NativeDecoder) -> NativeDecoder:
     """Return the decoder with a cache in which nothing has been written, which must not matter."""
-    for cache in decoder.caches:
-        cache.keys.fill_(torch.nan)
+    with torch.inference_mode():
+        for cache in decoder.caches:
+            cache.keys.fill_(torch.nan)
     return decoder
 
 
@@ -149,9 +150,10 @@ def test_a_layer_keeps_the_vector_and_the_shared_numbers_of_a_token(name: str, n
 
 def test_blocks_are_copied() -> None:
     decoder = native(load(MODELS["v3"]), num_blocks=4)
-    for cache in decoder.caches:
-        cache.keys.copy_(torch.arange(4).view(4, *[1] * (cache.keys.dim() - 1)))
-    decoder.copy_blocks([(1, 3), (0, 2)])
+    with torch.inference_mode():
+        for cache in decoder.caches:
+            cache.keys.copy_(torch.arange(4).view(4, *[1] * (cache.keys.dim() - 1)))
+        decoder.copy_blocks([(1, 3), (0, 2)])
     for cache in decoder.caches:
         assert cache.keys.flatten(1)[:, 0].tolist() == [0, 1, 0, 1]
 
@@ -212,7 +214,9 @@ def test_without_native_code_the_cache_has_keys_and_values(
     num_blocks = MEMORY // (2 * 4 * (48 + 48) * 4 * BLOCK_SIZE)
     lines = [record.message for record in caplog.records]
     assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB), " in line for line in lines)
-    assert any(line.startswith("The model runs without its native step, which is slower: the compiler") for line in lines)
+    assert any(
+        line.startswith("The model runs without its native step, which is slower: the compiler") for line in lines
+    )
 
 
 def test_other_options_that_the_native_step_does_not_have_get_keys_and_values(
@@ -221,6 +225,4 @@ def test_other_options_that_the_native_step_does_not_have_get_keys_and_values(
     caplog.set_level(logging.INFO, "oaiserve")
     assert answers(folder, block_size=8) == generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
     lines = [record.message for record in caplog.records if "slower" in record.message]
-    assert lines == [
-        "The model runs without its native step, which is slower: the block size 8 is no multiple of 16"
-    ]
+    assert lines == ["The model runs without its native step, which is slower: the block size 8 is no multiple of 16"]
