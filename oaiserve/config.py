@@ -399,7 +399,8 @@ class EngineOptions:
     kv_cache_dtype: KVCacheDtype = "auto"
     """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so
     that nearly twice as many tokens fit into the same memory and long contexts are read faster. Answers change
-    slightly; docs/performance.md has figures. Needs --compile and a model that it covers."""
+    slightly; docs/performance.md has figures. Needs --compile and a model that it covers. Not for latent attention,
+    whose cache is smaller without it."""
 
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""

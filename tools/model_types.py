@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.cpu.start import native_attention, native_decoder
+from oaiserve.engine.model.cpu.start import native_attention, native_decoder, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.load import load_model, prepare, refuse_unless_decoder_only
@@ -168,7 +168,8 @@ def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:
         executor: Executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         differs |= answers(loaded, executor, num_blocks) != expected
         try:
-            executor = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
+            cached = with_native_cache(loaded, EngineOptions())
+            executor = native_decoder(cached, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
         except NotKnown as error:
             step = f"native attention: {error}"
             attention = native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)

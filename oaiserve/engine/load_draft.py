@@ -53,7 +53,7 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
             return DraftWeights(name, checked.spec, partial(start_checked, checked, options))
         except NotRemembered as reason:
             log.info("The check of the draft model is not remembered, so transformers' code is loaded: %s", reason)
-    from oaiserve.engine.model.cpu.start import native_decoder
+    from oaiserve.engine.model.cpu.start import native_decoder, with_native_cache
     from oaiserve.engine.model.load import load_model
 
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:  # see pretrained.py
@@ -66,7 +66,7 @@ def load_draft(name: str, tokenizer: Tokenizer, options: EngineOptions, times: S
             dtype=options.dtype,
             offline=offline,
         ).result()
-    loaded = loaded.with_cache(options.kv_cache_dtype)
+    loaded = with_native_cache(loaded, options)
     when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
     make = partial(
         native_decoder,

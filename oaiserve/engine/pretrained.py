@@ -104,6 +104,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
                 text = "The check of this model is not remembered, so transformers' code is loaded: %s"
                 log.log(level, text, reason)
     with times.part("import of transformers"):  # takes seconds
+        from oaiserve.engine.model.cpu.start import with_native_cache
         from oaiserve.engine.model.load import load_model
         from oaiserve.engine.model.pooling.load import find_model_task, load_pooler
 
@@ -149,7 +150,7 @@ def _load(model: str | Path, options: EngineOptions, times: StartTimes, meanwhil
             max_model_len=options.max_model_len,
             offline=offline,
         ).result()
-    loaded = loaded.with_cache(options.kv_cache_dtype)
+    loaded = with_native_cache(loaded, options)
     draft = None if options.draft_model is None else load_draft(options.draft_model, tokenizer, options, times)
     with times.part("native step"):
         return parts_of_loaded(loaded, tokenizer, options, asked=asked, draft=draft)
@@ -236,12 +237,12 @@ def parts_of_loaded(
     options ask for what the device or its memory does not have.
     """
     from oaiserve.engine.model.cpu.checked import remember_checked
-    from oaiserve.engine.model.start import start_runner
+    from oaiserve.engine.model.start import start_model
 
     grammars = _grammars(loaded, tokenizer)
     grammars.prepare()  # while the model's code is made ready, most of which is native
     when_checked = None if asked is None else partial(remember_checked, asked, loaded, options=options)
-    started = start_runner(loaded, options, workers, when_checked, draft)
+    loaded, started = start_model(loaded, options, workers, when_checked, draft)
     return _of_started(loaded, started, tokenizer, grammars, options, workers, draft)
 
 
@@ -282,6 +283,9 @@ def _of_started(
     draft: DraftWeights | None = None,
 ) -> EngineParts:
     default_params = spec.default_params if options.generation_config else {}
+    form = " of latent vectors" if spec.has_latent_cache else ""
+    if options.kv_cache_dtype != "auto":
+        form = f" in {options.kv_cache_dtype}"
     log.info(
         "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB%s), up to %d tokens a request",
         spec.name,
@@ -290,7 +294,7 @@ def _of_started(
         started.num_blocks,
         options.block_size,
         started.num_blocks * options.block_size * spec.kv_bytes_per_token / 2**30,
-        "" if options.kv_cache_dtype == "auto" else f" in {options.kv_cache_dtype}",
+        form,
         started.max_model_len,
     )
     draft_model: DraftModel | None = None

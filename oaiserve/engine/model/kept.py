@@ -39,7 +39,7 @@ from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
-from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits
+from oaiserve.engine.model.cpu.start import refuse_unless_adaptable, transformers_logits, with_native_cache
 from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
 from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
@@ -278,7 +278,7 @@ def _ask_transformers(
         tensors[name] = whole[used].expand() if isinstance(whole, Blocks) else weights.tensor(name_in_file)[used]
     _fill(model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
-    loaded = replace(prepare(model), max_model_len=max_model_len).with_cache(options.kv_cache_dtype)
+    loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
     refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)
     expected, parameters = transformers_logits(loaded, options.block_size)
     if options.has_adapters:

@@ -19,15 +19,18 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The keys and values that one layer keeps of one token: their shape, and whether they are in eight bits."""
+    """The keys and values that one layer keeps of one token: their shape, and the form that the native step keeps."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     is_int8: bool = False  # else in the model's dtype
+    latent_dim: int = 0  # the numbers that are kept in place of keys and values, which all heads make of them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Return their size in the cache of a model of this dtype."""
+        if self.latent_dim:
+            return self.latent_dim * dtype.itemsize
         numbers = self.kv_heads * (self.key_dim + self.value_dim)
         if not self.is_int8:
             return numbers * dtype.itemsize
@@ -81,6 +84,15 @@ class ModelSpec:
         """Return the model with a KV cache in this format."""
         shapes = {layer: replace(shape, is_int8=dtype == "int8") for layer, shape in self.kv_shapes.items()}
         return replace(self, kv_shapes=shapes)
+
+    def with_latent_cache(self, latent_dim: int) -> Self:
+        """Return the model with so many numbers of a token in the cache of each layer; 0: with keys and values."""
+        shapes = {layer: replace(shape, latent_dim=latent_dim) for layer, shape in self.kv_shapes.items()}
+        return replace(self, kv_shapes=shapes)
+
+    @property
+    def has_latent_cache(self) -> bool:
+        return any(shape.latent_dim for shape in self.kv_shapes.values())
 
     @property
     def state_bytes(self) -> int:

@@ -22,7 +22,7 @@ from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.block_tables import BlockTables
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.start import WhenChecked, start_native
+from oaiserve.engine.model.cpu.start import WhenChecked, native_decoder, start_native
 from oaiserve.engine.model.draft import DraftWeights
 from oaiserve.engine.model.draw_rows import SampleIds
 from oaiserve.engine.model.eager import EagerExecutor
@@ -63,18 +63,42 @@ log = logging.getLogger(__name__)
 LEAST_TABLES = 3  # sequences of a step that warms up or compares, which may be more than are to run
 
 
+def start_model(
+    loaded: LoadedModel,
+    options: EngineOptions,
+    workers: Workers | None = None,
+    when_checked: WhenChecked | None = None,
+    draft: DraftWeights | None = None,
+) -> tuple[LoadedModel, Started]:
+    """Start a model as `start_runner` does, and return it with the form of KV cache that it got.
+
+    Only the native step reads a cache of latent vectors. Where that cannot be used, there are keys and values.
+    """
+    if not loaded.has_latent_cache:
+        return loaded, start_runner(loaded, options, workers, when_checked, draft)
+    try:
+        return loaded, _start_latent(loaded, options, when_checked, draft)
+    except StartupError:
+        raise
+    except Exception as error:  # transformers' code can raise anything: it is read and called in unusual ways
+        loaded = loaded.with_latent_cache(0)
+        return loaded, start_runner(loaded, options, workers, draft=draft, refused=error)
+
+
 def start_runner(
     loaded: LoadedModel,
     options: EngineOptions,
     workers: Workers | None = None,
     when_checked: WhenChecked | None = None,
     draft: DraftWeights | None = None,
+    refused: Exception | None = None,
 ) -> Started:
     """Make the runner of a model, and get it ready for requests.
 
     `workers` hold the other parts of a model that is split. `when_checked` is called when the native step has been
-    compared with transformers' code, which can be after this returns. `draft` guesses tokens for the model. Raises
-    StartupError if the device, or its memory, does not allow what the options ask for.
+    compared with transformers' code, which can be after this returns. `draft` guesses tokens for the model. `refused`
+    says why there is no native step, if that is known. Raises StartupError if the device, or its memory, does not allow
+    what the options ask for.
     """
     on_cpu = _is_on_cpu(loaded)
     _refuse_unless_possible(loaded, options, is_split=workers is not None)
@@ -148,6 +172,7 @@ def start_runner(
             num_threads=options.cpu_threads or default_threads(),
             when_checked=when_checked,
             needed_by=_needing_native(options),
+            refused=refused,
         )
     return Started(
         runner,
@@ -196,6 +221,38 @@ def _warm_up(
     if apply_masks is not None:
         words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)
         apply_masks(torch.zeros(1, loaded.vocab_size, device=loaded.device), [0], words)
+
+
+def _start_latent(
+    loaded: LoadedModel, options: EngineOptions, when_checked: WhenChecked | None, draft: DraftWeights | None
+) -> Started:
+    """Start a model whose KV cache has latent vectors, which only the native step reads. So it is there from the first
+    request on, also where its library has to be compiled.
+
+    Raises what `native_decoder` does, and StartupError as `start_runner` does.
+    """
+    _refuse_unless_possible(loaded, options, is_split=False)
+    num_blocks = kv_blocks(loaded, options, loaded.max_model_len, draft=None if draft is None else draft.spec)
+    native = native_decoder(
+        loaded,
+        quantize=options.quantize,
+        native_build=options.native_build,
+        has_adapters=options.has_adapters,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        num_threads=options.cpu_threads or default_threads(),
+        when_checked=when_checked,
+    )
+    torch.set_num_threads(native.torch_threads)
+    return Started(
+        ModelRunner(native, loaded.device, options.block_size),
+        num_blocks,
+        longest_request(loaded, num_blocks * options.block_size),
+        CPU_STEP_TOKENS,
+        TorchProfiler(loaded.device),
+        ranges=None,
+        draft=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=loaded.vocab_size),
+    )
 
 
 class StartedPooling(NamedTuple):

@@ -92,13 +92,13 @@ class _Reader:
         embedding = self._child(self._base, "embed_tokens", "wte", "embed_in")
         position = self._child(self._base, "wpe", optional=True)
         config = self._config
-        layers = enumerate(self._child(self._base, "layers", "h"))
+        layers = self._child(self._base, "layers", "h")
         decoder = Decoder(
             embedding=self._weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else self._tensor(position),
-            layers=[self._layer(index, layer) for index, layer in layers],
-            residual_scale=getattr(config, "residual_multiplier", 1.0),
+            layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
+            residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
             final_norm=self._norm(self._child(self._base, "norm", "ln_f", "final_layernorm", "final_layer_norm")),
             head=self._matrix(self._model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
@@ -139,6 +139,8 @@ class _Reader:
         shape = self._loaded.kv_shapes[index]
         qkv: list[Matrix] | LatentProjection
         if self._child(attention, "kv_a_proj_with_mqa", optional=True) is not None:
+            if not shape.latent_dim:
+                raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
             qkv, heads = self._latent(attention), shape.kv_heads
         else:
             qkv = self._qkv(attention, shape)
@@ -172,41 +174,18 @@ class _Reader:
         return [self._matrix(self._child(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
 
     def _latent(self, attention: Any) -> LatentProjection:
-        own, shared, values = attention.qk_nope_head_dim, attention.qk_rope_head_dim, attention.v_head_dim
-        # Some families rotate pairs of neighbours, and put the results where pairs of halves would be.
-        order = torch.arange(shared)
-        if getattr(self._config, "rope_interleave", False):
-            order = torch.cat([order[::2], order[1::2]])
-
-        def plain(module: Module) -> tuple[Tensor, Tensor | None]:
-            matrix = self._matrix(module)
-            if isinstance(matrix.weight, Blocks):
-                raise NotKnown("its latent attention has weights in blocks")
-            return matrix.weight, matrix.bias
-
-        def reordered(weight: Tensor, bias: Tensor | None, before: int) -> Matrix:
-            """Reorder the last rows of each head, which has `before` others."""
-            rows = torch.arange(len(weight)).view(-1, before + shared)
-            rows = torch.cat([rows[:, :before], rows[:, before:][:, order]], dim=1).flatten()
-            return Matrix(weight[rows], None if bias is None else bias[rows])
-
-        down, down_bias = plain(attention.kv_a_proj_with_mqa)
-        up, up_bias = plain(self._child(attention, "kv_b_proj"))
-        if up_bias is not None or len(up) % (own + values) or len(down) <= shared:
-            raise NotKnown("its latent attention has sizes that do not fit together")
-        by_head = up.unflatten(0, (-1, own + values))
         query_down = self._child(attention, "q_a_proj", optional=True)
-        query, query_bias = plain(self._child(attention, "q_proj" if query_down is None else "q_b_proj"))
-        if len(query) % (own + shared):
-            raise NotKnown("its latent attention has sizes that do not fit together")
-        return LatentProjection(
+        found = LatentProjection(
             query_down=None if query_down is None else self._matrix(query_down),
             query_norm=self._norm_of(attention, "q_a_layernorm"),
-            query=reordered(query, query_bias, own),
-            down=reordered(down, down_bias, len(down) - shared),
+            query=self._matrix(self._child(attention, "q_proj" if query_down is None else "q_b_proj")),
+            down=self._matrix(self._child(attention, "kv_a_proj_with_mqa")),
             norm=self._norm(self._child(attention, "kv_a_layernorm")),
-            up=Matrix(torch.cat([by_head[:, :own].flatten(0, 1), by_head[:, own:].flatten(0, 1)]), None),
+            up=self._matrix(self._child(attention, "kv_b_proj")),
         )
+        if found.up.bias is not None:
+            raise NotKnown("its keys and values are made from latent vectors with a bias")
+        return found
 
     def _rotary(self, index: int, attention: Module) -> RotaryTable | None:
         rotary = self._child(self._base, "rotary_emb", optional=True)
@@ -229,6 +208,8 @@ class _Reader:
             # Applying the family's `rotate_half` to 0, 1, 2, 3 shows whether neighbours are pairs.
             rotate_half = getattr(sys.modules[type(attention).__module__], "rotate_half", None)
             is_interleaved = rotate_half is not None and rotate_half(torch.arange(4)).tolist() == [-1, 0, -3, 2]
+            # Latent attention may put what it has rotated in another order, in queries and keys: their products stay.
+            is_interleaved |= bool(getattr(self._config, "rope_interleave", False))
             self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved)
         return self._rotary_tables[layer_type]
 

@@ -64,9 +64,10 @@ class AttentionParameters:
 
 @dataclass(frozen=True, slots=True)
 class LatentProjection:
-    """Queries, keys and values that are computed by way of short latent vectors (multi-head latent attention).
+    """Queries, and what stands for keys and values, made from short latent vectors (multi-head latent attention).
 
-    Each head's key ends with numbers that all heads share, and only these are rotated, as are those of queries.
+    Each head's key ends with numbers that all heads share, and only these are rotated, as are those of queries. All
+    others, and the values, are made from a vector of the token, which is in the cache in place of them.
     """
 
     query_down: Matrix | None  # None: `query` multiplies the hidden state
@@ -74,7 +75,7 @@ class LatentProjection:
     query: Matrix
     down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
     norm: Norm  # of the latent vector
-    up: Matrix  # its rows make the other numbers of the keys of all heads, and then all values
+    up: Matrix  # of each head, its rows make the other numbers of the key, and then the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,7 @@ def _fits_projection(attention: Attention, width: int) -> bool:
         and (qkv.query_norm is None or len(qkv.query_norm.weight) == query_rank)
         and qkv.query.weight.shape == (attention.heads * shape.key_dim, query_rank)
         and qkv.down.weight.shape == (rank + shape.key_dim - own, width)
+        and shape.latent_dim == len(qkv.down.weight)
         and qkv.up.weight.shape == (attention.heads * (own + shape.value_dim), rank)
     )
 

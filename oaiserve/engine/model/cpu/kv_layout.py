@@ -2,22 +2,25 @@
 
 Within a block, the keys of sixteen tokens are interleaved, so that one instruction adds to sixteen scores. In bfloat16
 and in eight bits, numbers are also in pairs, as the dot-product instruction reads them. In eight bits, the scales of
-sixteen tokens lie before their numbers, so whatever copies a block copies both.
+sixteen tokens lie before their numbers, so whatever copies a block copies both. Where all heads make their keys and
+values from one latent vector, there are only panels of keys: of the vector, and of the numbers that all keys share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.spec import KEY_GROUP, KVShape
+from oaiserve.engine.model.spec import KEY_GROUP, KVShape, LoadedModel
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 256
+MAX_LATENT_DIM, MAX_LATENT_RANK = 576, 512  # the numbers of a token, and those of its vector: MAX_KEY_DIM in src
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
@@ -25,9 +28,21 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
     if block_size % LANES:
         raise NotKnown(f"the block size {block_size} is no multiple of {LANES}")
     for shape in shapes:
-        for dim in (shape.key_dim, shape.value_dim):
+        for dim in () if shape.latent_dim else (shape.key_dim, shape.value_dim):
             if dim % LANES or dim > MAX_HEAD_DIM:
                 raise NotKnown(f"its heads have {dim} numbers, which is no multiple of {LANES} up to {MAX_HEAD_DIM}")
+
+
+def latent_dim(loaded: LoadedModel) -> int:
+    """Return how many numbers of a token stand for its keys and values, or 0 if the layout has no room for them.
+
+    These are the latent vector that heads make both from, and the numbers that the keys of all heads share.
+    """
+    config: Any = loaded.model.config
+    rank, shared = (getattr(config, name, None) or 0 for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    dims = {rank, shared}.union(*((shape.key_dim - shared, shape.value_dim) for shape in loaded.kv_shapes.values()))
+    fits = all(dim > 0 and dim % LANES == 0 for dim in dims)
+    return rank + shared if fits and rank <= MAX_LATENT_RANK and rank + shared <= MAX_LATENT_DIM else 0
 
 
 def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> LayerCache:
@@ -35,7 +50,7 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
 
     Keys are [num_blocks, kv_heads, block_size / 16, key_dim / pack, 16, pack] and values [num_blocks, kv_heads,
     block_size / pack, value_dim, pack], where pack is 2 for bfloat16 and 1 for float32. In eight bits, both are bytes
-    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens].
+    [num_blocks, kv_heads, block_size / 16, bytes of sixteen tokens]. Latent vectors are keys of one head alone.
     """
     if shape.is_int8:
         panels = (num_blocks, shape.kv_heads, block_size // LANES)
@@ -45,6 +60,9 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
             zeroed((*panels, LANES * (4 + shape.value_dim)), torch.int8),
         )
     pack = 2 if dtype == torch.bfloat16 else 1
+    if shape.latent_dim:
+        keys = (num_blocks, 1, block_size // LANES, shape.latent_dim // pack, LANES, pack)
+        return LayerCache(zeroed(keys, dtype), torch.empty(num_blocks, 0, dtype=dtype))
     per_block = (num_blocks, shape.kv_heads)
     return LayerCache(
         zeroed((*per_block, block_size // LANES, shape.key_dim // pack, LANES, pack), dtype),
@@ -64,7 +82,7 @@ def rounded(numbers: torch.Tensor, group: int) -> torch.Tensor:
 def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
     """Copy the first blocks of `others` into `caches`, layer by layer, from the plain layout of `LayerCache`.
 
-    Not for caches in eight bits, which nothing is computed before.
+    Not for caches in eight bits and of latent vectors, which nothing is computed before.
     """
     for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
         _, kv_heads, groups, key_packs, _, pack = keys.shape

@@ -84,13 +84,11 @@ class Operations:
         attention = [layer.attention for layer in decoder.layers]
         self._hidden = self._floats(width)
         self._branch = self._floats(width)
-        widest = max(
-            layer.heads * layer.shape.key_dim + layer.shape.kv_heads * (layer.shape.key_dim + layer.shape.value_dim)
-            for layer in attention
-        )
-        self._qkv = self._floats(widest)
+        self._qkv = self._floats(max(_qkv_width(layer) for layer in attention))
         self._normed = self._elements(width)
-        self._queries = self._elements(max(layer.heads * layer.shape.key_dim for layer in attention))
+        self._queries = self._elements(
+            max(layer.heads * (layer.shape.latent_dim or layer.shape.key_dim) for layer in attention)
+        )
         self._attended = self._elements(max(layer.out.weight.shape[1] for layer in attention))
         mlps = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in decoder.layers]
         self._mlp = self._elements(max((len(mlp.up.weight) for mlp in mlps if mlp is not None), default=LANES))
@@ -105,7 +103,8 @@ class Operations:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
             self._latent = self._floats(_up(max(len(matrix.weight) for matrix in downs)))
             self._normed_latent = self._elements(_up(max(len(matrix.weight) for matrix in downs)))
-            self._expanded = self._floats(max(len(qkv.up.weight) for qkv in latent))
+            self._own = self._elements(max(layer.heads * layer.rotary_offset for layer in attention))
+            self._attended_latent = self._elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         matrices = [matrix.weight for layer in decoder.layers for matrix in _matrices(layer)]
         inputs = [m.shape[1] for m in (*matrices, decoder.head.weight, decoder.embedding) if isinstance(m, Blocks)]
         if inputs:
@@ -242,30 +241,23 @@ class Operations:
         self._operation("norm", self._library.norm, self._hidden, self._normed, normalize, False)
 
     def _attention(self, attention: Attention) -> None:
-        add, parameters = self._library, attention.parameters
-        cache = self._cache(attention)
+        add, heads, cache = self._library, attention.heads, self._cache(attention)
         if isinstance(attention.qkv, LatentProjection):
-            self._latent_projection(attention, attention.qkv)
-        else:
-            site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
-            x = self._input(self._normed, weights)
-            self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
-        rotary = Rotary()
-        if (table := attention.rotary) is not None:
-            pairs = table.cosines.shape[1]
-            tables = (self._keep(table.cosines), self._keep(table.sines))
-            settings = (attention.rotary_offset, 2 * pairs, table.is_interleaved, attention.rotates_before_norms)
-            rotary = Rotary(*tables, *settings)
+            self._latent_attention(attention, attention.qkv, cache)
+            return
+        site, weights = self._site(self._normed, attention.qkv), self._weights(attention.qkv)
+        x = self._input(self._normed, weights)
+        self._operation("qkv", add.project, x, self._qkv, weights, site, False, 1.0)
         norms = [Normalize() if n is None else self._normalize(n) for n in (attention.query_norm, attention.key_norm)]
-        self._operation("rotary", add.prepare, self._qkv, self._queries, cache, attention.heads, rotary, *norms)
-        window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
-        sinks = None if attention.sinks is None else self._keep(attention.sinks)
-        arguments = (self._queries, self._attended, cache, attention.heads, parameters.scaling, window, softcap, sinks)
-        self._operation("attention", add.attend, *arguments)
+        arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms)
+        self._operation("rotary", add.prepare, *arguments)
+        self._attend(attention, self._attended, cache)
 
-    def _latent_projection(self, attention: Attention, qkv: LatentProjection) -> None:
-        add, own, rank = self._library, attention.rotary_offset, len(qkv.norm.weight)
-        shape, x = attention.shape, self._normed
+    def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
+        """Add the operations of attention over latent vectors, as src/latent.h has them."""
+        add, heads, shape = self._library, attention.heads, attention.shape
+        own, rank = attention.rotary_offset, len(qkv.norm.weight)
+        x = self._normed
         if qkv.query_down is not None:
             self._project("qkv", x, self._latent, qkv.query_down)
             width = len(qkv.query_down.weight)
@@ -275,17 +267,48 @@ class Operations:
         self._project("qkv", x, self._qkv, qkv.query)
         self._project("qkv", self._normed, self._latent, qkv.down)
         self._operation("norm", add.norm, self._latent, self._normed_latent, self._normalize(qkv.norm), False)
-        self._project("qkv", self._normed_latent, self._expanded, qkv.up)
-        sizes = (attention.heads, own, shape.key_dim - own, shape.value_dim, rank)
-        self._operation("qkv", add.spread_keys, self._expanded, self._latent, self._qkv, *sizes)
+        arguments = (self._qkv, self._latent, self._normed_latent, self._own, self._queries, cache, heads)
+        self._operation("rotary", add.prepare_latent, *arguments, self._rotary(attention))
+        keys, values = self._tensor(qkv.up.weight).unflatten(0, (heads, -1)).split([own, shape.value_dim], dim=1)
+        weights = self._weights_of_heads(keys.mT)
+        self._operation("qkv", add.project_heads, self._own, self._queries, weights, heads, rank, own, shape.latent_dim)
+        self._attend(attention, self._attended_latent, cache)
+        weights, sizes = self._weights_of_heads(values), (heads, shape.value_dim, rank, shape.value_dim)
+        self._operation("output", add.project_heads, self._attended_latent, self._attended, weights, *sizes)
+
+    def _weights_of_heads(self, weight: Tensor) -> int:
+        """Pack the matrices [heads, n, k] of all heads, so that the rows of each begin with a panel."""
+        missing = -weight.shape[1] % PANEL
+        return self._weights([Matrix(torch.nn.functional.pad(weight, (0, 0, 0, missing)).flatten(0, 1), None)])
+
+    def _attend(self, attention: Attention, out: int, cache: int) -> None:
+        parameters = attention.parameters
+        window, softcap = parameters.sliding_window or 0, parameters.softcap or 0.0
+        sinks = None if attention.sinks is None else self._keep(attention.sinks)
+        arguments = (self._queries, out, cache, attention.heads, parameters.scaling, window, softcap, sinks)
+        self._operation("attention", self._library.attend, *arguments)
+
+    def _rotary(self, attention: Attention) -> Rotary:
+        table = attention.rotary
+        if table is None:
+            return Rotary()
+        tables = (self._keep(table.cosines), self._keep(table.sines))
+        dim = 2 * table.cosines.shape[1]
+        return Rotary(*tables, attention.rotary_offset, dim, table.is_interleaved, attention.rotates_before_norms)
 
     def _project(self, name: str, x: int, out: int, matrix: Matrix) -> None:
-        self._operation(name, self._library.project, x, out, self._weights([matrix]), NO_SITE, False, 1.0)
+        weights = self._weights([matrix])
+        x = self._input(x, weights)
+        self._operation(name, self._library.project, x, out, weights, NO_SITE, False, 1.0)
 
     def _cache(self, attention: Attention) -> int:
         shape, size = attention.shape, self._block_size
         cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
+        if isinstance(attention.qkv, LatentProjection):
+            rank = len(attention.qkv.norm.weight)
+            memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
+            return self._library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
         return self._library.add_cache(self._handle, memory)  # type: ignore[no-any-return]
@@ -411,6 +434,13 @@ class Operations:
         return tensor.data_ptr()
 
 
+def _qkv_width(attention: Attention) -> int:
+    """Return how many queries, keys and values of a token are computed at once; of latent attention, only queries."""
+    heads, shape = attention.heads, attention.shape
+    of_keys = 0 if isinstance(attention.qkv, LatentProjection) else shape.kv_heads * (shape.key_dim + shape.value_dim)
+    return heads * shape.key_dim + of_keys
+
+
 def _up(width: int) -> int:
     return -(-width // LANES) * LANES
 
@@ -424,8 +454,9 @@ def _whole(width: int) -> int:
 
 def _matrices(layer: Layer) -> list[Matrix]:
     """Return the matrices of a layer that may be in blocks."""
-    qkv = layer.attention.qkv if isinstance(layer.attention.qkv, list) else []
-    found = [*qkv, layer.attention.out]
+    qkv = layer.attention.qkv
+    before = qkv if isinstance(qkv, list) else [qkv.query_down, qkv.query, qkv.down]
+    found = [matrix for matrix in (*before, layer.attention.out) if matrix is not None]
     mlps: list[MLP | Expert | None] = [layer.mlp] if isinstance(layer.mlp, MLP) else []
     if isinstance(layer.mlp, Experts):
         mlps = [layer.mlp.experts[0], layer.mlp.shared]  # the experts of a layer are alike

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from threading import Thread
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.config import Quantize
+from oaiserve.config import EngineOptions, Quantize
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention import Backend, LayerCache, StepAttention
@@ -25,7 +24,7 @@ from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.check import batches, may_round_more, refuse_unless_equal
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
-from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits, rounded
+from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
@@ -42,6 +41,23 @@ WhenChecked = Callable[[Decoder, list[Tensor]], object]
 _SLOWER = "The model runs without its native step, which is slower: %s"
 
 
+def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedModel:
+    """Return the model with the form of KV cache that the options have its native step keep.
+
+    Raises StartupError if they ask for eight bits where there is another form.
+    """
+    is_native = loaded.device.type == "cpu" and options.compile and not loaded.state_shapes
+    numbers = latent_dim(loaded) if is_native else 0
+    if numbers == 0:
+        return loaded.with_cache(options.kv_cache_dtype)
+    if options.kv_cache_dtype != "auto":
+        raise StartupError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
+            f"'{loaded.name}' has latent vectors, of {numbers} numbers for a token and layer."
+        )
+    return loaded.with_latent_cache(numbers)
+
+
 def start_native(
     runner: ModelRunner,
     eager: EagerExecutor,
@@ -55,6 +71,7 @@ def start_native(
     has_adapters: bool = False,
     when_checked: WhenChecked | None = None,
     needed_by: str | None = None,
+    refused: Exception | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step.
 
@@ -62,17 +79,22 @@ def start_native(
     If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
     native attention if possible. Raises StartupError if the native step cannot be used and a setting needs it, which
     `needed_by` names: no other code runs quantized weights, has a cache in eight bits, or verifies drafts to the bit.
+    `refused` is the reason, if it is known already.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    make = partial(
-        native_decoder,
-        loaded,
-        quantize=quantize,
-        native_build=native_build,
-        has_adapters=has_adapters,
-        when_checked=when_checked,
-        **sizes,
-    )
+
+    def make() -> NativeDecoder:
+        if refused is not None:
+            raise refused
+        return native_decoder(
+            loaded,
+            quantize=quantize,
+            native_build=native_build,
+            has_adapters=has_adapters,
+            when_checked=when_checked,
+            **sizes,
+        )
+
     if needed_by is not None:
         try:
             native = make()

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "experts.h"
+#include "paged_cache.h"
 #include "pool.h"
 
 using namespace oaiserve;
@@ -87,6 +88,14 @@ void run_gating(const Gating* gating, const float* gate, const float* up, float*
 
 void run_tanh(const float* x, float* out, long n) {
   for (long i = 0; i < n; i += LANES) store(out + i, tanh(load(x + i)));
+}
+
+void run_turn_panel(const bf16* keys, long count, long value_dim, bf16* values) {
+  turn_panel(keys, count, value_dim, values);
+}
+
+void run_turn_float_panel(const float* keys, long count, long value_dim, float* values) {
+  turn_panel(keys, count, value_dim, values);
 }
 
 void run_normalize(const Normalize* normalize, const float* x, float* out) { (*normalize)(x, out); }

@@ -17,7 +17,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu import amx, build, prebuilt
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.start import native_decoder, start_native
+from oaiserve.engine.model.cpu.start import native_decoder, start_native, with_native_cache
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.load import prepare
 from oaiserve.engine.model.runner import ModelRunner
@@ -38,10 +38,10 @@ GROUPED_MOE = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "moe_interm
 # Keys and values that come from latent vectors, and a first layer without experts.
 LATENT = {
     "kv_lora_rank": 32,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 8,
-    "head_dim": 8,  # of rotary tables
-    "v_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "head_dim": 16,  # of rotary tables
+    "v_head_dim": 48,
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
@@ -144,7 +144,7 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
 
 
 def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return prepare(make_model(asked, dtype=dtype))
+    return with_native_cache(prepare(make_model(asked, dtype=dtype)), EngineOptions())
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import (
     BLOCK_SIZE,
     FAMILIES,
+    GROUPED_MOE,
+    LATENT,
     MIXTURES,
     config,
     load,
@@ -56,6 +58,10 @@ NOT_KNOWN = {
     "olmo": (config("olmo"), "it has norms of type OlmoLayerNorm"),
     "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
     "ministral3": (config("ministral3"), "it scales queries by their positions"),
+    "small latent vectors": (
+        config("deepseek_v3", **LATENT | {"qk_rope_head_dim": 8, "head_dim": 8, "qk_nope_head_dim": 40}, **GROUPED_MOE),
+        "its latent vectors have sizes that are no multiples of 16",
+    ),
     "odd width": (config("llama", hidden_size=72), "a row of 72 numbers is no multiple of 16"),
     "small heads": (config("llama", head_dim=8), "its heads have 8 numbers, which is no multiple of 16 up to 256"),
     "large heads": (config("llama", head_dim=272), "its heads have 272 numbers"),

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype, Quantize
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -67,6 +68,8 @@ CASES = {
     "eight bits of float32": (NORMED, torch.float32, "int8", "native"),
     "experts": (MIXTURE, torch.bfloat16, "none", "native"),
     "latent vectors": (LATENTS, torch.bfloat16, "none", "native"),
+    "latent vectors with AVX2": (LATENTS, torch.bfloat16, "int8", "x86-64-v3"),
+    "latent vectors with AMX": (LATENTS, torch.bfloat16, "none", EMULATED_AMX),
     "experts in eight bits": (MIXTURE, torch.float32, "int8", "native"),
     "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
     "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
@@ -270,11 +273,15 @@ class RecordingRunner(ModelRunner):
         return super().launch(step)
 
 
-@pytest.mark.parametrize(("quantize", "cache"), [("none", "auto"), ("int8", "auto"), ("none", "int8")])
+@pytest.mark.parametrize(
+    ("asked", "quantize", "cache"),
+    [(GROUPED, "none", "auto"), (GROUPED, "int8", "auto"), (GROUPED, "none", "int8"), (LATENTS, "none", "auto")],
+    ids=["plain", "eight bits", "cache in eight bits", "latent vectors"],
+)
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(
-    quantize: Quantize, cache: KVCacheDtype
+    asked: PreTrainedConfig, quantize: Quantize, cache: KVCacheDtype
 ) -> None:
-    loaded = load(GROUPED, dtype=torch.bfloat16).with_cache(cache)
+    loaded = load(asked, dtype=torch.bfloat16).with_cache(cache)
     found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineSnapshot]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),

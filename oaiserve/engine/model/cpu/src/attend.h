@@ -33,34 +33,6 @@ struct Rotary {
   }
 };
 
-// Writes keys and values into `qkv`, behind its queries, for heads whose numbers come from a latent vector: a head's key
-// has `own` numbers of its own, and others that all heads share. `own_numbers` has the own numbers of all keys, and then
-// all values; `latent` has the shared ones behind the `rank` numbers of the vector.
-class SpreadKeys : public Operation {
- public:
-  SpreadKeys(Buffer<float>& own_numbers, Buffer<float>& latent, Buffer<float>& qkv, long heads, long own, long shared,
-             long value_dim, long rank)
-      : own_numbers_(own_numbers), latent_(latent), qkv_(qkv), heads_(heads), own_(own), shared_(shared),
-        value_dim_(value_dim), rank_(rank) {}
-  long items(const StepInput& step, int) const noexcept override { return row_items(step.num_tokens, qkv_.stride()); }
-  void run(const StepInput& step, int, long item) noexcept override {
-    RowRange rows(item, step.num_tokens, qkv_.stride());
-    for (long row = rows.first; row < rows.last; row++) {
-      const float *own = own_numbers_.row(row), *shared = latent_.row(row) + rank_;
-      float* key = qkv_.row(row) + heads_ * (own_ + shared_);
-      for (long head = 0; head < heads_; head++, own += own_, key += own_ + shared_) {
-        memcpy(key, own, size_t(own_) * sizeof(float));
-        memcpy(key + own_, shared, size_t(shared_) * sizeof(float));
-      }
-      memcpy(key, own, size_t(heads_ * value_dim_) * sizeof(float));
-    }
-  }
-
- private:
-  Buffer<float>&own_numbers_, &latent_, &qkv_;
-  long heads_, own_, shared_, value_dim_, rank_;
-};
-
 // Applies norms and rotary embedding to `qkv`, whose rows have queries, keys and values side by side. Writes the
 // queries to `queries`, and keys and values into the cache.
 template <class T, class S>

@@ -34,7 +34,7 @@ constexpr long UNIT_ROWS = 96;  // the most rows of a unit, which read the keys 
 constexpr long RUN_KEYS = 256;  // with their values, they stay in L2
 constexpr long RUN_PANELS = RUN_KEYS / PANEL_KEYS;
 // The strides of scores and queries are no powers of two, because such rows would compete for the same cache lines.
-constexpr long SCORE_STRIDE = (RUN_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_HEAD_DIM + 32;
+constexpr long SCORE_STRIDE = (RUN_PANELS + 2) * PANEL_KEYS, QUERY_STRIDE = MAX_KEY_DIM + 32;
 constexpr float NEVER = -1e30f;  // the score of a key that a row does not see
 
 struct AttentionOptions {
@@ -496,7 +496,7 @@ struct KeyRun {
     for (long p = 0; p < panels; p++) {
       const long panel = cache.panel(table[block], unit->kv_head, offset);
       keys[p] = cache.key_panel(panel);
-      values[p] = cache.value_panel(panel);
+      values[p] = cache.values ? cache.value_panel(panel) : nullptr;
       // Weights need the scales of all values of the run, before its first value is read.
       if constexpr (PagedCache<S>::IS_SCALED) __builtin_prefetch(scales_of(values[p], VALUE_SCALE_BYTES));
       offset += PANEL_KEYS;
@@ -506,7 +506,7 @@ struct KeyRun {
 };
 
 // Computes one item on one thread, with queries and results of T and a cache of S. With the functions that it calls, it
-// takes about 270 KiB of the thread's stack.
+// takes about a MiB of the thread's stack.
 template <class T, class S>
 class ItemWalk {
  public:
@@ -563,13 +563,15 @@ class ItemWalk {
   }
 
   void attend(KeyRun<S>& run, const KeyRun<S>& next) {
-    [[maybe_unused]] alignas(64) S last_values[PANEL_KEYS * MAX_HEAD_DIM];
+    [[maybe_unused]] alignas(64) S last_values[PANEL_KEYS * MAX_VALUE_DIM];
+    if constexpr (!IS_SCALED)
+      if (!cache_.values) turn(run);
     for (long p = 0; p < REGISTER_PANELS; p++) {
       run.keys[run.panels + p] = run.values[std::min(p, run.panels - 1)];
       run.values[run.panels + p] = p < next.panels ? next.keys[p] : run.values[0];
     }
     if constexpr (!IS_SCALED)  // a weight of 0 removes any integer from a sum
-      if (long rest = (run.end_key - run.first_key) % PANEL_KEYS) {
+      if (long rest = (run.end_key - run.first_key) % PANEL_KEYS; rest && cache_.values) {
         copy_values(run.values[run.panels - 1], rest, cache_.value_dim, last_values);
         run.values[run.panels - 1] = last_values;
       }
@@ -577,6 +579,16 @@ class ItemWalk {
     long block_rows = divide_up(rows, blocks);  // 7 rows are faster as 4 and 3 than as 6 and 1
     for (long block = 0; block * block_rows < rows; block++)
       attend_block(run, block * block_rows, std::min(block_rows, rows - block * block_rows));
+  }
+
+  // Makes the panels of values of a run from those of its keys.
+  void turn(KeyRun<S>& run) {
+    for (long p = 0; p < run.panels; p++) {
+      S* values = turned_ + p * PANEL_KEYS * cache_.value_dim;
+      const long count = std::min(run.end_key - run.first_key - p * PANEL_KEYS, PANEL_KEYS);
+      turn_panel(run.keys[p], count, cache_.value_dim, values);
+      run.values[p] = values;
+    }
   }
 
   // Computes `count` rows from `row` on, as many as the registers hold, with those keys of the run that any of these
@@ -703,7 +715,8 @@ class ItemWalk {
   T* targets_[UNIT_ROWS];
   long position_[UNIT_ROWS];  // of a row's token in its sequence
   Softmax<UNIT_ROWS> softmax_;
-  alignas(64) float values_[UNIT_ROWS * MAX_HEAD_DIM];  // sums of weighted values, [rows][value_dim]
+  alignas(64) float values_[UNIT_ROWS * MAX_VALUE_DIM];  // sums of weighted values, [rows][value_dim]
+  alignas(64) S turned_[RUN_KEYS * MAX_VALUE_DIM];       // the values of a run, if the cache has keys alone
 };
 
 // Computes one item of a plan. query is T[tokens][heads * key_dim], out is T[tokens][heads * value_dim], and their rows

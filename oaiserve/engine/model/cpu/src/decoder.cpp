@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "experts.h"
+#include "latent.h"
 #if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
 #include "encode_blocks.h"
@@ -325,8 +326,8 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
   return add_part(decoder->caches, memory.as<Element>());
 }
 
-// The remaining parts are operations, which run in the order in which they are added. operations.h and attend.h say
-// what they compute.
+// The remaining parts are operations, which run in the order in which they are added. operations.h, attend.h,
+// latent.h and experts.h say what they compute.
 
 long oaiserve_embed(Decoder* decoder, long out, const Element* table, const Element* position_table, long width,
                     float scale) {
@@ -450,12 +451,6 @@ long oaiserve_scale_rows(Decoder* decoder, long x, long values, const float* wei
                                            site_of(*decoder, site), width, values_width);
 }
 
-long oaiserve_spread_keys(Decoder* decoder, long own_numbers, long latent, long qkv, long heads, long own, long shared,
-                          long value_dim, long rank) {
-  return add_operation<SpreadKeys>(*decoder, decoder->floats[own_numbers], decoder->floats[latent],
-                                   decoder->floats[qkv], heads, own, shared, value_dim, rank);
-}
-
 long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long heads, Rotary rotary,
                       Normalize query_norm, Normalize key_norm) {
   return std::visit(
@@ -464,6 +459,22 @@ long oaiserve_prepare(Decoder* decoder, long qkv, long queries, long cache, long
                                                   heads, rotary, query_norm, key_norm);
       },
       decoder->caches[cache]);
+}
+
+// `cache` has latent vectors.
+long oaiserve_prepare_latent(Decoder* decoder, long query, long latent, long normed, long own, long queries, long cache,
+                             long heads, Rotary rotary) {
+  return add_operation<PrepareLatent<Element>>(
+      *decoder, decoder->floats[query], decoder->floats[latent], decoder->elements[normed], decoder->elements[own],
+      decoder->elements[queries], std::get<PagedCache<Element>>(decoder->caches[cache]), heads, rotary);
+}
+
+// The weights have the type of activations, or eight bits.
+long oaiserve_project_heads(Decoder* decoder, long x, long out, long weights, long heads, long dim, long x_each,
+                            long out_each) {
+  const auto& plain = std::get<0>(decoder->weights[weights]);
+  return add_operation<ProjectHeads<Element, std::decay_t<decltype(plain)>>>(
+      *decoder, decoder->elements[x], decoder->elements[out], plain, heads, dim, x_each, out_each);
 }
 
 // `sinks` are null or [heads], see AttentionOptions.

@@ -8,6 +8,9 @@
 // and KEY_GROUP neighbours of a key. Keys have more scales than values, because in some families a few numbers of each
 // key are many times as large as the others, which would be rounded by their scale. What is stored of a token depends on
 // this token's numbers alone.
+//
+// Where the keys and values of all heads are made from one latent vector, that vector is stored in place of them. It is the
+// beginning of the only key, and also the value, so there are no panels of values: attention turns those of keys.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +24,8 @@
 namespace oaiserve {
 
 constexpr long PANEL_KEYS = LANES;  // tokens of a panel
-constexpr long MAX_HEAD_DIM = 256;
+// Of latent vectors, which are the longest: the numbers of a key, and those of them that are the value.
+constexpr long MAX_KEY_DIM = 576, MAX_VALUE_DIM = 512;
 constexpr long KEY_GROUP = 32;  // the most numbers of a key in eight bits that share a scale
 
 constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
@@ -33,8 +37,8 @@ constexpr long VALUE_SCALE_BYTES = PANEL_KEYS * sizeof(float);
 // The KV cache of one layer, of numbers S: those of the step, or int8_t. The caller owns `keys` and `values`. Both are
 // panels [num_blocks][kv_heads][block_size/16]. With P = PACK<S>, a panel of keys is S[key_dim/P][16][P], and one of
 // values S[16/P][value_dim][P]. In eight bits, scales lie before the numbers of a panel: float[key_dim/KEY_GROUP][16] of
-// keys and float[16] of values. block_size and both dims are multiples of 16, and no dim is over 256. Slots without a
-// token may hold anything, even NaN.
+// keys and float[16] of values. block_size and both dims are multiples of 16. Slots without a token may hold anything, even
+// NaN. Without `values`, a value is the first value_dim numbers of its key.
 template <class S>
 struct PagedCache {
   static constexpr bool IS_SCALED = std::is_same_v<S, int8_t>;
@@ -83,7 +87,7 @@ float quantize(const X* numbers, long n, Integer* out) {
 template <class S, class X>
 void write_key(const PagedCache<S>& cache, long slot, long kv_head, const X* key) {
   constexpr long P = PACK<S>;
-  alignas(64) S numbers[MAX_HEAD_DIM];
+  alignas(64) S numbers[MAX_KEY_DIM];
   const long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL_KEYS;
   S* panel = cache.key_panel(cache.panel(block, kv_head, offset));
   if constexpr (PagedCache<S>::IS_SCALED) {
@@ -98,7 +102,7 @@ void write_key(const PagedCache<S>& cache, long slot, long kv_head, const X* key
 template <class S, class X>
 void write_value(const PagedCache<S>& cache, long slot, long kv_head, const X* value) {
   constexpr long P = PACK<S>;
-  alignas(64) S numbers[MAX_HEAD_DIM];
+  alignas(64) S numbers[MAX_VALUE_DIM];
   const long block = slot / cache.block_size, offset = slot % cache.block_size, token = offset % PANEL_KEYS;
   S* panel = cache.value_panel(cache.panel(block, kv_head, offset));
   if constexpr (PagedCache<S>::IS_SCALED)
@@ -108,6 +112,48 @@ void write_value(const PagedCache<S>& cache, long slot, long kv_head, const X* v
   S* pack = panel + token / P * P * cache.value_dim;
   for (long d = 0; d < cache.value_dim; d++) pack[d * P + token % P] = numbers[d];
 }
+
+// Writes the first `value_dim` numbers of the first `count` keys of a panel as a panel of values, with zeros in place of
+// the other keys.
+template <class T>
+void turn_panel(const T* keys, long count, long value_dim, T* values) {
+  constexpr long P = PACK<T>;
+  for (long d = 0; d < value_dim; d++)
+    for (long k = 0; k < PANEL_KEYS; k++)
+      values[(k / P * value_dim + d) * P + k % P] = k < count ? keys[d / P * P * PANEL_KEYS + k * P + d % P] : T{};
+}
+
+#if defined(__AVX512BW__)
+// The same in registers. Two neighbouring numbers of two neighbouring keys are 64 bits, which stay together: eight vectors
+// of eight such are transposed at once.
+inline void turn_panel(const bf16* keys, long count, long value_dim, bf16* values) {
+  const __mmask16 seen = __mmask16((1u << count) - 1);
+  // Makes a, c, b, d of the numbers a and b of a key, and c and d of the next one.
+  const __m512i by_number = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0f0e0b0a0d0c0908, 0x0706030205040100));
+  for (long d = 0; d < value_dim; d += LANES) {
+    __m512i numbers[8], even[4], odd[4];  // pairs of numbers, and of these those of the even and the odd pairs of keys
+    for (int i = 0; i < 8; i++) {
+      const __m512i pair = _mm512_maskz_loadu_epi32(seen, keys + (d + 2 * i) * PANEL_KEYS);
+      numbers[i] = _mm512_shuffle_epi8(pair, by_number);
+    }
+    for (int i = 0; i < 4; i++) {
+      even[i] = _mm512_unpacklo_epi64(numbers[2 * i], numbers[2 * i + 1]);
+      odd[i] = _mm512_unpackhi_epi64(numbers[2 * i], numbers[2 * i + 1]);
+    }
+    const auto store_pairs = [&](const __m512i* from, bf16* out) {
+      const __m512i a = _mm512_shuffle_i64x2(from[0], from[1], 0x44), b = _mm512_shuffle_i64x2(from[2], from[3], 0x44);
+      const __m512i c = _mm512_shuffle_i64x2(from[0], from[1], 0xee), e = _mm512_shuffle_i64x2(from[2], from[3], 0xee);
+      const long step = 4 * value_dim;  // to the next pair but one
+      _mm512_storeu_si512(out, _mm512_shuffle_i64x2(a, b, 0x88));
+      _mm512_storeu_si512(out + step, _mm512_shuffle_i64x2(a, b, 0xdd));
+      _mm512_storeu_si512(out + 2 * step, _mm512_shuffle_i64x2(c, e, 0x88));
+      _mm512_storeu_si512(out + 3 * step, _mm512_shuffle_i64x2(c, e, 0xdd));
+    };
+    store_pairs(even, values + 2 * d);
+    store_pairs(odd, values + 2 * (value_dim + d));
+  }
+}
+#endif
 
 // The cache of a layer of a step that computes in T. `is_int8` says which of both it is.
 template <class T>

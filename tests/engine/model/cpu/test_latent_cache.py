@@ -1,0 +1,229 @@
+"""Latent attention over a cache of latent vectors computes what transformers' code does over keys and values."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.model import load as loading
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.kv_layout import LANES
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Step
+from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, LATENT, compiled_for, config, load, make_model, native
+from tools.random_models import byte_tokenizer, generate
+
+pytestmark = pytest.mark.compiler
+NUM_BLOCKS = 96
+CPU = torch.device("cpu")
+# Without experts, which are chosen differently where numbers are rounded differently.
+SIZES: dict[str, Any] = {
+    **LATENT,
+    "first_k_dense_replace": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.9,
+    },
+}
+DEEPSEEKS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "head_dim": 64, "v_head_dim": 128}
+MODELS = {
+    "v2": config("deepseek_v2", **SIZES, q_lora_rank=None),
+    "v3": config("deepseek_v3", **SIZES, q_lora_rank=48),
+    "v3 with pairs of halves": config("deepseek_v3", **SIZES, q_lora_rank=None, rope_interleave=False),
+    "v3 of DeepSeek's sizes": config("deepseek_v3", **SIZES | DEEPSEEKS, q_lora_rank=48),
+    "glm4_moe_lite": config(
+        "glm4_moe_lite", **SIZES | {"rope_parameters": None}, q_lora_rank=48, mlp_layer_types=["dense"] * 2
+    ),
+    "youtu": config("youtu", **SIZES | {"rope_parameters": None}, q_lora_rank=48),
+    "minicpm3": config(  # with scaled embeddings, residuals and logits
+        "minicpm3", **SIZES | {"rope_parameters": None}, q_lora_rank=48, scale_depth=0.7, dim_model_base=16
+    ),
+}
+PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+MEMORY = 2**20
+
+
+def with_nan(decoder: NativeDecoder) -> NativeDecoder:
+    """Return the decoder with a cache in which nothing has been written, which must not matter."""
+    with torch.inference_mode():
+        for cache in decoder.caches:
+            cache.keys.fill_(torch.nan)
+    return decoder
+
+
+def steps(shape: list[tuple[int, int]]) -> list[Step]:
+    """Return two steps for sequences of which so many tokens are computed in the first, and so many in the second."""
+    generator = torch.Generator().manual_seed(len(shape))
+    blocks = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    before, step = Step(), Step()
+    for i, (num_before, num_now) in enumerate(shape):
+        ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
+        sequence = Sequence(str(i), 0, ids, SamplingParams(), max_len=1024)
+        sequence.blocks = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
+        sequence.wants_prompt_logprobs = True
+        if num_before:
+            before.chunks.append(Chunk(sequence, 0, num_before, max_draws=0))
+        step.chunks.append(Chunk(sequence, num_before, num_now))
+    for part in (before, step):
+        part.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens come first
+    return [before, step]
+
+
+def logits(executor: Executor, shape: list[tuple[int, int]]) -> torch.Tensor:
+    with torch.inference_mode():
+        return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps(shape)][-1]
+
+
+@pytest.mark.parametrize(("dtype", "pack"), [(torch.bfloat16, 2), (torch.float32, 1)])
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_a_panel_of_keys_is_turned_into_one_of_values(
+    exports: ctypes.CDLL, dtype: torch.dtype, pack: int, count: int
+) -> None:
+    value_dim, key_dim = 48, 64
+    keys = torch.arange(LANES * key_dim).view(LANES, key_dim)  # as integers, so that no rounding makes two equal
+    integers = torch.int16 if pack == 2 else torch.int32
+    panel = keys.to(integers).view(LANES, key_dim // pack, pack).transpose(0, 1).contiguous()
+    values = torch.full((LANES // pack, value_dim, pack), -1, dtype=integers)
+    turn = exports.run_turn_panel if dtype == torch.bfloat16 else exports.run_turn_float_panel
+    turn(ctypes.c_void_p(panel.data_ptr()), ctypes.c_long(count), ctypes.c_long(value_dim),
+         ctypes.c_void_p(values.data_ptr()))  # fmt: skip
+    seen = keys[:, :value_dim] * (torch.arange(LANES) < count)[:, None]
+    assert torch.equal(values.transpose(1, 2).flatten(0, 1), seen.to(integers))
+
+
+@pytest.mark.parametrize(
+    ("name", "instructions"),
+    [*((name, "native") for name in MODELS), ("v3", "x86-64-v3")],
+    ids=lambda value: value,
+)
+def test_logits_equal_those_of_transformers_code(name: str, instructions: str) -> None:
+    loaded = load(MODELS[name])
+    with compiled_for(instructions):
+        decoder = with_nan(native(loaded, num_blocks=NUM_BLOCKS))
+    eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    for shape in ([(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], [(600, 1), (3, 290), (255, 2), (1, 128)]):
+        torch.testing.assert_close(logits(decoder, shape), logits(eager, shape), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["v2", "v3 of DeepSeek's sizes"])
+def test_bfloat16_is_as_close_to_float32_as_in_transformers(name: str) -> None:
+    shape = [(290, 20), (40, 1)]
+    rounded, exact = load(MODELS[name], dtype=torch.bfloat16), load(MODELS[name], dtype=torch.bfloat16)
+    exact = replace(exact, model=exact.model.float(), dtype=torch.float32)
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    expected = logits(EagerExecutor.with_cache(exact, **sizes), shape)
+    found = [logits(with_nan(native(rounded, num_blocks=NUM_BLOCKS)), shape)]
+    found.append(logits(EagerExecutor.with_cache(rounded, **sizes), shape).float())
+    error, own_error = (float((one - expected).norm() / expected.norm()) for one in found)
+    assert own_error > 1e-3, "bfloat16 must make a difference"
+    assert error < 1.1 * own_error
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("v2", 48), ("v3 of DeepSeek's sizes", 576)])
+def test_a_layer_keeps_the_vector_and_the_shared_numbers_of_a_token(name: str, numbers: int) -> None:
+    loaded = load(MODELS[name])
+    assert loaded.kv_bytes_per_token == 2 * numbers * 4
+    caches = native(loaded, num_blocks=3).caches
+    assert sum(blocks.nbytes for cache in caches for blocks in cache) == 3 * BLOCK_SIZE * loaded.kv_bytes_per_token
+
+
+def test_blocks_are_copied() -> None:
+    decoder = native(load(MODELS["v3"]), num_blocks=4)
+    with torch.inference_mode():
+        for cache in decoder.caches:
+            cache.keys.copy_(torch.arange(4).view(4, *[1] * (cache.keys.dim() - 1)))
+        decoder.copy_blocks([(1, 3), (0, 2)])
+    for cache in decoder.caches:
+        assert cache.keys.flatten(1)[:, 0].tolist() == [0, 1, 0, 1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a small model. The cache is empty, apart from the library."""
+    libraries = build.build(torch.float32).parent
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "native").symlink_to(libraries)
+    monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    made = tmp_path / "model"
+    make_model(MODELS["v3"]).save_pretrained(made)
+    byte_tokenizer().save_pretrained(made)
+    return made
+
+
+def answers(folder: Path, **options: Any) -> list[list[int]]:
+    options = {"device": "cpu", "cpu_threads": 1, "kv_cache_memory": MEMORY, **options}
+    engine = Engine.from_pretrained(folder, EngineOptions(**options))
+    for thread in threading.enumerate():
+        if thread.name == "remember":
+            thread.join()
+    with engine:
+        return [completion.token_ids for completion in engine.generate(PROMPTS, GREEDY)]
+
+
+def test_a_server_has_such_a_cache_from_its_first_start_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oaiserve")
+    expected = generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    assert answers(folder) == expected
+    monkeypatch.setattr(loading, "load_model", None)
+    assert answers(folder) == expected, "from what is remembered"
+    num_blocks = MEMORY // (2 * 48 * 4 * BLOCK_SIZE)
+    line = f": {num_blocks} KV blocks of 16 tokens (0.00 GiB of latent vectors), "
+    assert sum(line in record.message for record in caplog.records) == 2
+
+
+def test_eight_bits_are_refused(folder: Path) -> None:
+    with pytest.raises(
+        StartupError,
+        match=r"^--kv-cache-dtype int8 is for keys and values, in place of which the KV cache of "
+        r"'DeepseekV3ForCausalLM' has latent vectors, of 48 numbers for a token and layer\.$",
+    ):
+        answers(folder, kv_cache_dtype="int8")
+
+
+def test_without_native_code_the_cache_has_keys_and_values(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("OAISERVE_CACHE", str(folder.parent / "other"))
+    caplog.set_level(logging.INFO, "oaiserve")
+    assert answers(folder) == generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    num_blocks = MEMORY // (2 * 4 * (48 + 48) * 4 * BLOCK_SIZE)
+    lines = [record.message for record in caplog.records]
+    assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB), " in line for line in lines)
+    assert any(
+        line.startswith("The model runs without its native step, which is slower: the compiler") for line in lines
+    )
+
+
+def test_other_options_that_the_native_step_does_not_have_get_keys_and_values(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oaiserve")
+    assert answers(folder, block_size=8) == generate(make_model(MODELS["v3"]), PROMPTS, GREEDY.max_tokens)
+    lines = [record.message for record in caplog.records if "slower" in record.message]
+    assert lines == ["The model runs without its native step, which is slower: the block size 8 is no multiple of 16"]
