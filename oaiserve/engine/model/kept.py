@@ -39,7 +39,8 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.part import Part
 from oaiserve.engine.model.cpu.start import transformers_logits
-from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, with_experts
+from oaiserve.engine.model.gguf_config import read_config
+from oaiserve.engine.model.gguf_weights import GgufWeights, NotKept, refuse_unless_whole
 from oaiserve.engine.model.int4_weights import Int4Weights
 from oaiserve.engine.model.load import (
     context_length,
@@ -173,8 +174,10 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     refuse_unless_decoder_only(config, source.gguf_file or source.location)
     refuse_longer(options.max_model_len, config)
     if source.gguf_file is not None:
-        config = with_experts(config, source.path)
-        return _Files(config, GgufWeights(source.path, config), None)
+        in_file = GgufWeights(source.path, config)
+        if not in_file.has_blocks():
+            raise NotKept("it has no quantized weights")
+        return _Files(config, in_file, None)
     folder, quantization = local_folder(source, offline=offline), quantization_of(config, source.location)
     has_mxfp4 = is_mxfp4(config)
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
@@ -283,10 +286,11 @@ def _kinds(config: PreTrainedConfig) -> list[str]:
 
 
 def _config(source: ModelSource, *, offline: bool) -> PreTrainedConfig:
-    arguments: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     if source.gguf_file is not None:
-        arguments["gguf_file"] = source.gguf_file
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **arguments)
+        return read_config(source.path)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        source.location, local_files_only=offline, trust_remote_code=False
+    )
     return config
 
 

@@ -33,12 +33,15 @@ from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_m
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.gguf_config import read_config
+from oaiserve.engine.model.gguf_weights import GgufWeights
 from oaiserve.engine.model.mixers import MIXERS, bring_states, state_shapes
 from oaiserve.engine.model.packed_weights import PackedWeights
 from oaiserve.engine.model.rehearsal import difference, prompt, tolerance
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.engine.model.states import PartOfStep, States
+from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapped_names import KEYS
 from oaiserve.engine.model.wrapper import text_config
 from oaiserve.errors import StartupError
@@ -54,6 +57,8 @@ log = logging.getLogger(__name__)
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Families whose experts transformers does not read, or not of all sizes, from GGUF files.
+_EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
 # the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
@@ -100,7 +105,7 @@ def load_model(
     if member is not None:
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
-        config = AutoConfig.from_pretrained(source.location, **arguments)
+        config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
         if (text := text_config(config, str(model))) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
             config = text
@@ -134,7 +139,11 @@ def load_model(
         if quantization is not None:
             name = str(torch_dtype).removeprefix("torch.")
             log.info("The weights of '%s', in integers of %s, are expanded to %s", model, quantization.name, name)
-            pair = _load_expanded(local_folder(source, offline=offline), config, quantization, torch_dtype)
+            folder = local_folder(source, offline=offline)
+            packed = PackedWeights(folder, quantization)
+            pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder))
+        elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
+            pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)
         else:
             pair = AutoModelForCausalLM.from_pretrained(
                 source.location,
@@ -195,24 +204,26 @@ def generation_defaults(folder: Path) -> GenerationConfig | None:
 
 
 def _load_expanded(
-    folder: Path, config: PreTrainedConfig, quantization: Quantization, dtype: torch.dtype
+    config: PreTrainedConfig, weights: Weights, dtype: torch.dtype, generation: GenerationConfig | None = None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Make a model of a checkpoint's integers, expanded, and say what transformers says of loading it."""
-    weights = PackedWeights(folder, quantization)
-    tensors = {name: weights.tensor(name) for name in weights.names()}
+    """Make a model of quantized weights, expanded, and say what transformers says of loading it."""
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
         plain.__dict__.pop(key, None)
+    tensors = {}
+    for name in weights.names():
+        tensor = weights.tensor(name)
+        tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = kind.from_pretrained(
         None,
         config=plain,
-        state_dict={name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+        state_dict=tensors,
         dtype=dtype,
         attn_implementation="eager",
         output_loading_info=True,
     )
-    if (generation := generation_defaults(folder)) is not None:
+    if generation is not None:
         model.generation_config = generation
     return model, found
 
