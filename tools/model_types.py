@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from copy import deepcopy
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import transformers
@@ -31,7 +32,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tools.random_models import SMALL, STATE_FAMILIES, byte_tokenizer, generate, random_model
-from tools.random_wrappers import random_wrapper
+from tools.random_wrappers import SHARED_KEYS, save_wrapper
 
 TYPES = """\
 afmoe apertus arcee bamba bart bert biogpt bitnet bloom codegen cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1
@@ -85,6 +86,21 @@ EXTRA = {
     "deepseek_v2": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "deepseek_v3": {**_DEEPSEEK, **_HEADS_FOR_EACH},
     "gemma2": {"query_pre_attn_scalar": 8},
+    "gemma3n_text": {**SHARED_KEYS, "laurel_rank": 4, "altup_num_inputs": 2},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
+    "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gpt_neox": _HEADS_FOR_EACH,
     "jamba": {"num_hidden_layers": 4},
@@ -154,9 +170,8 @@ def check(name: str) -> str:
 
 def check_wrapper(name: str) -> str:
     """Do the same for the text model of a multimodal checkpoint, which is loaded from its files."""
-    wrapper = random_wrapper(name)
     with TemporaryDirectory() as folder:
-        wrapper.save_pretrained(folder)
+        wrapper = save_wrapper(name, Path(folder))
         loaded = load_model(folder, device="cpu")
     text = f" (text: {loaded.model.config.model_type})"
     return compare(loaded, generate(wrapper, PROMPTS, NUM_TOKENS)) + text

@@ -43,7 +43,7 @@ from oaiserve.engine.model.split import Member, place, refuse_unless_divisible
 from oaiserve.engine.model.states import PartOfStep, States
 from oaiserve.engine.model.weights import Weights
 from oaiserve.engine.model.wrapped_names import KEYS
-from oaiserve.engine.model.wrapper import text_config
+from oaiserve.engine.model.wrapper import bring_layout, text_config
 from oaiserve.errors import StartupError
 from oaiserve.model_errors import reported
 from oaiserve.model_files import refuse_unless_sound
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_KNOWN_LAYER_TYPES = {"chunked_attention", "full_attention", "sliding_attention"}
 # Families whose experts transformers does not read, or not of all sizes, from GGUF files.
 _EXPERTS_IN_GGUF = {"gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -108,6 +108,7 @@ def load_model(
         config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
         if (text := text_config(config, str(model))) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
+            bring_layout(config)
             config = text
             arguments |= {"config": config, "key_mapping": KEYS}
         refuse_unless_decoder_only(config, str(model))
@@ -297,10 +298,6 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
     elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         problem = f"its architecture is {architecture}"
-    elif config.model_type == "falcon" and config.alibi:
-        problem = (
-            "its attention has ALiBi, which transformers' code of Falcon adds once or twice, depending on a setting"
-        )
     elif config.model_type in MIXERS:
         problem = None  # whatever its layers keep is seen when it is loaded
     elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
@@ -334,6 +331,9 @@ def context_length(config: PreTrainedConfig) -> int:
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
         limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        # Within the first chunk, such layers see all tokens before. From its last one on, Llama 4 also scales queries.
+        limit = min(limit, config.attention_chunk_size - 1)
     return limit
 
 
@@ -352,6 +352,8 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
     vocab_size = _rows(model.get_input_embeddings())
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(select_backend(model.device)(batch))
+    if getattr(model.config, "alibi", False):
+        model.set_attn_implementation("sdpa")  # in eager attention, transformers' code of Falcon adds ALiBi twice
     with torch.inference_mode():
         output = model(input_ids=batch.input_ids[None], use_cache=keeps_states, logits_to_keep=1)
         expected = output.logits[0]

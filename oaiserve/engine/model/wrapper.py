@@ -9,24 +9,32 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
 from oaiserve.errors import StartupError
 
-# The wrappers whose text model reads a text as it does without the wrapper. Others attend to a prompt in both
-# directions, or have layers for images between those of the text model.
+# The wrappers whose text model reads a text as it does without the wrapper. Others have layers for images between those
+# of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.
 WRAPPERS = {
-    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "exaone4_5", "gemma3", "glm46v", "glm4v"),
-    *("glm4v_moe", "got_ocr2", "idefics2", "idefics3", "internvl", "janus", "lfm2_vl", "lighton_ocr", "llava"),
-    *("llava_next", "llava_next_video", "llava_onevision", "mistral3", "ovis2", "qwen2_5_vl", "qwen2_vl", "qwen3_5"),
-    *("qwen3_5_moe", "qwen3_vl", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
+    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma3n"),
+    *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2"),
+    *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
+    *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3"),
+    *("ovis2", "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 }
 _PLAIN = {
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
+    "paddleocr_vl_text": "ernie4_5",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
+# What the code of a text model always does, and that of the plain one if its configuration says so.
+_SETTINGS: dict[str, dict[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transformers_version"}
 
 
@@ -52,6 +60,14 @@ def text_config(config: PreTrainedConfig, name: str) -> PreTrainedConfig | None:
     if rope.pop("mrope_section", None) is not None:
         rope.pop("mrope_interleaved", None)
         values["rope_parameters"] = rope
+    values |= _SETTINGS.get(text.model_type, {})
     return AutoConfig.for_model(
         _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or text.dtype, **values
     )
+
+
+def bring_layout(config: PreTrainedConfig) -> None:
+    """Have transformers load the plain text model from tensors as a wrapper has them, where the layouts differ."""
+    if config.model_type == "qwen3_vl_moe":  # its experts may have their columns before their rows
+        layouts = [get_checkpoint_conversion_mapping(name) or [] for name in ("qwen3_moe", "qwen3_vl_moe")]
+        register_checkpoint_conversion_mapping("Qwen3MoeForCausalLM", [*layouts[0], *layouts[1]], overwrite=True)

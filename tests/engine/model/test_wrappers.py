@@ -28,7 +28,7 @@ from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
 from tests.engine.tokenizers_for_tests import CHATML
 from tools.random_models import byte_tokenizer, generate
-from tools.random_wrappers import random_wrapper, wrapper_config
+from tools.random_wrappers import random_wrapper, save_wrapper, wrapper_config
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS, BLOCK_SIZE, NUM_BLOCKS = 12, 16, 16
@@ -50,14 +50,28 @@ def answers(loaded: LoadedModel, executor: Executor) -> list[list[int]]:
         return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
 
 
-# One wrapper of each layout of files, and each text model whose tokens have positions in three dimensions.
+# One wrapper of each layout of files, each text model whose tokens have positions in three dimensions, and those whose
+# last layers take their keys and values from others.
 @pytest.mark.parametrize(
     "name",
-    ["gemma3", "mistral3", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "smolvlm", "qwen3_5", "lfm2_vl"],
+    [
+        *(
+            "gemma3",
+            "mistral3",
+            "llava",
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "glm4v",
+            "smolvlm",
+            "qwen3_5",
+            "lfm2_vl",
+        ),
+        *("gemma3n", "gemma4", "llama4", "paligemma"),
+    ],
 )
 def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
-    wrapper = random_wrapper(name)
-    wrapper.save_pretrained(tmp_path)
+    wrapper = save_wrapper(name, tmp_path)
     expected = generate(wrapper, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     refuse_unless_sound(find_model(tmp_path))
@@ -76,6 +90,29 @@ def test_the_text_model_has_the_native_step_and_its_weights_are_found_again(tmp_
     tensors = StoredTensors(tmp_path, loaded.model.named_parameters())
     places = [tensors.place(parameter.detach()) for parameter in loaded.model.parameters()]
     assert {place["file"] for place in places} == {"model.safetensors"}
+
+
+@pytest.mark.parametrize("columns_first", [False, True], ids=["as transformers saves them", "as published"])
+def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_path: Path) -> None:
+    wrapper = save_wrapper("qwen3_vl_moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    if columns_first:
+        turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".experts." in name}
+        assert len(turned) == 6
+        save_file(tensors | turned, path, {"format": "pt"})
+    loaded = load_model(tmp_path, device="cpu")
+    assert loaded.name == "Qwen3MoeForCausalLM"
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == generate(wrapper, PROMPTS, NUM_TOKENS)
+
+
+def test_llama_4_is_served_up_to_the_end_of_its_first_chunk(tmp_path: Path) -> None:
+    save_wrapper("llama4", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["attention_chunk_size"] = 64
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model(tmp_path, device="cpu").max_model_len == 63
 
 
 def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
@@ -116,6 +153,6 @@ def test_quantized_weights_in_a_wrapper_are_refused() -> None:
 
 
 def test_a_wrapper_whose_text_depends_on_it_is_refused(tmp_path: Path) -> None:
-    AutoConfig.for_model("paligemma").save_pretrained(tmp_path)
+    AutoConfig.for_model("mllama").save_pretrained(tmp_path)
     with pytest.raises(StartupError, match="it takes images or audio"):
         load_model(tmp_path, device="cpu")
