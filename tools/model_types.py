@@ -151,6 +151,8 @@ def main(types: list[str]) -> int:
     for name in types or [*TYPES, *sorted(WRAPPERS)]:
         results[name] = check(name)
         print(f"{name:18} {results[name]}", flush=True)
+    served = sum(result.startswith("equal") for result in results.values())
+    print(f"{served} of {len(results)} types are served")
     return int(any("DIFFERENT" in result for result in results.values()))
 
 

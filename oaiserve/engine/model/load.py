@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.model.attention import LayerCache, StepAttention
-from oaiserve.engine.model.attention.foreign import bring_paged_attention
+from oaiserve.engine.model.attention.foreign import bring_paged_attention, share_caches
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.batch import build_batch
@@ -361,6 +361,7 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
             kept = state_shapes(output)
             bring_states(model)
             batch.states = States(kept, 1, model.device).of_step([PartOfStep(0, 0, _PROBE_TOKENS)])
+        num_sharing = share_caches(model)
         computes_itself = bring_paged_attention(model)
         if not computes_itself and _has_attention(model.config):
             model.set_attn_implementation(ATTENTION)
@@ -375,10 +376,11 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
                 f"'{name}' cannot be served: its code does not hand the arguments of paged attention on to its layers."
             ) from error
     shapes = probe.shapes
-    if not keeps_states and len(shapes) != model.config.num_hidden_layers:
+    num_layers = model.config.num_hidden_layers - num_sharing
+    if not keeps_states and len(shapes) != num_layers:
         raise StartupError(
-            f"'{name}' cannot be served: only {len(shapes)} of its {model.config.num_hidden_layers} layers use "
-            "transformers' attention interface."
+            f"'{name}' cannot be served: only {len(shapes)} of its {num_layers} layers use transformers' attention "
+            "interface."
         )
     found, limit = difference(logits, expected), tolerance(model.dtype)
     if not found <= limit:

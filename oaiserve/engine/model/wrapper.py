@@ -18,7 +18,7 @@ from oaiserve.errors import StartupError
 WRAPPERS = {
     *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma3n"),
     *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2"),
-    *("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
+    *("idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
     *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3"),
     *("ovis2", "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5"),
     *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),

@@ -107,6 +107,13 @@ def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_
     assert answers(loaded, cached) == generate(wrapper, PROMPTS, NUM_TOKENS)
 
 
+def test_layers_that_take_their_keys_from_others_need_no_memory_of_their_own(tmp_path: Path) -> None:
+    save_wrapper("gemma4", tmp_path)
+    loaded = load_model(tmp_path, device="cpu")
+    assert loaded.model.config.num_hidden_layers == 4
+    assert [(shape.kv_heads, shape.key_dim) for shape in loaded.kv_shapes.values()] == [(2, 16), (2, 32)]
+
+
 def test_llama_4_is_served_up_to_the_end_of_its_first_chunk(tmp_path: Path) -> None:
     save_wrapper("llama4", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

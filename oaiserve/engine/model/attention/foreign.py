@@ -1,8 +1,8 @@
 """Brings paged attention to families whose code does not hand its arguments on, or computes attention by itself.
 
 Layers that drop the arguments of the attention function get them handed over. Attention modules that call no function
-get one between their own projections. Whether a model then computes the same is checked when it is loaded, as for all
-families.
+get one between their own projections. Layers that take their keys and values from another one share its cache. Whether a
+model then computes the same is checked when it is loaded, as for all families.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
     if is_changed:
         handed.take_from(model)
     return computes_itself
+
+
+def share_caches(model: PreTrainedModel) -> int:
+    """Have layers that take their keys and values from another layer use its cache. Return how many there are."""
+    stored: dict[str, int] = {}  # the layer that others take from, by their type
+    num_sharing = 0
+    for module in model.modules():
+        of_layer: Any = module
+        if getattr(module, "store_full_length_kv", False):
+            stored[of_layer.layer_type] = of_layer.layer_idx
+        elif getattr(module, "is_kv_shared_layer", False):
+            of_layer.layer_idx = stored[of_layer.layer_type]
+            num_sharing += 1
+    return num_sharing
 
 
 # Their layers get all arguments, but call them without those that are not named.
