@@ -80,7 +80,7 @@ MODEL_ROWS = {
     "weights": "cpu.blocks",
     "gguf_config": "",
     "gguf_weights": "cpu.blocks cpu.stored weights",
-    "tensor_files": "",
+    "tensor_files": "wrapped_names",
     "integer_layouts": "",
     "packed_weights": "cpu.blocks integer_layouts tensor_files",
     # loading, measuring, compiling, capturing

@@ -109,7 +109,7 @@ def _is_quantized(source: ModelSource, *, offline: bool) -> bool:
         return True
     with reported(f"No model could be loaded from '{source.location}'"):
         config = _config(source, offline=offline)
-        text_config(config, source.location)  # refuses integers in a multimodal checkpoint
+        config = text_config(config) or config
         return is_mxfp4(config) or quantization_of(config, source.location) is not None
 
 
@@ -169,8 +169,9 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     """Read the configuration of a model, and map its weights. Raises StartupError, NotKept, and what transformers
     raises."""
     config = _config(source, offline=offline)
-    if text_config(config, source.location) is not None:
-        raise NotKept("its text model is a part of a multimodal one")
+    if (text := text_config(config)) is not None:
+        log.info("'%s' is multimodal: its text model is served, without images", source.location)
+        config = text
     refuse_unless_decoder_only(config, source.gguf_file or source.location)
     refuse_longer(options.max_model_len, config)
     if source.gguf_file is not None:
@@ -183,9 +184,11 @@ def _read(source: ModelSource, options: EngineOptions, library: Library, num_thr
     config.__dict__.pop("quantization_config", None)  # for which transformers wants other packages
     if has_mxfp4:
         return _Files(config, Mxfp4Weights(folder), generation_defaults(folder))
-    weights: Int4Weights | PackedWeights = (
-        Int4Weights(folder, library, num_threads) if quantization is None else PackedWeights(folder, quantization)
-    )
+    weights: Int4Weights | PackedWeights
+    if quantization is None:
+        weights = Int4Weights(folder, library, num_threads, of_wrapper=text is not None)
+    else:
+        weights = PackedWeights(folder, quantization, of_wrapper=text is not None)
     if _EMBEDDING not in weights.names():
         raise NotKept(f"models of type '{config.model_type}' are only known expanded")
     weights.leave_out_beyond({name for name, _ in _named_parameters(_empty_model(config, library.dtype, weights))})

@@ -106,7 +106,7 @@ def load_model(
         target = place(target, member)
     with reported(f"No model could be loaded from '{model}'"):
         config = read_config(source.path) if is_gguf else AutoConfig.from_pretrained(source.location, **arguments)
-        if (text := text_config(config, str(model))) is not None:
+        if (text := text_config(config)) is not None:
             log.info("'%s' is multimodal (%s): its text model is served, without images", model, config.model_type)
             bring_layout(config)
             config = text
@@ -141,7 +141,7 @@ def load_model(
             name = str(torch_dtype).removeprefix("torch.")
             log.info("The weights of '%s', in integers of %s, are expanded to %s", model, quantization.name, name)
             folder = local_folder(source, offline=offline)
-            packed = PackedWeights(folder, quantization)
+            packed = PackedWeights(folder, quantization, of_wrapper=text is not None)
             pair = _load_expanded(config, packed, torch_dtype, generation_defaults(folder))
         elif is_gguf and config.model_type in _EXPERTS_IN_GGUF:
             pair = _load_expanded(config, GgufWeights(source.path, config), torch_dtype)

@@ -11,8 +11,6 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
-from oaiserve.errors import StartupError
-
 # The wrappers whose text model reads a text as it does without the wrapper. Others have layers for images between those
 # of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.
 WRAPPERS = {
@@ -38,20 +36,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": 
 _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transformers_version"}
 
 
-def text_config(config: PreTrainedConfig, name: str) -> PreTrainedConfig | None:
-    """Return the configuration of the text model in a wrapper, or None if `config` is of no wrapper that is known.
-
-    Raises StartupError for quantized weights.
-    """
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
+    """Return the configuration of the text model in a wrapper, or None if `config` is of no wrapper that is known."""
     if config.model_type not in WRAPPERS:
         return None
-    quantized: Any = getattr(config, "quantization_config", None)
-    if quantized is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized.quant_method
-        raise StartupError(
-            f"'{name}' cannot be served: its weights are quantized ({method}), which is not possible where the text "
-            "model is a part of a multimodal one; take the model before it was quantized, or a GGUF file of it."
-        )
     text = config.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
     values["tie_word_embeddings"] = config.tie_word_embeddings
@@ -60,6 +48,8 @@ def text_config(config: PreTrainedConfig, name: str) -> PreTrainedConfig | None:
     if rope.pop("mrope_section", None) is not None:
         rope.pop("mrope_interleaved", None)
         values["rope_parameters"] = rope
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        values["quantization_config"] = quantization
     values |= _SETTINGS.get(text.model_type, {})
     return AutoConfig.for_model(
         _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or text.dtype, **values

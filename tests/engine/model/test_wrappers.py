@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from transformers import AutoConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.start import native_decoder
 from oaiserve.engine.model.cpu.stored import StoredTensors
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.load import load_model
+from oaiserve.engine.model.kept import is_kept, load_kept
+from oaiserve.engine.model.load import load_model, quantization_of
+from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
@@ -26,7 +30,9 @@ from oaiserve.engine.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.model_files import refuse_unless_sound
 from oaiserve.source import find_model
+from tests.engine.model.cpu import small_models
 from tests.engine.tokenizers_for_tests import CHATML
+from tools.packed_checkpoints import Packing, write_checkpoint
 from tools.random_models import byte_tokenizer, generate
 from tools.random_wrappers import random_wrapper, save_wrapper, wrapper_config
 
@@ -147,16 +153,57 @@ def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_no
     config = wrapper_config("llava")
     config.dtype, config.text_config.dtype = torch.bfloat16, None
     config.eos_token_id, config.text_config.eos_token_id = 7, None
-    text = text_config(config, "m")
+    text = text_config(config)
     assert text is not None
     assert (text.model_type, text.dtype, text.eos_token_id) == ("llama", torch.bfloat16, 7)
 
 
-def test_quantized_weights_in_a_wrapper_are_refused() -> None:
+def test_quantized_weights_that_are_not_read_are_refused_in_a_wrapper_too() -> None:
     config = wrapper_config("mistral3")
     config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(StartupError, match=r"^'m' cannot be served: its weights are quantized \(fp8\)"):
-        text_config(config, "m")
+    text = text_config(config)
+    assert text is not None
+    with pytest.raises(
+        StartupError, match=r"^'m' cannot be served: its weights are quantized by fp8, which is not read"
+    ):
+        quantization_of(text, "m")
+
+
+def wrapped(plain: Path, folder: Path) -> Path:
+    """Write the checkpoint of a text model as that of a multimodal one."""
+    folder.mkdir()
+    tensors = load_file(plain / "model.safetensors")
+    in_wrapper = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    vision = {"vision_tower.layers.0.qweight": torch.zeros(2, 2), "multi_modal_projector.weight": torch.zeros(3)}
+    save_file(in_wrapper | vision, folder / "model.safetensors", {"format": "pt"})
+    config = wrapper_config("gemma3").to_dict()
+    own = json.loads((plain / "config.json").read_text())
+    config |= {"quantization_config": own.pop("quantization_config", None), "dtype": own["dtype"]}
+    config["text_config"] = own
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("quantize", ["before", "when it is loaded"])
+def test_weights_in_integers_are_those_of_the_text_model_alone(quantize: str, tmp_path: Path) -> None:
+    asked = small_models.config("gemma3_text", vocab_size=256, sliding_window=6, tie_word_embeddings=True)
+    text = small_models.make_model(asked)
+    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
+    if quantize == "before":
+        write_checkpoint(tmp_path / "plain", text, Packing("awq"))
+    else:
+        text.save_pretrained(tmp_path / "plain")
+        options = replace(options, quantize="int4")
+    batch = build_batch(prompt(20, 256, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
+    found = []
+    for folder in (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped")):
+        assert is_kept(find_model(folder), options)
+        found.append(load_kept(find_model(folder), options).native.forward(batch).clone())
+    assert torch.equal(*found)
+    if quantize == "before":
+        expanded = [load_model(folder, device="cpu").model for folder in (tmp_path / "plain", tmp_path / "wrapped")]
+        assert all(torch.equal(*pair) for pair in zip(*(one.parameters() for one in expanded), strict=True))
 
 
 def test_a_wrapper_whose_text_depends_on_it_is_refused(tmp_path: Path) -> None:

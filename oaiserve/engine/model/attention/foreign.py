@@ -1,8 +1,8 @@
 """Brings paged attention to families whose code does not hand its arguments on, or computes attention by itself.
 
 Layers that drop the arguments of the attention function get them handed over. Attention modules that call no function
-get one between their own projections. Layers that take their keys and values from another one share its cache. Whether a
-model then computes the same is checked when it is loaded, as for all families.
+get one between their own projections. Layers that take their keys and values from another one share its cache. Whether
+a model then computes the same is checked when it is loaded, as for all families.
 """
 
 from __future__ import annotations
