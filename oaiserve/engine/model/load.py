@@ -292,6 +292,10 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
     elif config.is_encoder_decoder:
         problem = "it is an encoder-decoder model"
+    elif config.model_type == "mllama":
+        problem = (
+            "its text model has layers for images between its own; without them it is that of Llama 3.1, which is served"
+        )
     elif set(config.sub_configs) & {"vision_config", "audio_config"}:
         problem = "it takes images or audio"
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
