@@ -103,6 +103,16 @@ EXTRA = {
     "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 32},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gpt_neox": _HEADS_FOR_EACH,
+    "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "jamba": {"num_hidden_layers": 4},
     "kimi_linear": {
         **_DEEPSEEK,

@@ -216,6 +216,16 @@ def test_gates_in_another_format_than_their_up_projections_are_expanded(tmp_path
     assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_of_a_file_that_is_expanded_are_those_of_the_file(family: str, tmp_path: Path) -> None:
+    mix = KINDS_OF_EXPERTS["kept"]
+    path = file_of(MIXTURES[family], tmp_path, mix=mix, rest=Kind.Q8_0)
+    found = dict(load_model(path, dtype="float32").model.named_parameters())
+    expected = dict(dequantized(MIXTURES[family], mix).named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
