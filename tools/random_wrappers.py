@@ -21,7 +21,8 @@ _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  #
 _VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
     "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "projection_dim": 32, "vocab_size": 97,
-    "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+    "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "output_dim": 64,
+    "downsample_hidden_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _QUARTER_MROPE = {**_MROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
@@ -64,10 +65,15 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
     "mistral": {"sliding_window": 6},
     "paddleocr_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
+    "qwen2_5_omni_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen3_5_moe_text": {**_of_states("qwen3_next"), "rope_parameters": _QUARTER_MROPE},
     "qwen3_5_text": {**_of_states("qwen3_5_text"), "rope_parameters": _QUARTER_MROPE},
+    "qwen3_omni_moe_text": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+    },
     "qwen3_vl_moe_text": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},

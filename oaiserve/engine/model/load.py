@@ -294,7 +294,7 @@ def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
         problem = "it is an encoder-decoder model"
     elif config.model_type == "mllama":
         problem = (
-            "its text model has layers for images between its own; without them it is that of Llama 3.1, which is served"
+            "its text model has layers for images among its own; without them it is that of Llama 3.1, which is served"
         )
     elif set(config.sub_configs) & {"vision_config", "audio_config"}:
         problem = "it takes images or audio"

@@ -10,6 +10,8 @@ KEYS = {
     r"^language_model\.model\.": "model.",
     r"^model\.text_model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
+    r"^thinker\.model\.": "model.",
+    r"^thinker\.lm_head\.": "lm_head.",
 }
 _OF_TEXT = re.compile(r"(model\.(embed_tokens|layers|norm)|lm_head)\.")
 

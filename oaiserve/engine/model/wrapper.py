@@ -18,32 +18,39 @@ WRAPPERS = {
     *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2"),
     *("idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
     *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3"),
-    *("ovis2", "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5"),
-    *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
+    *("ovis2", "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio"),
+    *("qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+    *("video_llama_3", "video_llava", "vipllava", "voxtral"),
 }
 _PLAIN = {
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
     "paddleocr_vl_text": "ernie4_5",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
 # What the code of a text model always does, and that of the plain one if its configuration says so.
-_SETTINGS: dict[str, dict[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "qwen3_omni_moe_text": {"norm_topk_prob": True},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+}
 _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transformers_version"}
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     """Return the configuration of the text model in a wrapper, or None if `config` is of no wrapper that is known."""
-    if config.model_type not in WRAPPERS:
+    wrapper: PreTrainedConfig = getattr(config, "thinker_config", config)  # which another model speaks for
+    if wrapper.model_type not in WRAPPERS:
         return None
-    text = config.get_text_config(decoder=True)
+    text = wrapper.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
-    values["tie_word_embeddings"] = config.tie_word_embeddings
-    values["eos_token_id"] = values.get("eos_token_id") or getattr(config, "eos_token_id", None)
+    values["tie_word_embeddings"] = wrapper.tie_word_embeddings
+    values["eos_token_id"] = values.get("eos_token_id") or getattr(wrapper, "eos_token_id", None)
     rope = dict(values.get("rope_parameters") or {})
     if rope.pop("mrope_section", None) is not None:
         rope.pop("mrope_interleaved", None)
@@ -52,7 +59,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
         values["quantization_config"] = quantization
     values |= _SETTINGS.get(text.model_type, {})
     return AutoConfig.for_model(
-        _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or text.dtype, **values
+        _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or wrapper.dtype or text.dtype, **values
     )
 
 
