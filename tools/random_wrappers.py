@@ -22,7 +22,8 @@ _VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
     "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "projection_dim": 32, "vocab_size": 97,
     "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "output_dim": 64,
-    "downsample_hidden_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+    "downsample_hidden_size": 16,
+    "depth": 1, "embed_dim": 32, "num_heads": 2, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _QUARTER_MROPE = {**_MROPE, "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25}

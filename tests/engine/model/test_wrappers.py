@@ -113,6 +113,18 @@ def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_
     assert answers(loaded, cached) == generate(wrapper, PROMPTS, NUM_TOKENS)
 
 
+def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_path: Path) -> None:
+    thinker = save_wrapper("qwen2_5_omni_thinker", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | {"talker.model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, path, {"format": "pt"})
+    settings = {"model_type": "qwen2_5_omni", "thinker_config": thinker.config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    loaded = load_model(tmp_path, device="cpu")
+    cached = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    assert answers(loaded, cached) == generate(thinker, PROMPTS, NUM_TOKENS)
+
+
 def test_layers_that_take_their_keys_from_others_need_no_memory_of_their_own(tmp_path: Path) -> None:
     save_wrapper("gemma4", tmp_path)
     loaded = load_model(tmp_path, device="cpu")
