@@ -56,16 +56,10 @@ _EXTRA: dict[str, dict[str, Any]] = {
     },
     "glm4v_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
     "glm_ocr_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
-    "deepseek_v3": {
-        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
-        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-        "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_shared_experts": 1,
-    },
     "lfm2": _of_states("lfm2"),
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 6},
     "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2},
     "mistral": {"sliding_window": 6},
-    "paddleocr_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_5_omni_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
     "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3]}},
@@ -82,6 +76,13 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "qwen3_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
 }  # fmt: skip
 
+# What a wrapper needs beside its parts: sizes of these, and the id of a token that published configurations have.
+_OF_WRAPPER: dict[str, dict[str, Any]] = {
+    "paligemma": {"hidden_size": 64, "vocab_size": 97},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 151652},
+}
+
 
 def wrapper_config(name: str) -> PreTrainedConfig:
     """Return the configuration of a small multimodal model of this type."""
@@ -97,7 +98,7 @@ def wrapper_config(name: str) -> PreTrainedConfig:
         parts[part] = {"model_type": of_part.model_type, **sizes}
     if hasattr(defaults, "vision_feature_layer"):
         parts["vision_feature_layer"] = -1
-    return kind(**parts)
+    return kind(**parts, **_OF_WRAPPER.get(name, {}))
 
 
 def save_wrapper(name: str, folder: Path) -> PreTrainedModel:

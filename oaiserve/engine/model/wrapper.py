@@ -15,18 +15,16 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 # of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.
 WRAPPERS = {
     *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma3n"),
-    *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2"),
-    *("idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl"),
-    *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3"),
-    *("ovis2", "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio"),
-    *("qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
-    *("video_llama_3", "video_llava", "vipllava", "voxtral"),
+    *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2", "idefics2"),
+    *("idefics3", "internvl", "janus", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next"),
+    *("llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3", "ovis2", "paligemma", "qwen2_5_omni_thinker"),
+    *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl"),
+    *("qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 }
 _PLAIN = {
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
-    "paddleocr_vl_text": "ernie4_5",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -34,8 +32,9 @@ _PLAIN = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
-# What the code of a text model always does, and that of the plain one if its configuration says so.
+# What the code of a text model does whatever its configuration says, which that of the plain one goes by.
 _SETTINGS: dict[str, dict[str, Any]] = {
+    "glm_ocr_text": {"attention_bias": False},
     "qwen3_omni_moe_text": {"norm_topk_prob": True},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
 }
@@ -49,7 +48,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
         return None
     text = wrapper.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
-    values["tie_word_embeddings"] = wrapper.tie_word_embeddings
+    values["tie_word_embeddings"] = getattr(wrapper, "tie_word_embeddings", text.tie_word_embeddings)
     values["eos_token_id"] = values.get("eos_token_id") or getattr(wrapper, "eos_token_id", None)
     rope = dict(values.get("rope_parameters") or {})
     if rope.pop("mrope_section", None) is not None:
