@@ -386,6 +386,10 @@ def _probe_attention(model: PreTrainedModel, name: str) -> tuple[dict[int, KVSha
             f"'{name}' cannot be served: only {len(shapes)} of its {num_layers} layers use transformers' attention "
             "interface."
         )
+    if probe.is_overwritten:
+        raise StartupError(
+            f"'{name}' cannot be served: a layer of it keeps keys and values twice, and the cache holds them once."
+        )
     found, limit = difference(logits, expected), tolerance(model.dtype)
     if not found <= limit:
         raise StartupError(
@@ -427,7 +431,9 @@ class _Probe(dict[int, LayerCache]):
 
     def __init__(self, attention: StepAttention) -> None:
         self.shapes: dict[int, KVShape] = {}
+        self.is_overwritten = False  # whether a layer has called attention with other keys or values than before
         self._attention = attention
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __missing__(self, layer: int) -> LayerCache:
         """Return no cache yet: its shape is known when attention is called, which is next."""
@@ -437,6 +443,8 @@ class _Probe(dict[int, LayerCache]):
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, **scoring: Any
     ) -> torch.Tensor:
+        before = self._written.setdefault(self._layer, (key, value))
+        self.is_overwritten |= not all(torch.equal(*pair) for pair in zip(before, (key, value), strict=True))
         shape = self.shapes[self._layer] = KVShape(key.shape[1], key.shape[2], value.shape[2])
         cache = LayerCache(
             key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),

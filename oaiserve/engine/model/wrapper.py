@@ -48,7 +48,8 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
         return None
     text = wrapper.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
-    values["tie_word_embeddings"] = getattr(wrapper, "tie_word_embeddings", text.tie_word_embeddings)
+    of_both = (getattr(one, "tie_word_embeddings", None) for one in (wrapper, text))  # not all have one
+    values["tie_word_embeddings"] = next((is_tied for is_tied in of_both if is_tied is not None), False)
     values["eos_token_id"] = values.get("eos_token_id") or getattr(wrapper, "eos_token_id", None)
     rope = dict(values.get("rope_parameters") or {})
     if rope.pop("mrope_section", None) is not None:
