@@ -335,9 +335,9 @@ def context_length(config: PreTrainedConfig) -> int:
     if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
         # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
         limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        # Within the first chunk, such layers see all tokens before. From its last one on, Llama 4 also scales queries.
-        limit = min(limit, config.attention_chunk_size - 1)
+    if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
+        # Within the first chunk, chunked layers see all tokens before. From its last token on, Llama 4 scales queries.
+        limit = min(limit, chunk - 1)
     return limit
 
 
